@@ -1,0 +1,1 @@
+"""Agnostic federated learning: what users import."""

@@ -1,0 +1,103 @@
+"""Errors a person can cause, and the exit codes of every command.
+
+A mistake of a user is an :class:`AflError`: its message says what was wrong, where, and what would be
+right. A mistake of a developer is an ``AssertionError`` or ``TypeError`` and is not caught.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What a command's exit status means; each member's docstring-like label is shown in ``--help``."""
+
+    OK = 0
+    INTERNAL = 1
+    CONFIG = 2
+    REFUSED = 3
+    LOST_SERVER = 4
+    DIVERGED = 5
+    PORT = 6
+    DATA = 7
+    ABORTED = 8
+    INTERRUPTED = 130
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for ``--help`` and the docs."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.OK: "the run ended as configured",
+    ExitCode.INTERNAL: "a fault of the program; the log holds the traceback",
+    ExitCode.CONFIG: "the command line, the configuration or the task's code is wrong",
+    ExitCode.REFUSED: "the server refused this worker and said why",
+    ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
+    ExitCode.DIVERGED: "a loss or gradient was not finite; the log names worker and round",
+    ExitCode.PORT: "the address to listen on is taken or not usable",
+    ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
+    ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
+    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM",
+}
+
+
+class AflError(Exception):
+    """Base of every error that a user, an operator or a peer can cause."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class ConfigError(AflError):
+    """A configuration value, option or command line that cannot be used."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class TaskError(AflError):
+    """A user's task that cannot be trained: no parameters, BatchNorm without a policy, and the like."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class DataError(AflError):
+    """Data that is missing, empty, or too small for the batch."""
+
+    exit_code = ExitCode.DATA
+
+
+class ProtocolError(AflError):
+    """A message that the protocol does not allow: wrong length, wrong order, out of range."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class RefusedError(AflError):
+    """The server refused this worker; trying again cannot help."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class LostServerError(AflError):
+    """The server could not be reached for longer than ``give_up_after``."""
+
+    exit_code = ExitCode.LOST_SERVER
+
+
+class NonFiniteError(AflError):
+    """A loss or a gradient that is infinite or not a number."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class AddressError(AflError):
+    """An address that cannot be listened on or connected to as written."""
+
+    exit_code = ExitCode.PORT
+
+
+class RunAbortedError(AflError):
+    """The run ended before its last round."""
+
+    exit_code = ExitCode.ABORTED

@@ -1,0 +1,188 @@
+"""Shared randomness: every random choice of a run as a pure function of (seed, purpose, round, worker).
+
+The generator is Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011). Only its raw 64-bit output is used, which numpy promises never to change; what is drawn from it
+(integers below a bound, subsets) is defined here, word by word, so that any implementation of Philox in
+any language gives the same choices.
+
+One stream: the key is the run's 128-bit seed; the 256-bit counter starts at
+``(0, purpose, round, worker)``, lowest word first, and counts up in the lowest word. The first output
+block is that of counter ``(1, purpose, round, worker)``, as in numpy. Two streams that differ in purpose,
+round or worker therefore never share a block.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEED_BYTES = 16
+
+
+class Purpose(enum.IntEnum):
+    """What a stream is for. The numbers are part of the protocol: never reuse or change one."""
+
+    COMPRESSOR = 1
+    RANDOM_OUTPUT = 2
+    SNAPSHOT = 3
+    MINIBATCH = 4
+    INITIALIZATION = 5
+    PARTITION = 6
+    SYNTHETIC_DATA = 7
+    TRAIN_TEST_SPLIT = 8
+
+
+class Stream:
+    """One stream of uniform 64-bit words and what is drawn from it."""
+
+    def __init__(self, seed: bytes, purpose: int, round_: int, worker: int) -> None:
+        key = np.frombuffer(seed, dtype="<u8")
+        counter = np.array([0, purpose, round_, worker], dtype=np.uint64)
+        self._philox = np.random.Philox(key=key, counter=counter)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next ``count`` words; shape ``[count]``, uint64."""
+        raw: NDArray[np.uint64] = self._philox.random_raw(count)
+        return raw
+
+    def integer(self, bound: int) -> int:
+        """A uniform integer in ``[0, bound)``, exactly uniform (rejection, no modulo bias).
+
+        Each try takes one word and keeps its highest ``ceil(log2 bound)`` bits.
+        """
+        assert bound >= 1
+        bits = (bound - 1).bit_length()
+        while True:
+            value = int(self.words(1)[0]) >> (64 - bits)
+            if value < bound:
+                return value
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """``count`` doubles in ``[0, 1)``: each word's highest 53 bits times 2^-53."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """A uniform permutation of ``0..count-1``: the stable order of ``count`` words, int64.
+
+        Two equal words (probability below ``count^2 / 2^65``) would keep their order.
+        """
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def subset(self, population: int, size: int) -> NDArray[np.int64]:
+        """A subset of ``0..population-1``, uniform over all subsets of ``size``; ascending, int64 ``[size]``.
+
+        It is the set of the first ``size`` *distinct* values of an independent uniform sequence
+        (:meth:`_candidates`), which is exactly uniform by symmetry. Above one half the complement is
+        drawn instead, from the same sequence.
+
+        Raises:
+            ValueError: if not ``0 <= size <= population``.
+        """
+        if not 0 <= size <= population:
+            raise ValueError(f"a subset of {size} from {population} does not exist")
+        if 2 * size > population:
+            keep = np.ones(population, dtype=np.bool_)
+            keep[self.subset(population, population - size)] = False
+            return np.flatnonzero(keep)
+        passes: list[NDArray[np.unsignedinteger]] = []
+        missing = size
+        while missing:
+            # Many missing: a pass that cannot overshoot. Few: one that is nearly always the last, since at
+            # most half the population is taken and each candidate is new with probability one half or more.
+            sequence = self._candidates(population, missing if missing > 512 else 2 * missing + 16)
+            values = _distinct(sequence)
+            for earlier in passes:
+                values = values[~_is_in_sorted(values, earlier)]
+            if len(values) > missing:
+                values = _earliest(sequence, values, missing)
+            passes.append(values)
+            missing -= len(values)
+        if not passes:
+            return np.zeros(0, dtype=np.int64)
+        return np.sort(np.concatenate(passes)).astype(np.int64)
+
+    def _candidates(self, population: int, count: int) -> NDArray[np.unsignedinteger]:
+        """The next values, in order, of a sequence uniform in ``[0, population)``; at most ``count + 1``.
+
+        Up to 2^32: a candidate ``u`` is half a word, low half first (whole words are read); its value is
+        the high half of ``u * population``, and it is rejected if the low half is below
+        ``2^32 mod population`` (Lemire, "Fast random integer generation in an interval", 2019). Beyond:
+        a candidate is a word's highest ``ceil(log2 population)`` bits, rejected unless below the bound.
+        """
+        if population > 1 << 32:
+            wide = self.words(count) >> np.uint64(64 - (population - 1).bit_length())
+            return wide[wide < population]
+        halves = self.words((count + 1) // 2).astype("<u8", copy=False).view("<u4")
+        product = halves * np.uint64(population)
+        value = (product >> np.uint64(32)).astype(np.uint32)
+        threshold = (1 << 32) % population
+        if threshold:
+            accepted = product.astype(np.uint32) >= threshold
+            if not accepted.all():
+                value = value[accepted]
+        return value
+
+
+def _distinct(values: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """The distinct values, ascending."""
+    ordered = np.sort(values)
+    if len(ordered) < 2:
+        return ordered
+    is_first = np.empty(len(ordered), dtype=np.bool_)
+    is_first[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]
+
+
+def _earliest(
+    sequence: NDArray[np.unsignedinteger], values: NDArray[np.unsignedinteger], count: int
+) -> NDArray[np.unsignedinteger]:
+    """Those ``count`` of the ascending ``values`` that occur first in ``sequence``, ascending."""
+    among = sequence[_is_in_sorted(sequence, values)]
+    first = np.unique(among, return_index=True)[1]
+    return np.sort(among[np.sort(first)[:count]])
+
+
+def _is_in_sorted(
+    values: NDArray[np.unsignedinteger], table: NDArray[np.unsignedinteger]
+) -> NDArray[np.bool_]:
+    """Which of ``values`` occur in the ascending ``table``."""
+    if not len(table):
+        return np.zeros(len(values), dtype=np.bool_)
+    position = np.searchsorted(table, values)
+    position[position == len(table)] = 0
+    found: NDArray[np.bool_] = table[position] == values
+    return found
+
+
+@dataclass(frozen=True)
+class SharedRandomness:
+    """The run's seed and the streams made from it.
+
+    Attributes:
+        seed: 16 bytes, the Philox key in little-endian order.
+    """
+
+    seed: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.seed) != SEED_BYTES:
+            raise ValueError(f"the seed is {len(self.seed)} bytes long; it has {SEED_BYTES} (128 bits)")
+
+    @classmethod
+    def from_int(cls, seed: int) -> SharedRandomness:
+        """The randomness of an integer seed, ``0 <= seed < 2^128``."""
+        return cls(seed.to_bytes(SEED_BYTES, "little"))
+
+    @classmethod
+    def fresh(cls) -> SharedRandomness:
+        """A new seed from the operating system, for a run whose configuration names none."""
+        return cls(secrets.token_bytes(SEED_BYTES))
+
+    def stream(self, purpose: Purpose, round_: int = 0, worker: int = 0) -> Stream:
+        """The stream for one purpose, 1-based round and worker id."""
+        return Stream(self.seed, purpose, round_, worker)

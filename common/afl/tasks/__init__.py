@@ -1,0 +1,5 @@
+"""Tasks: the base classes a user subclasses, the built-in ones, and how a task is found by name."""
+
+from afl.tasks.base import Classification, Examples, Task, TaskContext, WorkerData
+
+__all__ = ["Classification", "Examples", "Task", "TaskContext", "WorkerData"]

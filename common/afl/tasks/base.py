@@ -1,0 +1,124 @@
+"""What a user writes: one class that names the model, each worker's data, the loss and the metrics.
+
+Nothing in a task knows of compression, gRPC or other workers' data. The server builds the same task to
+make the initial model; only workers load data.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from afl.randomness import SharedRandomness
+
+Batch: TypeAlias = Any
+"""What the task's loss gets: a tuple of tensors, or whatever its dataset collates to."""
+
+Examples: TypeAlias = "Dataset[Any] | Sequence[Tensor]"
+"""Either a map-style dataset, or tensors that share their first dimension (faster: no Python per example)."""
+
+
+@dataclass(frozen=True)
+class WorkerData:
+    """One worker's own examples, already split.
+
+    Attributes:
+        train: examples that minibatches are drawn from.
+        test: examples that the model is evaluated on at this worker.
+    """
+
+    train: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task may depend on besides its options.
+
+    Attributes:
+        workers: the number of workers m in the run.
+        randomness: the run's shared randomness; partitions are drawn from it, so that every worker
+            computes the same partition alone.
+    """
+
+    workers: int
+    randomness: SharedRandomness
+
+
+class Task(abc.ABC):
+    """A learning problem over ``m`` workers.
+
+    Subclass it, give :meth:`model`, :meth:`data` and, unless :class:`Classification` fits,
+    :meth:`loss`. The options of the run's configuration (``task.options``) arrive as keyword arguments
+    of ``__init__``; refuse a wrong one with :class:`afl.ConfigError`.
+    """
+
+    buffers: ClassVar[Literal["refuse", "local"]] = "refuse"
+    """What becomes of floating-point buffers (BatchNorm's statistics): ``refuse`` the model, or keep them
+    ``local`` to each worker, never averaged."""
+
+    allow_smaller_batch: ClassVar[bool] = False
+    """Whether a worker with fewer training examples than the batch size uses all of them each round."""
+
+    @abc.abstractmethod
+    def model(self) -> nn.Module:
+        """A new module. Its initial parameters are drawn under the run's seed and sent by the server."""
+
+    @abc.abstractmethod
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        """The train and test examples of ``worker`` (0-based).
+
+        Raises:
+            afl.DataError: if the data is missing (say what to download and where to put it) or the
+                worker's part of it is empty.
+            afl.ConfigError: if the task cannot be divided among ``context.workers``.
+        """
+
+    @abc.abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over ``batch``: a scalar tensor that ``backward`` can be called on."""
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Means over ``batch`` of what evaluation reports, as scalar tensors; must contain ``loss``.
+
+        ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
+        """
+        return {"loss": self.loss(model, batch)}
+
+
+class Classification(Task):
+    """A task whose batches are ``(inputs, labels)`` and whose loss is the mean cross-entropy."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy of ``model(inputs)`` (logits, ``[n, classes]``) against ``labels`` (int64)."""
+        inputs, labels = batch
+        return nn.functional.cross_entropy(model(inputs), labels)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Mean cross-entropy and accuracy."""
+        inputs, labels = batch
+        logits = model(inputs)
+        return {
+            "loss": nn.functional.cross_entropy(logits, labels),
+            "accuracy": (logits.argmax(dim=1) == labels).to(torch.float64).mean(),
+        }
+
+
+def example_count(examples: Examples) -> int:
+    """How many examples there are."""
+    if isinstance(examples, Dataset):
+        return len(examples)  # type: ignore[arg-type]
+    return len(examples[0])
+
+
+def take_batch(examples: Examples, indices: Tensor) -> Batch:
+    """The batch of the examples at ``indices`` (int64, ``[n]``, on the device of the examples)."""
+    if isinstance(examples, Dataset):
+        return default_collate([examples[int(index)] for index in indices])
+    return tuple(part.index_select(0, indices) for part in examples)

@@ -1,0 +1,1 @@
+"""Benchmarks, and later simulation and reproduction."""

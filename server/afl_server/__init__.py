@@ -1,0 +1,1 @@
+"""The server daemon: one run of agnostic federated learning."""
