@@ -1,0 +1,193 @@
+"""Addresses to listen on and to connect to, and the rule on plaintext."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from afl.errors import AddressError, ConfigError
+
+_ANY_HOST: Final = "::"
+"""What an empty host or ``*`` listens on: every IPv6 address and, by dual stack, every IPv4 one."""
+
+_SCHEME: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|(?:dns|ipv4|ipv6|xds|vsock):(?=.*:))", re.IGNORECASE)
+_UNIX: Final = re.compile(r"unix(?:-abstract)?:|/|\./", re.IGNORECASE)
+_LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE | re.ASCII)
+_LONGEST_NAME: Final = 253
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a TCP port.
+
+    Attributes:
+        host: a name, an IPv4 address, or an IPv6 address without brackets.
+        port: 0..65535; 0 asks a listener for any free port.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can be at the other end."""
+        return is_loopback(self.host)
+
+
+def parse_listen(text: str) -> Address:
+    """The address to listen on that ``text`` names.
+
+    ``:50051`` and ``*:50051`` mean every address of this machine, IPv6 and IPv4; port 0 means any free port.
+
+    Raises:
+        AddressError: if it is not ``host:port``; the message says what would be.
+    """
+    host, port = _split(text)
+    if host in {"", "*"}:
+        host = _ANY_HOST
+    return Address(host, port)
+
+
+def parse_target(text: str) -> Address:
+    """The address to connect to that ``text`` names.
+
+    Raises:
+        AddressError: if it is not ``host:port``, has port 0, or names a wildcard, which only a listener can
+            use; the message says what would be right.
+    """
+    host, port = _split(text)
+    if host == "":
+        raise AddressError(f"{text!r} names no host to connect to; on this machine it is localhost:{port}")
+    if is_wildcard(host):
+        raise AddressError(
+            f"{text!r} means every address of a machine, which only a listener can use; connect to the"
+            f" server's name or address, or to localhost:{port} if it runs on this machine"
+        )
+    if port == 0:
+        raise AddressError(f"{text!r} has port 0, which only a listener can use; give the port of the server")
+    return Address(host, port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine and cannot be reached from another."""
+    if host.casefold().removesuffix(".") == "localhost":
+        return True
+    address = _unmapped(host)
+    return address is not None and address.is_loopback
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether ``host`` stands for every address of a machine: empty, ``*``, ``0.0.0.0``, ``::``."""
+    if host in {"", "*"}:
+        return True
+    address = _unmapped(host)
+    return address is not None and address.is_unspecified
+
+
+def check_plaintext(address: Address, *, insecure: bool, option: str = "server.insecure") -> None:
+    """Refuse to go without TLS where others could read or alter what is sent.
+
+    Args:
+        address: what is listened on or connected to without TLS.
+        insecure: whether the operator wrote out that this is wanted.
+        option: how the operator would write it, for the message.
+
+    Raises:
+        ConfigError: if ``address`` is not loopback and ``insecure`` is false.
+    """
+    if insecure or address.is_loopback:
+        return
+    raise ConfigError(
+        f"{address} is reachable from other machines, and without TLS anyone between could read and alter the"
+        f" model and the updates; use a loopback address such as 127.0.0.1:{address.port}, or set {option} to"
+        " true if the network itself is trusted"
+    )
+
+
+def _split(text: str) -> tuple[str, int]:
+    """Host (without brackets, possibly empty) and port of ``host:port``, both checked.
+
+    Raises:
+        AddressError: if ``text`` is not of that form.
+    """
+    if _UNIX.match(text):
+        raise AddressError(f"{text!r} is a Unix socket, which is not supported; write host:port")
+    if scheme := _SCHEME.match(text):
+        rest = text[scheme.end() :].strip("/")
+        raise AddressError(f"{text!r} starts with {scheme[0]!r}; write host:port alone: {rest}")
+    if text.startswith("["):
+        return _split_bracketed(text)
+    if text.count(":") > 1:
+        raise AddressError(_about_bare_ipv6(text))
+    host, colon, port = text.partition(":")
+    if not colon:
+        example = f"localhost:{text}" if text.isdecimal() else f"{text or 'localhost'}:50051"
+        missing = "host" if text.isdecimal() else "port"
+        raise AddressError(f"{text!r} has no {missing}; write host:port, for example {example}")
+    if host not in {"", "*"}:
+        _check_host(host, text)
+    return host, _port(port, text)
+
+
+def _split_bracketed(text: str) -> tuple[str, int]:
+    host, bracket, port = text[1:].partition("]")
+    if not bracket or not isinstance(_ip_address(host), ipaddress.IPv6Address):
+        raise AddressError(f"{text!r} has no IPv6 address in its brackets; write for example [::1]:50051")
+    if not port.startswith(":"):
+        raise AddressError(f"{text!r} has no port; write for example [{host}]:50051")
+    return host, _port(port[1:], text)
+
+
+def _about_bare_ipv6(text: str) -> str:
+    """What to say of a text with several colons and no brackets; it may be meant in two ways."""
+    readings = []
+    head, _, tail = text.rpartition(":")
+    if isinstance(_ip_address(head), ipaddress.IPv6Address) and tail.isdecimal():
+        readings.append(f"[{head}]:{tail}")
+    if isinstance(_ip_address(text), ipaddress.IPv6Address):
+        readings.append(f"[{text}]:50051")
+    if readings:
+        return f"{text!r}: an IPv6 address goes in brackets, before its port: {' or '.join(readings)}"
+    return f"{text!r} has more than one colon and is no IPv6 address; write host:port"
+
+
+def _port(text: str, whole: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > 65535:
+        raise AddressError(f"{whole!r} has the port {text!r}; a port is a whole number from 0 to 65535")
+    return int(text)
+
+
+def _check_host(host: str, whole: str) -> None:
+    labels = host.removesuffix(".").split(".")
+    if labels[-1].isdecimal():
+        # A name whose last part is a number is an IPv4 address to every resolver, and "0" or "127.1" is one
+        # to some resolvers only.
+        if _ip_address(host) is None:
+            raise AddressError(
+                f"{whole!r}: {host!r} is not an IPv4 address; it has four numbers from 0 to 255"
+            )
+        return
+    if len(host) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in labels):
+        raise AddressError(
+            f"{whole!r}: {host!r} is not a host name; it has letters a-z, digits and dashes between its dots"
+        )
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that ``host`` is; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _unmapped(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The same, where an IPv4 address mapped into IPv6 (``::ffff:127.0.0.1``) is the IPv4 address."""
+    address = _ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped

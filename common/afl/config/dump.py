@@ -1,0 +1,76 @@
+"""A configuration as text again: as YAML, and as a digest of what defines the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel
+
+from afl.config.schema import Config
+from afl.config.source import AMBIGUOUS_WORDS, resolve_plain
+
+_DIGEST_VERSION: Final = 1
+"""Part of what is hashed: raise it when the digest's input changes its form."""
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as YAML with its defaults written out; loading it gives back an equal one."""
+    values = _plain(config, config.model_dump(mode="json"))
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+
+
+def config_digest(config: Config) -> str:
+    """64 hexadecimal digits over what defines the result: workers, task, algorithm, seed and worker threads.
+
+    Two ways to write the same thing (``block: auto`` and its value, a downlink that repeats the uplink) have
+    the same digest. Step sizes count as written: those of the theory hold a logarithm, whose last bit
+    depends on the machine's mathematical library.
+    """
+    algorithm = config.algorithm
+    defining = {
+        "version": _DIGEST_VERSION,
+        "workers": config.workers,
+        "task": config.task.model_dump(mode="json"),
+        "algorithm": {
+            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink"}),
+            "block": algorithm.block_length,
+            "uplink": algorithm.uplink_compressor.model_dump(mode="json"),
+            "downlink": algorithm.downlink_compressor.model_dump(mode="json"),
+        },
+        "seed": config.run.seed,
+        "threads": config.worker.threads,
+    }
+    text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
+    """The dumped ``values`` of ``model`` without those that are null and would be by default."""
+    plain = {}
+    for name, value in values.items():
+        field = type(model).model_fields.get(name)
+        if value is None and field is not None and field.default is None:
+            continue
+        inner = getattr(model, name)
+        plain[name] = _plain(inner, value) if isinstance(inner, BaseModel) else value
+    return plain
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that our reader, whose scalars are YAML 1.2's, would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # the base class's signature
+        """Write a value that occurs twice out twice."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    text = text.replace("${", "$${")
+    needs_quotes = not isinstance(resolve_plain(text), str) or text.lower() in AMBIGUOUS_WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if needs_quotes else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,319 @@
+"""Reading a configuration: the file, its overrides, and every problem in them at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from afl.config import describe, rules
+from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, nearest, shown
+from afl.config.schema import Config
+from afl.config.source import LARGEST_TEXT, Tree, Value, read_yaml, resolve_plain
+
+_LARGEST_FILE: Final = 4 * LARGEST_TEXT
+"""Bytes: what is read at most, since no character of UTF-8 has more than four."""
+
+_RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Problem]]]] = {
+    "algorithm": rules.algorithm,
+    "server": rules.server,
+}
+
+_WORDS_FOR_NONE: Final = frozenset({"off", "no", "none", "false", "never", "disabled"})
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration in a YAML file.
+
+    Args:
+        path: the file.
+        overrides: ``a.b=c`` each, as given with ``--set``; ``c`` is YAML. A later one wins.
+        environment: what ``${NAME}`` and ``${NAME:-default}`` are filled in from; by default the process's.
+
+    Raises:
+        InvalidConfigError: a ConfigError that shows every problem found: where, the key, the value, what
+            would be accepted, and for a wrong name the nearest right one.
+    """
+    environment = os.environ if environment is None else environment
+    tree = read_yaml(_text(Path(path)), str(path), environment)
+    if not isinstance(tree.value, dict):
+        found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
+        raise _refusal(str(path), found, f"sections and keys: {_names(Config)}", tree.origin(()).where)
+    for override in overrides:
+        _apply(override, tree, environment)
+    return _validated(tree, str(path))
+
+
+def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
+    """The configuration in plain values, nested as in the file.
+
+    Raises:
+        InvalidConfigError: as :func:`load_config`, without lines.
+    """
+    return _validated(Tree(dict(values)), source)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise _refusal(
+                str(path), f"more than {_LARGEST_FILE:,} bytes", f"at most {LARGEST_TEXT:,} characters"
+            )
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        found = f"the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
+        raise _refusal(str(path), found, "text in UTF-8", f"{path}:{line}") from error
+    except FileNotFoundError as error:
+        raise _refusal(str(path), "no such file", "a YAML file", note=_siblings(path)) from error
+    except IsADirectoryError as error:
+        raise _refusal(str(path), "a directory", "a YAML file", note=_siblings(path / "_")) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refusal(str(path), f"a file that cannot be read ({reason})", "a readable YAML file") from error
+
+
+def _siblings(path: Path) -> str | None:
+    """A sentence on the YAML files beside ``path``, for a person who mistyped its name."""
+    try:
+        names = sorted(other.name for other in path.parent.iterdir() if other.suffix in {".yaml", ".yml"})
+    except (OSError, ValueError):
+        return None
+    return f"{path.parent} holds {', '.join(names[:10])}" if names else None
+
+
+def _refusal(
+    source: str, found: str, accepted: str, where: str = "", note: str | None = None
+) -> InvalidConfigError:
+    return InvalidConfigError(source, [Problem((), found, accepted, note=note, where=where or source)])
+
+
+def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
+    """Put one ``--set a.b=c`` into the tree; what is wrong with it goes to the tree's problems."""
+    where = f"--set {override}"
+    key, equals, text = override.partition("=")
+    path: KeyPath = tuple(key.strip().split("."))
+    if not equals or "" in path:
+        accepted = "key=value, such as algorithm.rounds=100"
+        tree.problems.append(Problem((), shown(override), accepted, where=where))
+        return
+    try:
+        value = read_yaml(text, where, environment, with_lines=False)
+    except InvalidConfigError as error:
+        tree.problems.extend(
+            Problem(path, p.found, p.accepted, note=p.note, where=where) for p in error.problems
+        )
+        return
+    section = tree.value
+    for depth, part in enumerate(path[:-1], start=1):
+        assert isinstance(section, dict)
+        if section.get(str(part)) is None:
+            section[str(part)] = {}
+            tree.origins[path[:depth]] = value.origin(())
+        section = section[str(part)]
+        if not isinstance(section, dict):
+            found = f"{shown(section)} at {dotted(path[:depth])}, which is no section"
+            accepted = f"a key inside a section, or --set {dotted(path[:depth])}=..."
+            tree.problems.append(Problem(path, found, accepted, where=where))
+            return
+    assert isinstance(section, dict)
+    section[str(path[-1])] = value.value
+    for stale in [known for known in tree.origins if known[: len(path)] == path]:
+        del tree.origins[stale]
+    tree.problems = [problem for problem in tree.problems if problem.key[: len(path)] != path]
+    tree.origins.update({(*path, *below): origin for below, origin in value.origins.items()})
+    tree.origins.setdefault(path, value.origin(()))
+    tree.problems.extend(
+        Problem((*path, *p.key), p.found, p.accepted, p.nearest, p.note, p.where) for p in value.problems
+    )
+
+
+def _validated(tree: Tree, source: str) -> Config:
+    assert isinstance(tree.value, dict)
+    config = None
+    values = _with_empty_sections(tree.value)
+    problems = [*tree.problems, *_broken_rules(values)]
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        problems.extend(
+            _problem(line["loc"], line["type"], line["input"], line.get("ctx", {}))
+            for line in error.errors(include_url=False)
+            if line["type"] != rules.BROKEN_RULE
+        )
+    problems.extend(_ambiguous(tree))
+    if problems or config is None:
+        raise InvalidConfigError(source, _arranged(problems, tree))
+    return config
+
+
+def _with_empty_sections(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The values, where a section without a line in it (null to YAML) is an empty section."""
+    return {
+        key: {}
+        if value is None and key in Config.model_fields and describe.section(Config.model_fields[key])
+        else value
+        for key, value in values.items()
+    }
+
+
+def _arranged(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
+    """One problem a key, the first found, each with its place; ordered as the file, then ``--set``."""
+    order = {path: position for position, path in enumerate(_preorder(tree.value))}
+    first: dict[tuple[KeyPath, str], Problem] = {}
+    for problem in problems:
+        origin = tree.origin(problem.key)
+        note = problem.note
+        if note is None and not problem.where and origin.written is not None and problem.key in tree.origins:
+            note = f"filled in from {origin.written}"
+        where = problem.where or origin.where
+        located = Problem(problem.key, problem.found, problem.accepted, problem.nearest, note, where)
+        first.setdefault((problem.key, problem.where if not problem.key else ""), located)
+
+    def position(problem: Problem) -> tuple[bool, int]:
+        path = problem.key
+        while path and path not in order:
+            path = path[:-1]
+        return problem.where.startswith("--set "), order.get(path, 0)
+
+    return sorted(first.values(), key=position)
+
+
+def _preorder(value: Value, path: KeyPath = ()) -> list[KeyPath]:
+    paths: list[KeyPath] = [path]
+    if isinstance(value, dict):
+        for key, child in value.items():
+            paths.extend(_preorder(child, (*path, key)))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            paths.extend(_preorder(child, (*path, index)))
+    return paths
+
+
+def _ambiguous(tree: Tree) -> list[Problem]:
+    """Unquoted on, off, yes and no where any value goes, so that no type can tell which was meant."""
+    problems = []
+    for path, origin in tree.origins.items():
+        if origin.is_ambiguous and _field(path)[0] is None and isinstance(word := _at(tree.value, path), str):
+            accepted = f'true or false, or "{word}" in quotes if the text is meant'
+            problems.append(
+                Problem(path, f"{word}, a boolean to some readers of YAML and text to others", accepted)
+            )
+    return problems
+
+
+def _at(value: Value, path: KeyPath) -> Value:
+    for part in path:
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for name, rule in _RULES.items():
+        field = Config.model_fields[name]
+        model = describe.section(field)
+        section = values.get(name, {} if not field.is_required() else None)
+        if model is None or not isinstance(section, Mapping):
+            continue
+        defaults = {
+            key: field.default for key, field in model.model_fields.items() if not field.is_required()
+        }
+        for problem in rule({**defaults, **section}):
+            key = (name, *problem.key)
+            problems.append(Problem(key, problem.found, problem.accepted, problem.nearest, problem.note))
+    return problems
+
+
+def _problem(location: KeyPath, kind: str, value: object, context: Mapping[str, Any]) -> Problem:
+    """A pydantic error in words. The value and the error's own text are the person's, never the library's."""
+    field, path = _field(location)
+    if kind == "extra_forbidden":
+        return _unknown_key(location, value)
+    if field is None or (kind == "missing" and path != location):
+        # A value that a free section cannot hold.
+        return Problem(
+            location, shown(value), "text, a finite number, true, false, null, a list or a mapping"
+        )
+    accepted = describe.accepted(field)
+    if kind == "missing":
+        return Problem(path, "nothing", accepted)
+    note = None
+    if isinstance(value, str) and kind == "value_error":
+        note = str(context["error"])
+    elif (
+        isinstance(value, str) and kind.endswith("_type") and not isinstance(resolve_plain(value), str | None)
+    ):
+        note = "the quotes make it text; leave them out"
+    if describe.takes_null(field) and str(value).lower() in _WORDS_FOR_NONE:
+        note = "for none, write null"
+    return Problem(path, shown(value), accepted, nearest=nearest(value, describe.choices(field)), note=note)
+
+
+def _unknown_key(location: KeyPath, value: object) -> Problem:
+    name = str(location[-1])
+    section = _section(location[:-1])
+    homes = [
+        key for key in _all_keys(Config) if key[-1] == name.replace("-", "_") and key[:-1] != location[:-1]
+    ]
+    meant = dotted(homes[0]) if homes else nearest(name, section.model_fields)
+    return Problem(
+        location, f"{shown(value)}, under an unknown key", f"one of {_names(section)}", nearest=meant
+    )
+
+
+def _names(section: type[BaseModel]) -> str:
+    return ", ".join(section.model_fields)
+
+
+def _section(path: KeyPath) -> type[BaseModel]:
+    model: type[BaseModel] = Config
+    for part in path:
+        inner = describe.section(model.model_fields[str(part)])
+        assert inner is not None
+        model = inner
+    return model
+
+
+def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> list[KeyPath]:
+    keys: list[KeyPath] = []
+    for name, field in model.model_fields.items():
+        keys.append((*path, name))
+        inner = describe.section(field)
+        if inner is not None:
+            keys.extend(_all_keys(inner, (*path, name)))
+    return keys
+
+
+def _field(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
+    """The deepest field on the way to ``location``, and its path; no field inside a free section.
+
+    What pydantic appends to a location to tell the members of a union apart is thereby left out.
+    """
+    model: type[BaseModel] | None = Config
+    field: FieldInfo | None = None
+    for depth, part in enumerate(location):
+        if model is None:
+            free = field is not None and describe.is_free(field)
+            return (None, location) if free else (field, location[:depth])
+        if part not in model.model_fields:
+            return None, location
+        field = model.model_fields[str(part)]
+        model = describe.section(field)
+    return field, location

@@ -1,0 +1,90 @@
+"""What is wrong with a configuration, as data, and the one error that shows all of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from afl.errors import ConfigError
+
+KeyPath: TypeAlias = "tuple[str | int, ...]"
+"""Where a value stands: section names and keys from the root, and positions inside lists."""
+
+_LONGEST_VALUE_SHOWN: Final = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One value, or one missing value, that cannot be used.
+
+    Attributes:
+        key: its path from the root; empty for the configuration as a whole.
+        found: what is there, as shown to a person.
+        accepted: what would be accepted.
+        nearest: the right name nearest to a wrong one, if any is near.
+        note: one more sentence, if it helps.
+        where: ``file:line`` or the ``--set`` text; empty until the place is known.
+    """
+
+    key: KeyPath
+    found: str
+    accepted: str
+    nearest: str | None = None
+    note: str | None = None
+    where: str = ""
+
+    def __str__(self) -> str:
+        heading = ": ".join(part for part in (self.where, dotted(self.key)) if part)
+        lines = [heading, f"    found:     {self.found}", f"    accepted:  {self.accepted}"]
+        if self.nearest is not None:
+            lines.append(f"    nearest:   {self.nearest}")
+        if self.note is not None:
+            lines.append(f"    note:      {self.note}")
+        return "\n".join(lines)
+
+
+class InvalidConfigError(ConfigError):
+    """A configuration with one problem or more; the message shows each.
+
+    Attributes:
+        source: the file, or what stood in for one.
+        problems: every problem found, in the order in which they are shown.
+    """
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n\n".join([f"{source} cannot be used: {count}", *map(str, problems)]))
+
+
+def dotted(key: KeyPath) -> str:
+    """The key as it is written for ``--set``: ``algorithm.eta_w``."""
+    return ".".join(str(part) for part in key)
+
+
+def shown(value: object) -> str:
+    """A value as a person would write it in the file, on one line, cut where it is long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        text = f"a value of type {type(value).__name__}"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= _LONGEST_VALUE_SHOWN else text[: _LONGEST_VALUE_SHOWN - 3] + "..."
+
+
+def nearest(name: object, names: Iterable[str]) -> str | None:
+    """The one of ``names`` that a person most likely meant by ``name``, or None."""
+    if not isinstance(name, str):
+        return None
+    by_folded = {_folded(candidate): candidate for candidate in names}
+    close = difflib.get_close_matches(_folded(name), by_folded, n=1, cutoff=0.6)
+    return by_folded[close[0]] if close else None
+
+
+def _folded(name: str) -> str:
+    """The name without what people confuse most: case, and the kind of dash."""
+    return name.casefold().replace("_", "-").replace(" ", "-")

@@ -1,0 +1,128 @@
+"""Durations and sizes as they are written in a configuration: ``250ms``, ``64 KiB``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any, Final, Self
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+_QUANTITY: Final = re.compile(
+    r"([0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})\s*([a-z]*)", re.IGNORECASE | re.ASCII
+)
+
+_SECONDS: Final = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
+
+_BYTES: Final = {
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+}
+
+
+class Duration(float):
+    """A length of time in seconds that remembers how it was written.
+
+    It is a ``float`` wherever one is needed; ``str`` gives back the text.
+
+    Args:
+        value: text such as ``30s``, ``5m``, ``1h`` or ``250ms``, or a number of seconds.
+
+    Raises:
+        ValueError: if it is neither, or negative, or not finite.
+    """
+
+    text: str
+
+    def __new__(cls, value: object) -> Self:
+        """Read the text or number."""
+        text = value.text if isinstance(value, Duration) else _text(value, "s")
+        number, unit = _split(text)
+        if unit not in _SECONDS:
+            raise ValueError(
+                f"{text!r} needs a unit: ms, s, m or h"
+                if not unit
+                else f"the unit {unit!r} is not ms, s, m or h"
+            )
+        self = super().__new__(cls, float(number * _SECONDS[unit]))
+        self.text = text
+        return self
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Duration({self.text!r})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validated by the constructor, serialized as text."""
+        return _schema(cls)
+
+
+class Size(int):
+    """A number of bytes that remembers how it was written.
+
+    It is an ``int`` wherever one is needed; ``str`` gives back the text.
+
+    Args:
+        value: text such as ``1MiB`` (2^20), ``64 KiB`` or ``2GB`` (2 * 10^9), or a number of bytes.
+
+    Raises:
+        ValueError: if it is neither, or negative, or not a whole number of bytes.
+    """
+
+    text: str
+
+    def __new__(cls, value: object) -> Self:
+        """Read the text or number."""
+        text = value.text if isinstance(value, Size) else _text(value, "B")
+        number, unit = _split(text)
+        if unit.lower() not in _BYTES:
+            known = "B, KiB, MiB, GiB, KB, MB or GB"
+            raise ValueError(
+                f"{text!r} needs a unit: {known}" if not unit else f"the unit {unit!r} is not {known}"
+            )
+        size = number * _BYTES[unit.lower()]
+        if size.denominator != 1:
+            raise ValueError(f"{text!r} is not a whole number of bytes")
+        self = super().__new__(cls, size.numerator)
+        self.text = text
+        return self
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Size({self.text!r})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validated by the constructor, serialized as text."""
+        return _schema(cls)
+
+
+def _schema(quantity: type[Duration | Size]) -> CoreSchema:
+    return core_schema.no_info_plain_validator_function(
+        quantity, serialization=core_schema.to_string_ser_schema(when_used="always")
+    )
+
+
+def _text(value: object, unit: str) -> str:
+    """The text of a quantity; a bare number gets ``unit``."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("neither text nor a number")  # noqa: TRY004  # a TypeError would escape the validation
+    if not 0 <= value < 1e15:
+        raise ValueError("out of range")
+    return f"{float(value):.9f}".rstrip("0").rstrip(".") + unit
+
+
+def _split(text: str) -> tuple[Fraction, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number followed by a unit")
+    return Fraction("0" + match[1]), match[2]

@@ -1,0 +1,357 @@
+"""The configuration of a run: every key, its type, default, unit, bounds and meaning.
+
+The models are frozen, take no unknown key, and convert nothing silently (``"3"`` is not 3). What several
+keys demand of each other is in :mod:`afl.config.rules`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
+
+from afl.config import rules, theory
+from afl.config.address import Address, parse_listen
+from afl.config.compressors import IDENTITY
+from afl.config.describe import Accepts, Null, Unit
+from afl.config.quantities import Duration, Size
+from afl.errors import AddressError
+
+INT32_MAX: Final = 2**31 - 1
+
+SEED_BITS: Final = 128
+
+
+def _seed(value: object) -> int:
+    if isinstance(value, str):
+        if not re.fullmatch(r"0x[0-9a-f]{1,32}", value, re.IGNORECASE | re.ASCII):
+            raise ValueError("as text, a seed is 0x and 1 to 32 hexadecimal digits")
+        return int(value, 16)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << SEED_BITS:
+        raise ValueError("a seed is a whole number from 0 to 2^128 - 1")
+    return value
+
+
+def _listen_address(value: object) -> Address:
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("not text")  # noqa: TRY004  # a TypeError would escape the validation
+    try:
+        return parse_listen(value)
+    except AddressError as error:
+        raise ValueError(str(error)) from error
+
+
+def _path(value: object) -> object:
+    return Path(value) if isinstance(value, str) and value and "\0" not in value else value
+
+
+def _finite(value: JsonValue) -> JsonValue:
+    """Only what JSON has: a digest of the configuration and equality of a reloaded one depend on it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("neither infinite nor NaN")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _finite(inner)
+    return value
+
+
+def _hexadecimal(seed: int) -> str:
+    return f"0x{seed:032x}"
+
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=INT32_MAX)]
+
+Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
+
+Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+Seed: TypeAlias = Annotated[
+    int,
+    PlainValidator(_seed),
+    PlainSerializer(_hexadecimal, return_type=str),
+    Accepts("a whole number from 0 to 2^128 - 1, or 0x and 1 to 32 hexadecimal digits"),
+]
+
+ListenAddress: TypeAlias = Annotated[
+    Address,
+    PlainValidator(_listen_address),
+    PlainSerializer(str, return_type=str),
+    Accepts(
+        "host:port, such as 127.0.0.1:50051, [::1]:50051 or :50051 (all addresses; port 0: any free port)"
+    ),
+]
+
+Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """What all sections have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Compressor(Section):
+    """A compressor and its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Option]
+
+    name: Annotated[
+        Name, Field(description="the compressor: identity, top-k, rand-k, or an installed one")
+    ] = IDENTITY
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        """What the compressor is made with."""
+        return dict(self.model_extra or {})
+
+
+class Task(Section):
+    """What is learned."""
+
+    name: Annotated[Name, Field(description="the task, as installed or as given with --task")]
+    options: Annotated[dict[str, Option], Field(description="keyword arguments of the task")] = Field(
+        default_factory=dict
+    )
+    batch_size: Annotated[
+        Count, Unit("examples"), Field(description="minibatch of one worker in one round")
+    ] = 32
+    evaluation_batch_size: Annotated[
+        Count, Unit("examples"), Field(description="batch in evaluations; bounds their memory")
+    ] = 1024
+
+
+class Algorithm(Section):
+    """How it is learned."""
+
+    name: Annotated[
+        Literal["afl-br", "afl-com"],
+        Field(description="afl-br sends whole vectors; afl-com compresses both ways"),
+    ]
+    rounds: Annotated[Count, Unit("rounds"), Field(description="T, the number of update rounds")]
+    block: Annotated[
+        Count | Literal["auto"],
+        Unit("rounds"),
+        Field(description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T)"),
+    ] = "auto"
+    eta_w: Annotated[
+        Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | Literal["theory"],
+        Field(description="step size on the parameters; theory is 1 / (8 L T^(3/4)) and needs smoothness"),
+    ]
+    eta_q: Annotated[
+        Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | Literal["theory"],
+        Unit("1/loss"),
+        Field(
+            description="step size on the dual weights; theory is"
+            " 2 sqrt(ln m) / (sigma_q T^(1/4)); needs sigma_q"
+        ),
+    ]
+    smoothness: Annotated[
+        Constant | None,
+        Null("not given"),
+        Field(description="L, the smoothness constant of the losses; with eta_w: theory, and only then"),
+    ] = None
+    sigma_q: Annotated[
+        Constant | None,
+        Unit("loss"),
+        Null("not given"),
+        Field(description="sub-Gaussian parameter of the minibatch loss; with eta_q: theory, and only then"),
+    ] = None
+    uplink: Annotated[
+        Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
+        Null("identity"),
+        Field(description="compressor from the workers to the server; afl-com only"),
+    ] = None
+    downlink: Annotated[
+        Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
+        Null("the same as uplink"),
+        Field(description="compressor from the server to the workers; afl-com only"),
+    ] = None
+
+    @property
+    def block_length(self) -> int:
+        """B, the number of rounds between two restarts of the dual weights."""
+        return theory.block_length(self.rounds) if self.block == "auto" else self.block
+
+    @property
+    def eta_w_value(self) -> float:
+        """The step size on the parameters."""
+        if self.eta_w != "theory":
+            return self.eta_w
+        assert self.smoothness is not None
+        return theory.primal_step(self.rounds, self.smoothness)
+
+    def eta_q_value(self, workers: int) -> float:
+        """The step size on the dual weights of ``workers`` workers, in 1/loss."""
+        if self.eta_q != "theory":
+            return self.eta_q
+        assert self.sigma_q is not None
+        return theory.dual_step(self.rounds, workers, self.sigma_q)
+
+    @property
+    def uplink_compressor(self) -> Compressor:
+        """The compressor from the workers to the server."""
+        return self.uplink or Compressor()
+
+    @property
+    def downlink_compressor(self) -> Compressor:
+        """The compressor from the server to the workers."""
+        return self.downlink or self.uplink_compressor
+
+    @model_validator(mode="after")
+    def _obeys_rules(self) -> Self:
+        rules.require(rules.algorithm(self.model_dump()))
+        return self
+
+
+class Evaluation(Section):
+    """When the model is evaluated at every worker."""
+
+    every: Annotated[
+        Count,
+        Unit("rounds"),
+        Field(description="rounds between evaluations; the last round is always evaluated"),
+    ] = 50
+
+
+class Run(Section):
+    """One execution."""
+
+    directory: Annotated[
+        Annotated[Path, BeforeValidator(_path)] | None,
+        Null("runs/ and the run id"),
+        Field(description="where checkpoints and results go; final, random and best models are always saved"),
+    ] = None
+    seed: Annotated[
+        Seed | None,
+        Null("a fresh one"),
+        Field(description="every random choice of the run is made from it"),
+    ] = None
+
+
+class Server(Section):
+    """The server process."""
+
+    listen: Annotated[ListenAddress, Field(description="where workers connect (gRPC)")] = Address(
+        "127.0.0.1", 50051
+    )
+    http: Annotated[
+        ListenAddress | None,
+        Null("off"),
+        Field(description="where /healthz, /readyz and /metrics are served"),
+    ] = Address("127.0.0.1", 9090)
+    insecure: Annotated[
+        bool, Field(description="allow plaintext on addresses that other machines can reach")
+    ] = False
+    heartbeat: Annotated[
+        Duration,
+        Field(ge=Duration("10ms"), le=Duration("1h"), description="time between heartbeats, both ways"),
+    ] = Duration("10s")
+    peer_timeout: Annotated[
+        Duration,
+        Field(
+            ge=Duration("20ms"),
+            le=Duration("24h"),
+            description="silence that ends a session, at least two heartbeats; a long step is not silence",
+        ),
+    ] = Duration("60s")
+    handshake_timeout: Annotated[
+        Duration,
+        Field(ge=Duration("10ms"), le=Duration("1h"), description="time a new session has to join"),
+    ] = Duration("30s")
+    start_timeout: Annotated[
+        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
+        Null("for ever"),
+        Field(description="how long to wait for all workers before the first round"),
+    ] = None
+    max_sessions: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)],
+        Unit("sessions"),
+        Field(description="sessions held at once; one more is refused"),
+    ] = 4096
+    chunk_bytes: Annotated[
+        Size,
+        Field(ge=Size("4KiB"), le=Size("16MiB"), description="largest piece of a payload in one message"),
+    ] = Size("1MiB")
+    reorder_buffer: Annotated[
+        Size,
+        Field(
+            ge=Size("4KiB"),
+            le=Size("1TiB"),
+            description="payload held for workers whose turn to be summed has not come; at least a chunk",
+        ),
+    ] = Size("64MiB")
+
+    @model_validator(mode="after")
+    def _obeys_rules(self) -> Self:
+        rules.require(rules.server(dict(self)))
+        return self
+
+
+class Worker(Section):
+    """What every worker is told."""
+
+    threads: Annotated[
+        Annotated[int, Field(ge=1, le=1024)],
+        Unit("threads"),
+        Field(description="CPU threads of a gradient; the same number gives the same bits on the same CPU"),
+    ] = 1
+
+
+class Faults(Section):
+    """What happens when something breaks."""
+
+    non_finite: Annotated[
+        Literal["abort"],
+        Field(description="on an infinite or NaN loss or gradient: end the run, naming worker and round"),
+    ] = "abort"
+    lost_residual: Annotated[
+        Literal["restart", "refuse"],
+        Field(
+            description="when a worker comes back without its uplink residual: restart it from zero,"
+            " logged and counted, or refuse the worker"
+        ),
+    ] = "restart"
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    workers: Annotated[Count, Unit("workers"), Field(description="m, the number of workers")]
+    task: Annotated[Task, Field(description="what is learned")]
+    algorithm: Annotated[Algorithm, Field(description="how it is learned")]
+    evaluation: Annotated[Evaluation, Field(description="when the model is evaluated at every worker")] = (
+        Evaluation()
+    )
+    run: Annotated[Run, Field(description="one execution")] = Run()
+    server: Annotated[Server, Field(description="the server process")] = Server()
+    worker: Annotated[Worker, Field(description="what every worker is told")] = Worker()
+    faults: Annotated[Faults, Field(description="what happens when something breaks")] = Faults()
+
+    @property
+    def eta_q_value(self) -> float:
+        """The step size on the dual weights, in 1/loss."""
+        return self.algorithm.eta_q_value(self.workers)
+
+    def with_seed(self, seed: int) -> Config:
+        """The same configuration with its seed filled in.
+
+        Raises:
+            ValueError: if ``seed`` is not in ``[0, 2^128)``.
+        """
+        return self.model_copy(update={"run": self.run.model_copy(update={"seed": _seed(seed)})})

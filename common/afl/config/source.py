@@ -1,0 +1,295 @@
+"""YAML text as plain values, each with the place where it stands; ``${ENV}`` is filled in on the way.
+
+Scalars follow YAML 1.2's core schema, in which ``1e-3`` is a number, ``on`` and ``no`` are text, and ``1:30``
+is not ninety; PyYAML's own loader follows YAML 1.1, where each of these is otherwise. Only what a
+configuration needs is taken: mappings with text keys, lists and scalars. Nothing is constructed from tags,
+and size, depth and the expansion of aliases are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import yaml
+
+from afl.config.problems import InvalidConfigError, KeyPath, Problem, shown
+
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
+
+LARGEST_TEXT: Final = 256 * 1024
+"""Characters. A configuration has a few thousand; PyYAML reads about 100,000 a second."""
+
+MOST_VALUES: Final = 10_000
+"""Values after aliases are expanded: a "billion laughs" file is refused before it grows."""
+
+DEEPEST: Final = 32
+
+AMBIGUOUS_WORDS: Final = frozenset({"yes", "no", "on", "off"})
+"""Booleans to YAML 1.1, text to YAML 1.2, whatever their case."""
+
+_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,400}", re.ASCII)
+_PREFIXED: Final = re.compile(r"0x[0-9a-fA-F]{1,400}|0o[0-7]{1,400}", re.ASCII)
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_INFINITY: Final = re.compile(r"([-+]?)\.(?:inf|Inf|INF)", re.ASCII)
+_WORDS: Final[Mapping[str, bool | float | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+_VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from.
+
+    Attributes:
+        where: ``file:line`` or the ``--set`` text.
+        written: the text before ``${ENV}`` was filled in, where it was.
+        is_ambiguous: whether it is an unquoted word that older YAML reads as a boolean.
+    """
+
+    where: str
+    written: str | None = None
+    is_ambiguous: bool = False
+
+
+@dataclass
+class Tree:
+    """Values, the origin of each by its path, and what was wrong in reading them."""
+
+    value: Value
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def origin(self, path: KeyPath) -> Origin:
+        """The origin of the value at ``path``, or of the nearest section around it that exists."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path, Origin(""))
+
+
+def read_yaml(text: str, source: str, environment: Mapping[str, str], *, with_lines: bool = True) -> Tree:
+    """Read one YAML document.
+
+    Args:
+        text: the document.
+        source: what messages call it.
+        environment: what ``${ENV}`` is filled in from. ``${ENV:-text}`` stands for ``text`` where the
+            variable is unset or empty, ``$${`` for ``${`` itself. An unquoted value is typed after it was
+            filled in, a quoted one stays text.
+        with_lines: whether origins name the line, or only the source.
+
+    Returns:
+        The values; problems that leave the rest readable (a key given twice, an undefined variable) are in
+        its ``problems``.
+
+    Raises:
+        InvalidConfigError: if it is not YAML, or more than a configuration can be.
+    """
+    reader = _Reader(source, environment, with_lines=with_lines)
+    if len(text) > LARGEST_TEXT:
+        raise reader.refusal(None, f"{len(text):,} characters", f"at most {LARGEST_TEXT:,}")
+    try:
+        root = reader.compose(text)
+        if root is not None:
+            reader.tree.value = reader.values(root, (), 0)
+            reader.tree.origins.setdefault((), Origin(reader.where(root.line)))
+    except yaml.YAMLError as error:
+        raise reader.syntax_error(error, text) from error
+    return reader.tree
+
+
+def resolve_plain(text: str) -> bool | int | float | str | None:
+    """The value of an unquoted scalar by YAML 1.2's core schema."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _PREFIXED.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if infinity := _INFINITY.fullmatch(text):
+        return float(f"{infinity[1]}inf")
+    return text
+
+
+@dataclass
+class _Node:
+    """A node of the document; ``line`` counts from 1 and is, for a mapping's value, its key's."""
+
+    line: int
+
+
+@dataclass
+class _Scalar(_Node):
+    text: str
+    is_plain: bool
+
+
+@dataclass
+class _List(_Node):
+    items: list[_Node]
+
+
+@dataclass
+class _Mapping(_Node):
+    items: list[tuple[str, int, _Node]]
+
+
+class _Reader:
+    """Turns one document's events into nodes, and nodes into values."""
+
+    def __init__(self, source: str, environment: Mapping[str, str], *, with_lines: bool) -> None:
+        self.tree = Tree(None)
+        self._source = source
+        self._environment = environment
+        self._with_lines = with_lines
+        self._anchors: dict[str, _Node] = {}
+        self._values = 0
+
+    def where(self, line: int | None) -> str:
+        return f"{self._source}:{line}" if self._with_lines and line is not None else self._source
+
+    def refusal(self, line: int | None, found: str, accepted: str) -> InvalidConfigError:
+        return InvalidConfigError(self._source, [Problem((), found, accepted, where=self.where(line))])
+
+    def syntax_error(self, error: yaml.YAMLError, text: str) -> InvalidConfigError:
+        accepted = (
+            "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
+        )
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            mark = error.problem_mark
+            detail = "; ".join(part for part in (error.context, error.problem) if part)
+            return self.refusal(mark.line + 1, f"at column {mark.column + 1}: {detail}", accepted)
+        if isinstance(error, yaml.reader.ReaderError):
+            line = text.count("\n", 0, error.position) + 1
+            return self.refusal(line, f"the character U+{error.character:04X}", "printable text")
+        return self.refusal(None, str(error), accepted)
+
+    def compose(self, text: str) -> _Node | None:
+        """The root node of the only document; None if there is none."""
+        root: _Node | None = None
+        events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.SafeLoader)
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise self.refusal(
+                        _line(event), "a second document", "one document, without a further ---"
+                    )
+                root = self._node(next(events), events, 0)
+        return root
+
+    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
+        if depth > DEEPEST:
+            raise self.refusal(_line(event), f"values nested {depth} deep", f"at most {DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                found = f"*{event.anchor}, with no &{event.anchor} that ended before it"
+                raise self.refusal(_line(event), found, "an alias of an earlier value")
+            return self._anchors[event.anchor]
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise self.refusal(
+                _line(event), f"the tag {tag}", "values without tags (nothing that starts with !)"
+            )
+        node: _Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = _Scalar(_line(event), event.value, is_plain=event.style is None)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = _List(_line(event), [])
+            while not isinstance(item := next(events), yaml.SequenceEndEvent):
+                node.items.append(self._node(item, events, depth + 1))
+        else:
+            node = self._mapping(event, events, depth)
+        # Only now: an alias inside the value it names would expand for ever.
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None:
+            self._anchors[anchor] = node
+        return node
+
+    def _mapping(self, start: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Mapping:
+        mapping = _Mapping(_line(start), [])
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            line = _line(event)
+            key = self._node(event, events, depth + 1)
+            if not isinstance(key, _Scalar):
+                raise self.refusal(line, "a list or a mapping as a key", "keys that are text")
+            if key.text == "<<" and key.is_plain:
+                raise self.refusal(
+                    line, "the merge key <<", "each key written out, or a whole section as an alias"
+                )
+            mapping.items.append((key.text, line, self._node(next(events), events, depth + 1)))
+        return mapping
+
+    def values(self, node: _Node, path: KeyPath, depth: int) -> Value:
+        """The value of ``node``, with everything below it entered into the tree's origins."""
+        self._values += 1
+        if self._values > MOST_VALUES:
+            found = f"more than {MOST_VALUES:,} values, aliases expanded"
+            raise self.refusal(node.line, found, f"at most {MOST_VALUES:,}")
+        if depth > DEEPEST:
+            raise self.refusal(node.line, f"values nested {depth} deep", f"at most {DEEPEST} levels")
+        if isinstance(node, _Scalar):
+            return self._scalar(node, path)
+        if isinstance(node, _List):
+            for position, item in enumerate(node.items):
+                self.tree.origins[*path, position] = Origin(self.where(item.line))
+            return [
+                self.values(item, (*path, position), depth + 1) for position, item in enumerate(node.items)
+            ]
+        assert isinstance(node, _Mapping)
+        result: dict[str, Value] = {}
+        for key, line, child in node.items:
+            below = (*path, key)
+            if key in result:
+                found = f"a second value; the first is at {self.tree.origins[below].where}"
+                problem = Problem(below, found, "each key once in a section", where=self.where(line))
+                self.tree.problems.append(problem)
+                continue
+            self.tree.origins[below] = Origin(self.where(line))
+            result[key] = self.values(child, below, depth + 1)
+        return result
+
+    def _scalar(self, node: _Scalar, path: KeyPath) -> Value:
+        where = self.tree.origins[path].where if path in self.tree.origins else self.where(node.line)
+        text = self._filled_in(node.text, path, where)
+        is_ambiguous = node.is_plain and text.lower() in AMBIGUOUS_WORDS
+        self.tree.origins[path] = Origin(where, None if text == node.text else node.text, is_ambiguous)
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            accepted = "text without halves of surrogate pairs (\\ud800 to \\udfff)"
+            self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
+            return ""
+        return resolve_plain(text) if node.is_plain else text
+
+    def _filled_in(self, text: str, path: KeyPath, where: str) -> str:
+        def value(match: re.Match[str]) -> str:
+            name, default = match[1], match[2]
+            if match[0] == "$${":
+                return "${"
+            if name is None:
+                accepted = "${NAME} or ${NAME:-default}; $${ stands for the two characters themselves"
+                self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
+                return ""
+            found = self._environment.get(name)
+            if default is not None:
+                return found or default
+            if found is None:
+                accepted = f"{name} set in the environment, or ${{{name}:-default}}"
+                problem = Problem(path, f"{text}, and {name} is not set", accepted, where=where)
+                self.tree.problems.append(problem)
+                return ""
+            return found
+
+        return _VARIABLE.sub(value, text)
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None
+    return int(event.start_mark.line) + 1

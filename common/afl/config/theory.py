@@ -1,0 +1,44 @@
+"""The step sizes and the block length that the paper's convergence theorems set.
+
+Theorem 1 (AFL-BR), Theorem 2 (AFL-Com with a general contractive compressor) and Theorem 3 (AFL-Com with
+an additive and idempotent compressor and shared randomness) all set the same three values::
+
+    B = ceil(sqrt T),   eta_w = 1 / (8 L T^{3/4}),   eta_q = 2 sqrt(ln m) / (sigma_q T^{1/4})
+
+for a horizon of T rounds, m workers, L-smooth losses, and minibatch losses whose noise is sub-Gaussian with
+parameter sigma_q. The theorems assume ``m >= 2`` and ``T >= 9``; the formulas are defined below that too.
+
+Powers of T are taken by square roots, which IEEE 754 rounds correctly, so that they are the same number on
+every machine; a mathematical library's ``pow`` is not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+FEWEST_ROUNDS: Final = 9
+FEWEST_WORKERS: Final = 2
+
+
+def block_length(rounds: int) -> int:
+    """B: update rounds between two restarts of the dual weights, ``ceil(sqrt T)``, exact for any T >= 1."""
+    return math.isqrt(rounds - 1) + 1
+
+
+def primal_step(rounds: int, smoothness: float) -> float:
+    """eta_w, the step on the parameters, for the smoothness constant L of the losses (L > 0)."""
+    return 1.0 / (8.0 * smoothness * math.sqrt(rounds) * math.sqrt(math.sqrt(rounds)))
+
+
+def dual_step(rounds: int, workers: int, sigma_q: float) -> float:
+    """eta_q, the step on the dual weights; sigma_q > 0 bounds the noise of minibatch losses, in their units.
+
+    Zero for one worker, whose weight is always 1.
+    """
+    return 2.0 * math.sqrt(math.log(workers)) / (sigma_q * math.sqrt(math.sqrt(rounds)))
+
+
+def is_covered(rounds: int, workers: int) -> bool:
+    """Whether the theorems speak of a run of this size."""
+    return rounds >= FEWEST_ROUNDS and workers >= FEWEST_WORKERS
