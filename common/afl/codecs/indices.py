@@ -46,7 +46,7 @@ Measured on uniformly random supports, in bits an index: 11.50, 8.11, 4.76, 2.96
 0.001, 0.01, 0.1, 0.3 and 0.5. From 0.001 to 0.5 the most is 1.043 times the entropy bound
 ``log2 C(dim, count)``, at 0.382, where ``BITMAP`` takes over from ``RICE`` with parameter 1 (951 densities,
 ``dim`` of 1e5 and 1e6). At ``dim`` = 1e7, on one core, the slowest of these densities took 55 ms to encode
-and 45 ms to decode, and at most 5 bytes an index of memory beside its input, or its result of int64, where
+and 45 ms to decode, and at most 6 bytes an index of memory beside its input, or its result of int64, where
 there are a million indices or more.
 """
 
