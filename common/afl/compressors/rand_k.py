@@ -1,0 +1,55 @@
+"""Unscaled Rand-k (paper, appendix B.1): k coordinates, uniform among all k-subsets, the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
+from afl.messages import Encoding
+from afl.randomness import Stream
+
+
+class RandK(Compressor):
+    """``C(x) = P_S x``; delta = k/d; only values travel, since S follows from the shared randomness."""
+
+    name = "rand-k"
+    encoding = Encoding.SEEDED
+    additive_idempotent = True
+
+    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
+        super().__init__(dim, options)
+        self._count = kept(ratio_option(self.name, options), dim)
+
+    @property
+    def count(self) -> int:
+        """k."""
+        return self._count
+
+    @property
+    def delta(self) -> float:
+        """k/d, in expectation over S."""
+        return self._count / self.dim
+
+    def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:
+        """Draw S."""
+        return _Support(torch.from_numpy(stream.subset(self.dim, self._count)).to(device))
+
+
+class _Support(Realization):
+    def __init__(self, support: Tensor) -> None:
+        self._support = support
+
+    def split(self, vector: Tensor) -> Compressed:
+        values = vector.index_select(0, self._support)
+        vector.index_fill_(0, self._support, 0.0)
+        return Compressed(values.cpu().numpy())
+
+    def indices(self, compressed: Compressed) -> Tensor:  # noqa: ARG002
+        return self._support
+
+    def digest_material(self) -> bytes:
+        return self._support.cpu().numpy().astype("<i8", copy=False).tobytes()

@@ -1,0 +1,87 @@
+"""Top-k (paper, appendix B.1): the k coordinates of largest absolute value, by a total order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
+from afl.messages import Encoding
+from afl.randomness import Stream
+
+
+class TopK(Compressor):
+    """The first k coordinates by (``|x|`` descending, index ascending); delta = k/d.
+
+    The order is total, so that ties, devices and selection methods never change the result.
+    """
+
+    name = "top-k"
+    encoding = Encoding.INDEXED
+    additive_idempotent = False
+
+    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
+        super().__init__(dim, options)
+        self._count = kept(ratio_option(self.name, options), dim)
+
+    @property
+    def count(self) -> int:
+        """k."""
+        return self._count
+
+    @property
+    def delta(self) -> float:
+        """k/d, for every vector."""
+        return self._count / self.dim
+
+    def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
+        """The same every round: Top-k has no randomness."""
+        return _Selection(self._count)
+
+
+class _Selection(Realization):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def split(self, vector: Tensor) -> Compressed:
+        chosen = largest(vector, self._count)
+        values = vector.index_select(0, chosen)
+        vector.index_fill_(0, chosen, 0.0)
+        return Compressed(values.cpu().numpy(), chosen.cpu().numpy())
+
+    def indices(self, compressed: Compressed) -> Tensor:
+        assert compressed.indices is not None
+        return torch.from_numpy(compressed.indices)
+
+    def digest_material(self) -> bytes:
+        return b""
+
+
+def largest(vector: Tensor, count: int) -> Tensor:
+    """The indices of the first ``count`` by (``|x|`` descending, index ascending); ascending int64.
+
+    Args:
+        vector: float32 ``[dim]``, finite.
+    """
+    if count >= len(vector):
+        return torch.arange(len(vector), device=vector.device)
+    if vector.device.type == "cpu":
+        # Magnitudes of finite floats order as their bits do; integers partition faster than floats.
+        bits = vector.numpy().view(np.int32) & np.int32(0x7FFFFFFF)
+        threshold = np.partition(bits, len(bits) - count)[len(bits) - count]
+        chosen = bits >= threshold
+        surplus = int(np.count_nonzero(chosen)) - count
+        if surplus:
+            chosen[np.flatnonzero(bits == threshold)[-surplus:]] = False
+        return torch.from_numpy(np.flatnonzero(chosen))
+    magnitude = vector.abs()
+    threshold_value = torch.topk(magnitude, count, sorted=False).values.min()
+    mask = magnitude >= threshold_value
+    surplus = int(mask.sum()) - count
+    if surplus:
+        mask[torch.nonzero(magnitude == threshold_value).flatten()[-surplus:]] = False
+    return torch.nonzero(mask).flatten()

@@ -1,0 +1,302 @@
+"""The round engine: which step is open, who has reported, what follows. Pure: no clock, no I/O.
+
+The server daemon drives it with what comes from sockets; a simulation drives it with what its workers
+return. Both get the same steps and the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl.algorithms.base import ServerAlgorithm
+from afl.codecs.payload import check_header
+from afl.errors import NonFiniteError, ProtocolError
+from afl.messages import (
+    EVALUATION_PHASE,
+    Ack,
+    AckStatus,
+    Kind,
+    Payload,
+    PayloadHeader,
+    Position,
+    Report,
+    Step,
+)
+
+MAX_METRICS = 64
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A step to broadcast: its header, its payload, and each worker's dual weight ``[m]``."""
+
+    step: Step
+    payloads: tuple[Payload, ...]
+    dual_weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the workers reported of the model after ``round`` updates, indexed by worker id.
+
+    Attributes:
+        diverged: workers whose copy of the model is not the server's.
+    """
+
+    round: int
+    metrics: tuple[dict[str, float], ...]
+    examples: tuple[int, ...]
+    diverged: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """A closed training round.
+
+    Attributes:
+        losses: l_i, ``[m]``.
+        dual_weights: q_t that the round used, ``[m]``.
+    """
+
+    round: int
+    losses: NDArray[np.float64]
+    dual_weights: NDArray[np.float64]
+
+
+@dataclass
+class _Incoming:
+    report: Report
+    received: int = 0
+    skipped: int = 0
+
+
+class RoundEngine:
+    """Drives a server algorithm through its rounds and the evaluations between them.
+
+    Args:
+        workers: m.
+        rounds: T.
+        evaluate_every: an evaluation follows each multiple of it, and the last round.
+    """
+
+    def __init__(self, algorithm: ServerAlgorithm, *, workers: int, rounds: int, evaluate_every: int) -> None:
+        self.algorithm = algorithm
+        self.workers = workers
+        self.rounds = rounds
+        self.evaluate_every = evaluate_every
+        self.step = Step(Position(1, 0), Kind.TRAIN)
+        self.dual_weights: NDArray[np.float64] = algorithm.dual_weights.copy()
+        self.finished = False
+        self.restarts = 0
+        """How often an open round's sum had to begin again."""
+        self.last_evaluation: Evaluation | None = None
+        self.last_round: RoundSummary | None = None
+        self._model_digest = b""
+        self._reports: dict[int, Report] = {}
+        self._previous: dict[int, Report] = {}
+        self._incoming: dict[int, _Incoming] = {}
+
+    # What the server asks.
+
+    def opening(self) -> Opening:
+        """The open step without a payload: for a worker that already has the model."""
+        return Opening(Step(self.step.position, self.step.kind), (), self.dual_weights)
+
+    def holds(self, worker: int) -> bool:
+        """Whether the worker's report for the open step is complete."""
+        return worker in self._reports
+
+    def is_partial(self, worker: int) -> bool:
+        """Whether some of the worker's payload is in the sum but not all."""
+        return (
+            self.step.kind is Kind.TRAIN
+            and worker not in self._reports
+            and self.algorithm.received(worker) > 0
+        )
+
+    def missing(self) -> list[int]:
+        """The workers whose report the open step waits for."""
+        return [worker for worker in range(self.workers) if worker not in self._reports]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the open step can be closed."""
+        return len(self._reports) == self.workers
+
+    def next_step(self) -> Step | None:
+        """The header of the step after the open one, if its payload may be sent before this one closes."""
+        header = self.algorithm.streamed_header()
+        if self.step.kind is not Kind.TRAIN or header is None:
+            return None
+        return self._following((header,))
+
+    # What workers say.
+
+    def begin_report(self, report: Report) -> Ack | None:
+        """A report's opening; ``None`` if its payload is now awaited in pieces.
+
+        Raises:
+            ProtocolError: if the report is not one the algorithm asks for.
+            NonFiniteError: if its loss is not finite.
+        """
+        worker, position = report.worker, report.position
+        if not 0 <= worker < self.workers:
+            raise ProtocolError(f"a report of worker {worker}; the run's workers are 0 to {self.workers - 1}")
+        if position > self.step.position:
+            raise ProtocolError(
+                f"worker {worker} reports round {position.round}, phase {position.phase}; "
+                f"round {self.step.position.round}, phase {self.step.position.phase} is open"
+            )
+        if position < self.step.position:
+            return self._answer_closed(report)
+        if worker in self._reports:
+            return self._answer_repeated(report, self._reports[worker])
+        self._check(report)
+        if not report.payloads:
+            return self._accept(report)
+        incoming = _Incoming(report)
+        # A worker that was cut off sends its payload from the start; what is summed is passed over.
+        incoming.skipped = self.algorithm.received(worker)
+        self.algorithm.drop(worker)
+        self._incoming[worker] = incoming
+        return None
+
+    def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
+        """The next piece of the payload that the worker's last report opened; its Ack once complete.
+
+        Raises:
+            ProtocolError: if it is not the next piece, or its content is not what its header says.
+            NonFiniteError: if a value is not finite.
+        """
+        incoming = self._incoming.get(worker)
+        if incoming is None:
+            raise ProtocolError(f"a chunk for worker {worker}, which has no report open")
+        header = incoming.report.payloads[0]
+        if payload != 0:
+            raise ProtocolError(f"a chunk of payload {payload}; the report has 1 (numbered from 0)")
+        if offset != incoming.received:
+            raise ProtocolError(f"a chunk at byte {offset}; byte {incoming.received} comes next")
+        if not data or offset + len(data) > header.total_bytes:
+            raise ProtocolError(
+                f"a chunk of {len(data)} bytes at byte {offset} of a payload of {header.total_bytes} bytes"
+            )
+        fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
+        if fresh:
+            self.algorithm.add_piece(worker, header, fresh)
+        incoming.received += len(data)
+        if incoming.received < header.total_bytes:
+            return None
+        del self._incoming[worker]
+        return self._accept(incoming.report)
+
+    def cut(self, worker: int) -> None:
+        """The worker's session ended: an unfinished report will come again from its start."""
+        if self._incoming.pop(worker, None) is not None:
+            self.algorithm.drop(worker)
+
+    def restart_round(self) -> None:
+        """Begin the open round's sum again; every worker reports again."""
+        self.restarts += 1
+        self._incoming.clear()
+        self._reports.clear()
+        self.algorithm.reset()
+
+    # What follows.
+
+    def advance(self) -> Opening | None:
+        """Close the open step; the next one, or ``None`` at the end of the run."""
+        assert self.complete
+        assert not self.finished
+        reports = [self._reports[worker] for worker in range(self.workers)]
+        self._previous, self._reports = self._reports, {}
+        if self.step.kind is Kind.EVALUATE:
+            self.last_evaluation = self._evaluate(reports)
+            if self.step.position.round == self.rounds:
+                self.finished = True
+                return None
+            self.step = Step(Position(self.step.position.round + 1, 0), Kind.TRAIN)
+            return self.opening()
+        self.last_round = RoundSummary(
+            self.step.position.round, np.array([report.loss for report in reports]), self.dual_weights
+        )
+        payload = self.algorithm.close()
+        self.dual_weights = self.algorithm.dual_weights.copy()
+        self.step = self._following((payload.header,))
+        return Opening(self.step, (payload,), self.dual_weights)
+
+    def expect_digest(self, digest: bytes) -> None:
+        """The digest of the server's own model, for the open evaluation."""
+        self._model_digest = digest
+
+    def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
+        round_ = self.step.position.round
+        if round_ % self.evaluate_every == 0 or round_ == self.rounds:
+            return Step(Position(round_, EVALUATION_PHASE), Kind.EVALUATE, headers)
+        return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
+
+    def _check(self, report: Report) -> None:
+        where = f"worker {report.worker}, round {report.position.round}"
+        if not math.isfinite(report.loss):
+            raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
+        for name, value in report.metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
+        if len(report.metrics) > MAX_METRICS:
+            raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
+        if report.examples < 1:
+            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
+        expected: Sequence[PayloadHeader] = ()
+        if self.step.kind is Kind.TRAIN:
+            expected = self.algorithm.expected_payloads(self.step.position)
+        elif "loss" not in report.metrics:
+            raise ProtocolError(f"{where}: an evaluation without the metric loss")
+        if len(report.payloads) != len(expected):
+            raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
+        for header, right in zip(report.payloads, expected, strict=True):
+            check_header(header, right)
+
+    def _accept(self, report: Report) -> Ack:
+        self._reports[report.worker] = report
+        if self.step.kind is Kind.TRAIN:
+            self.algorithm.add_loss(report.worker, report.loss)
+        return Ack(report.worker, report.position, AckStatus.ACCEPTED)
+
+    def _answer_closed(self, report: Report) -> Ack:
+        counted = self._previous.get(report.worker)
+        if counted is not None and counted.position == report.position:
+            return self._answer_repeated(report, counted)
+        return Ack(
+            report.worker,
+            report.position,
+            AckStatus.LATE,
+            f"round {report.position.round}, phase {report.position.phase} is closed",
+        )
+
+    @staticmethod
+    def _answer_repeated(report: Report, counted: Report) -> Ack:
+        if report == counted:
+            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
+        return Ack(
+            report.worker,
+            report.position,
+            AckStatus.REFUSED,
+            f"a report of worker {report.worker} for round {report.position.round}, phase "
+            f"{report.position.phase} with other content is already counted",
+        )
+
+    def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
+        return Evaluation(
+            round=self.step.position.round,
+            metrics=tuple(dict(report.metrics) for report in reports),
+            examples=tuple(report.examples for report in reports),
+            diverged=tuple(
+                report.worker
+                for report in reports
+                if self._model_digest and report.model_digest != self._model_digest
+            ),
+        )

@@ -1,0 +1,44 @@
+"""Error feedback over dual-weighted gradients (AFL-Com, Algorithm 2, lines 5 and 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from afl.compressors.base import Compressed, Realization
+
+
+class ErrorFeedback:
+    """A residual e and its recursion: ``p = e + x; c = C(p); e <- p - c``.
+
+    The same recursion serves a worker (x is the weighted gradient) and the server (x is the sum of the
+    workers' messages). The residual is what C really lost: the wire carries c in float32, so what is
+    decoded is c itself.
+
+    Args:
+        dim: d.
+        device: where the residual lives.
+    """
+
+    def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
+        self.residual = torch.zeros(dim, dtype=torch.float32, device=device)
+
+    def compress(self, signal: Tensor, realization: Realization) -> Compressed:
+        """One step of the recursion; ``signal`` is float32 ``[dim]`` and finite."""
+        self.residual.add_(signal)
+        return realization.split(self.residual)
+
+
+def weigh(gradient: Tensor, weight: float, *, out: Tensor) -> Tensor:
+    """``q_i g_i``: the weight rounded to float32, then one rounded product a coordinate."""
+    return torch.mul(gradient, float(np.float32(weight)), out=out)
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether all elements are finite; float32.
+
+    A finite sum proves it in one pass; only an infinite one needs the look at each element, since the sum
+    of finite numbers may overflow.
+    """
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())

@@ -1,0 +1,159 @@
+"""What server and workers say to each other, as plain values; :mod:`afl.wire` turns them into bytes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+EVALUATION_PHASE = 255
+"""The phase of the evaluation that follows a round; an algorithm's own phases are below it."""
+
+
+class Position(NamedTuple):
+    """A point of the conversation, ordered; ``round`` is 1-based, ``(0, 0)`` means none yet."""
+
+    round: int
+    phase: int
+
+
+NOWHERE = Position(0, 0)
+
+
+class Kind(enum.IntEnum):
+    """What a step asks for; the numbers are those of the protocol."""
+
+    TRAIN = 1
+    EVALUATE = 2
+    MODEL = 3
+
+
+class Role(enum.IntEnum):
+    """What a payload is; the numbers are those of the protocol."""
+
+    UPDATE = 1
+    MODEL = 2
+    FROZEN = 3
+
+
+class Encoding(enum.IntEnum):
+    """The form of a payload; the numbers are those of the protocol."""
+
+    DENSE = 1
+    INDEXED = 2
+    SEEDED = 3
+
+
+class ValueType(enum.IntEnum):
+    """The type of a payload's values; the numbers are those of the protocol."""
+
+    FLOAT32 = 1
+    BYTES = 2
+
+
+@dataclass(frozen=True)
+class PayloadHeader:
+    """Describes a payload before its bytes come.
+
+    Attributes:
+        dim: the dimension d of the vector it stands for.
+        count: how many values travel.
+        index_coding: how the indices are coded; 0 where none travel.
+        index_parameter: the coding's parameter.
+        index_bytes: the length of the coded indices, which come first.
+        value_bytes: the length of the values.
+    """
+
+    role: Role
+    encoding: Encoding
+    dim: int
+    count: int
+    value_bytes: int
+    value_type: ValueType = ValueType.FLOAT32
+    index_coding: int = 0
+    index_parameter: int = 0
+    index_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The payload's length."""
+        return self.index_bytes + self.value_bytes
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload and its bytes: the coded indices (perhaps empty), then the values.
+
+    Attributes:
+        sections: the buffers that, end to end, are the payload; together ``header.total_bytes`` long.
+    """
+
+    header: PayloadHeader
+    sections: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The opening of a step: what to apply and what to do then."""
+
+    position: Position
+    kind: Kind
+    payloads: tuple[PayloadHeader, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one worker answers to one step.
+
+    Attributes:
+        loss: the mean loss of the minibatch (training) or of the test data (evaluation).
+        examples: how many examples it is the mean of.
+        metrics: means over the test data, by name (evaluation).
+        model_digest: of the parameters the worker holds (evaluation), else empty.
+    """
+
+    worker: int
+    position: Position
+    loss: float
+    examples: int
+    payloads: tuple[PayloadHeader, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    model_digest: bytes = b""
+
+
+class AckStatus(enum.IntEnum):
+    """What became of a report; the numbers are those of the protocol."""
+
+    ACCEPTED = 1
+    DUPLICATE = 2
+    LATE = 3
+    REFUSED = 4
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The server's answer to a report."""
+
+    worker: int
+    position: Position
+    status: AckStatus
+    reason: str = ""
+
+
+class GoodbyeStatus(enum.IntEnum):
+    """Why a session ends; the numbers are those of the protocol."""
+
+    FINISHED = 1
+    REFUSED = 2
+    TRY_LATER = 3
+    ABORTED = 4
+    LEAVING = 5
+
+
+class FailureCause(enum.IntEnum):
+    """Why a worker could not do a step; the numbers are those of the protocol."""
+
+    TASK = 1
+    NON_FINITE = 2
+    OUT_OF_MEMORY = 3

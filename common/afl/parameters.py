@@ -1,0 +1,180 @@
+"""The trainable parameters of any module as one flat float32 vector, with the gradient beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from afl.errors import TaskError
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    is_view: bool
+
+
+class ParameterVector:
+    """A module's trainable parameters, in ``named_parameters()`` order, as one float32 vector.
+
+    A float32 parameter becomes a view into :attr:`values` and its gradient a view into
+    :attr:`gradient`, so a round copies nothing. A parameter of another floating type (bfloat16, float64)
+    keeps its type; :attr:`values` is its float32 master copy, written to it by :meth:`publish` and its
+    gradient read by :meth:`collect_gradient`. Frozen parameters stay outside the vector. Tied parameters
+    count once.
+
+    Args:
+        module: changed in place; moved to ``device``.
+        device: where the vectors live.
+        local_buffers: whether floating-point buffers may stay local to each worker.
+
+    Raises:
+        TaskError: if there is nothing to train, a parameter is complex, or there are floating-point
+            buffers without a policy.
+    """
+
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", *, local_buffers: bool = False
+    ) -> None:
+        self.module = module.to(device)
+        if not local_buffers:
+            _refuse_float_buffers(module)
+        named = list(module.named_parameters())
+        trainable = [(name, p) for name, p in named if p.requires_grad]
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self.dim = sum(p.numel() for _, p in trainable)
+        if self.dim == 0:
+            raise TaskError(
+                f"the model {type(module).__name__} has no trainable parameter "
+                f"({len(named)} parameters, all frozen or empty); a run needs at least one with requires_grad"
+            )
+        self.values = torch.empty(self.dim, dtype=torch.float32, device=device)
+        self.gradient = torch.zeros(self.dim, dtype=torch.float32, device=device)
+        self._entries: list[_Entry] = []
+        start = 0
+        for name, parameter in trainable:
+            if not parameter.dtype.is_floating_point:
+                raise TaskError(
+                    f"the parameter {name} is {parameter.dtype}; trainable parameters are real floating-point"
+                )
+            stop = start + parameter.numel()
+            is_view = parameter.dtype == torch.float32
+            self.values[start:stop].copy_(parameter.detach().reshape(-1))
+            if is_view:
+                parameter.data = self.values[start:stop].view(parameter.shape)
+                parameter.grad = self.gradient[start:stop].view(parameter.shape)
+            self._entries.append(_Entry(name, parameter, start, stop, is_view))
+            start = stop
+        self._copied = [entry for entry in self._entries if not entry.is_view]
+
+    def publish(self) -> None:
+        """Make the module compute with :attr:`values`; call after every change of them."""
+        with torch.no_grad():
+            for entry in self._copied:
+                entry.parameter.copy_(self.values[entry.start : entry.stop].view(entry.parameter.shape))
+
+    def clear_gradient(self) -> None:
+        """Set the gradient to zero before ``backward``."""
+        self.gradient.zero_()
+        for entry in self._entries:
+            if not entry.is_view:
+                entry.parameter.grad = None
+            elif entry.parameter.grad is None:
+                # The task's own code may have called zero_grad, which drops the views.
+                entry.parameter.grad = self.gradient[entry.start : entry.stop].view(entry.parameter.shape)
+
+    def collect_gradient(self) -> Tensor:
+        """:attr:`gradient` after ``backward``: float32 ``[dim]``, zero where nothing flowed."""
+        for entry in self._entries:
+            grad = entry.parameter.grad
+            target = self.gradient[entry.start : entry.stop]
+            if grad is None:
+                continue
+            if not entry.is_view or grad.data_ptr() != target.data_ptr():
+                target.copy_(grad.reshape(-1))
+        return self.gradient
+
+    def load(self, values: NDArray[np.float32]) -> None:
+        """Replace all values; float32 ``[dim]``."""
+        assert values.shape == (self.dim,)
+        self.values.copy_(torch.from_numpy(values))
+        self.publish()
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The values on the host: a view on CPU, a copy from a GPU."""
+        array: NDArray[np.float32] = self.values.cpu().numpy()
+        return array
+
+    def digest(self) -> bytes:
+        """16 bytes that two copies of the parameters share exactly if they are equal to the bit."""
+        return digest_of(self.numpy())
+
+    def layout_hash(self) -> bytes:
+        """16 bytes over names, shapes and types, in order: equal for models whose vectors correspond."""
+        layout = [
+            [name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in self.module.named_parameters()
+        ]
+        text = json.dumps(layout, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+    def named_values(self) -> dict[str, Tensor]:
+        """Every parameter by name, trained in float32 and frozen in its own type, on the CPU."""
+        named = {
+            entry.name: self.values[entry.start : entry.stop].view(entry.parameter.shape)
+            for entry in self._entries
+        }
+        named.update((name, p.detach()) for name, p in self._frozen)
+        return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+
+    def frozen_bytes(self) -> bytes:
+        """The frozen parameters, end to end, in order, as raw little-endian bytes."""
+        parts: Sequence[Tensor] = [p.detach().cpu().contiguous().reshape(-1) for _, p in self._frozen]
+        return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts if part.numel())
+
+    def load_frozen(self, data: bytes) -> None:
+        """Replace the frozen parameters by those of :meth:`frozen_bytes`; lengths were checked before."""
+        start = 0
+        with torch.no_grad():
+            for _, parameter in self._frozen:
+                size = parameter.numel() * parameter.element_size()
+                if size == 0:
+                    continue
+                raw = torch.frombuffer(bytearray(data[start : start + size]), dtype=torch.uint8)
+                parameter.copy_(raw.view(parameter.dtype).view(parameter.shape))
+                start += size
+        assert start == len(data)
+
+    @property
+    def frozen_length(self) -> int:
+        """The length of :meth:`frozen_bytes`."""
+        return sum(p.numel() * p.element_size() for _, p in self._frozen)
+
+
+def digest_of(values: NDArray[np.float32]) -> bytes:
+    """The digest of :meth:`ParameterVector.digest` for a bare vector."""
+    return hashlib.blake2b(np.ascontiguousarray(values, dtype="<f4").data, digest_size=DIGEST_BYTES).digest()
+
+
+def _refuse_float_buffers(module: nn.Module) -> None:
+    """Raise for buffers that training would change at each worker alone."""
+    names = [name for name, buffer in module.named_buffers() if buffer.dtype.is_floating_point]
+    if names:
+        owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
+        raise TaskError(
+            f"the model {type(module).__name__} has floating-point buffers ({', '.join(names[:4])}"
+            f"{', ...' if len(names) > 4 else ''}, from {', '.join(sorted(owners))}), which would differ "
+            "between workers; use a layer without running statistics (GroupNorm, LayerNorm), or set "
+            '`buffers = "local"` in the task to keep each worker\'s own'
+        )

@@ -1,0 +1,1 @@
+"""Generated from `proto/afl/v1`; written by `make proto`, never by hand."""

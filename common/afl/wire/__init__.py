@@ -1,0 +1,1 @@
+"""Frames: the protocol's messages as bytes, what they may contain, and an exact count of what travels."""

@@ -1,0 +1,84 @@
+"""Byte accounting, exact: what crossed the wire, what it was, and what the paper would charge for it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from afl.messages import Encoding, PayloadHeader, ValueType
+
+GRPC_PREFIX_BYTES = 5
+"""gRPC puts a flag and a 32-bit length before each message in the HTTP/2 DATA payload."""
+
+
+class Direction(enum.StrEnum):
+    """Which way, seen from the workers."""
+
+    UPLINK = "uplink"
+    DOWNLINK = "downlink"
+
+
+class Traffic(enum.StrEnum):
+    """What a frame is for."""
+
+    GRADIENT = "gradient"
+    MODEL = "model"
+    EVALUATION = "evaluation"
+    CONTROL = "control"
+
+
+class Part(enum.StrEnum):
+    """What the bytes of a frame are."""
+
+    VALUES = "values"
+    INDICES = "indices"
+    SCALARS = "scalars"
+    ENVELOPE = "envelope"
+
+
+@dataclass(frozen=True)
+class FrameContent:
+    """What one frame holds besides its envelope, in bytes."""
+
+    traffic: Traffic
+    values: int = 0
+    indices: int = 0
+    scalars: int = 0
+
+
+@dataclass
+class WireCount:
+    """Running totals of one direction.
+
+    ``sum(wire.values()) == sum(parts.values())`` always: the envelope is what is left.
+    """
+
+    wire: dict[Traffic, int] = field(default_factory=lambda: dict.fromkeys(Traffic, 0))
+    parts: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
+    frames: int = 0
+    float_equivalents: float = 0.0
+
+    def add(self, length: int, content: FrameContent) -> None:
+        """Count a frame of ``length`` bytes (without gRPC's prefix)."""
+        total = length + GRPC_PREFIX_BYTES
+        self.frames += 1
+        self.wire[content.traffic] += total
+        self.parts[Part.VALUES] += content.values
+        self.parts[Part.INDICES] += content.indices
+        self.parts[Part.SCALARS] += content.scalars
+        self.parts[Part.ENVELOPE] += total - content.values - content.indices - content.scalars
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.wire.values())
+
+
+def float_equivalents(header: PayloadHeader) -> float:
+    """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index."""
+    if header.value_type is not ValueType.FLOAT32:
+        return header.value_bytes / 4
+    if header.encoding is Encoding.INDEXED:
+        return header.count * (1 + math.ceil(math.log2(max(2, header.dim))) / 32)
+    return float(header.count)

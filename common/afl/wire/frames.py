@@ -1,0 +1,340 @@
+"""Frames to bytes and back.
+
+Outgoing frames are built here as byte strings, once; incoming ones are parsed and checked into
+:mod:`afl.messages`. Nothing here knows of sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from afl.errors import ProtocolError
+from afl.messages import (
+    Ack,
+    AckStatus,
+    Encoding,
+    Kind,
+    Payload,
+    PayloadHeader,
+    Position,
+    Report,
+    Role,
+    Step,
+    ValueType,
+)
+from afl.v1 import federation_pb2 as pb
+from afl.wire.accounting import FrameContent, Traffic
+
+PROTOCOL = 1
+"""The protocol's version; servers and workers of different ones refuse each other."""
+
+METHOD = "/afl.v1.Federation/Session"
+SERVICE = "afl.v1.Federation"
+
+MAX_DIM = 1 << 40
+"""The largest vector the schema allows."""
+
+MAX_FRAME_OVERHEAD = 1 << 20
+"""What a frame may hold besides one chunk's data."""
+
+_SCALAR_BYTES = 8
+_CHUNKS_FIELD: dict[type[pb.ServerFrame | pb.WorkerFrame], int] = {
+    pb.WorkerFrame: pb.WorkerFrame.CHUNKS_FIELD_NUMBER,
+    pb.ServerFrame: pb.ServerFrame.CHUNKS_FIELD_NUMBER,
+}
+_LENGTH_DELIMITED = 2
+_E = TypeVar("_E", bound=enum.IntEnum)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Bytes ready to be sent, and what they hold."""
+
+    data: bytes
+    content: FrameContent
+
+
+def traffic_of_kind(kind: Kind) -> Traffic:
+    """What a step of this kind, its commit and its reports are for."""
+    return {
+        Kind.TRAIN: Traffic.GRADIENT,
+        Kind.EVALUATE: Traffic.EVALUATION,
+        Kind.MODEL: Traffic.MODEL,
+    }[kind]
+
+
+def traffic_of_role(role: Role) -> Traffic:
+    """What a payload of this role is for."""
+    return Traffic.GRADIENT if role is Role.UPDATE else Traffic.MODEL
+
+
+# Building.
+
+
+def control(frame: pb.ServerFrame | pb.WorkerFrame) -> Frame:
+    """A frame of control parts."""
+    return Frame(frame.SerializeToString(), FrameContent(Traffic.CONTROL))
+
+
+def step_frame(step: Step) -> Frame:
+    """The opening of a step."""
+    message = pb.Step(
+        position=_position(step.position),
+        kind=_number(step.kind),
+        payloads=[_payload(header) for header in step.payloads],
+    )
+    return Frame(pb.ServerFrame(step=message).SerializeToString(), FrameContent(traffic_of_kind(step.kind)))
+
+
+def commit_frame(position: Position, kind: Kind, dual_weights: Sequence[float]) -> Frame:
+    """The closing of a step for one session."""
+    message = pb.Commit(position=_position(position), dual_weights=dual_weights)
+    content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
+    return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
+
+
+def report_frame(report: Report, kind: Kind) -> Frame:
+    """The opening of a report."""
+    message = pb.Report(
+        worker=report.worker,
+        position=_position(report.position),
+        loss=report.loss,
+        examples=report.examples,
+        payloads=[_payload(header) for header in report.payloads],
+        metrics=[pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
+        model_digest=report.model_digest,
+    )
+    content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * (1 + len(report.metrics)))
+    return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
+
+
+def ack_frame(ack: Ack, kind: Kind) -> Frame:
+    """The server's answer to a report."""
+    message = pb.Ack(
+        worker=ack.worker,
+        position=_position(ack.position),
+        status=_number(ack.status),
+        reason=ack.reason,
+    )
+    return Frame(pb.ServerFrame(acks=[message]).SerializeToString(), FrameContent(traffic_of_kind(kind)))
+
+
+def chunk_frames(
+    sender: type[pb.ServerFrame | pb.WorkerFrame],
+    payload: Payload,
+    chunk_bytes: int,
+    *,
+    worker: int = 0,
+    index: int = 0,
+) -> Iterator[Frame]:
+    """A whole payload in chunks."""
+    offset = 0
+    for section in payload.sections:
+        for start in range(0, len(section), chunk_bytes):
+            piece = section[start : start + chunk_bytes]
+            yield chunk_frame(sender, payload.header, offset, piece, worker=worker, index=index)
+            offset += len(piece)
+
+
+def chunk_frame(
+    sender: type[pb.ServerFrame | pb.WorkerFrame],
+    header: PayloadHeader,
+    offset: int,
+    data: memoryview,
+    *,
+    worker: int = 0,
+    index: int = 0,
+) -> Frame:
+    """One chunk.
+
+    The fields around the data are serialized by protobuf; the data is joined to them in its wire format
+    (a tag, a length, the bytes), because a message object would copy it twice more.
+    """
+    small = pb.Chunk(worker=worker, payload=index, offset=offset).SerializeToString()
+    data_prefix = _tag(pb.Chunk.DATA_FIELD_NUMBER) + _varint(len(data))
+    length = len(small) + len(data_prefix) + len(data)
+    joined = b"".join((_tag(_CHUNKS_FIELD[sender]), _varint(length), small, data_prefix, data))
+    in_indices = max(0, min(len(data), header.index_bytes - offset))
+    content = FrameContent(traffic_of_role(header.role), values=len(data) - in_indices, indices=in_indices)
+    return Frame(joined, content)
+
+
+def joined(frames: Sequence[Frame]) -> Frame:
+    """One frame with the parts of all; it is for what the last one is for."""
+    return Frame(
+        b"".join(frame.data for frame in frames),
+        FrameContent(
+            frames[-1].content.traffic,
+            sum(frame.content.values for frame in frames),
+            sum(frame.content.indices for frame in frames),
+            sum(frame.content.scalars for frame in frames),
+        ),
+    )
+
+
+# Parsing.
+
+
+def parse_worker_frame(data: bytes) -> pb.WorkerFrame:
+    """A worker's frame.
+
+    Raises:
+        ProtocolError: if the bytes are not one.
+    """
+    try:
+        return pb.WorkerFrame.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"a frame of {len(data)} bytes that cannot be parsed") from error
+
+
+def parse_server_frame(data: bytes) -> pb.ServerFrame:
+    """A server's frame.
+
+    Raises:
+        ProtocolError: if the bytes are not one.
+    """
+    try:
+        return pb.ServerFrame.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"a frame of {len(data)} bytes that cannot be parsed") from error
+
+
+def position_of(message: pb.Position) -> Position:
+    """A position."""
+    return Position(message.round, message.phase)
+
+
+def step_of(message: pb.Step) -> Step:
+    """A step's opening.
+
+    Raises:
+        ProtocolError: if it is not one this version knows.
+    """
+    kind = _member(Kind, message.kind, "kind of step")
+    return Step(
+        position_of(message.position), kind, tuple(payload_header_of(entry) for entry in message.payloads)
+    )
+
+
+def report_of(message: pb.Report) -> Report:
+    """A report's opening.
+
+    Raises:
+        ProtocolError: if it is malformed.
+    """
+    metrics = {metric.name: metric.value for metric in message.metrics}
+    if len(metrics) != len(message.metrics):
+        raise ProtocolError(f"worker {message.worker} reports a metric twice")
+    return Report(
+        worker=message.worker,
+        position=position_of(message.position),
+        loss=message.loss,
+        examples=message.examples,
+        payloads=tuple(payload_header_of(entry) for entry in message.payloads),
+        metrics=metrics,
+        model_digest=message.model_digest,
+    )
+
+
+def ack_of(message: pb.Ack) -> Ack:
+    """An Ack.
+
+    Raises:
+        ProtocolError: if its status is unknown.
+    """
+    status = _member(AckStatus, message.status, "status of an ack")
+    return Ack(message.worker, position_of(message.position), status, message.reason)
+
+
+def payload_header_of(message: pb.Payload) -> PayloadHeader:
+    """A payload's header; nothing is allocated for what it claims.
+
+    Raises:
+        ProtocolError: if an enumeration is unknown or the dimension beyond what the schema allows.
+    """
+    if message.dim > MAX_DIM:
+        raise ProtocolError(f"a payload of dimension {message.dim}; {MAX_DIM} is the largest")
+    return PayloadHeader(
+        role=_member(Role, message.role, "role of a payload"),
+        encoding=_member(Encoding, message.encoding, "encoding of a payload"),
+        dim=message.dim,
+        count=message.count,
+        value_bytes=message.value_bytes,
+        value_type=_member(ValueType, message.value_type, "value type of a payload"),
+        index_coding=message.index_coding,
+        index_parameter=message.index_parameter,
+        index_bytes=message.index_bytes,
+    )
+
+
+def content_of_worker_frame(
+    frame: pb.WorkerFrame, headers: dict[int, PayloadHeader], traffic: Traffic
+) -> FrameContent:
+    """What a worker's frame holds.
+
+    Args:
+        headers: the payload each worker's chunks belong to, before this frame's own reports.
+        traffic: what the open step is for, used if the frame holds a report or a chunk.
+    """
+    scalars = sum(_SCALAR_BYTES * (1 + len(report.metrics)) for report in frame.reports)
+    values = indices = 0
+    lengths = {
+        report.worker: report.payloads[0].index_bytes if report.payloads else 0 for report in frame.reports
+    }
+    for chunk in frame.chunks:
+        known = headers.get(chunk.worker)
+        index_bytes = lengths.get(chunk.worker, known.index_bytes if known else 0)
+        in_indices = max(0, min(len(chunk.data), index_bytes - chunk.offset))
+        indices += in_indices
+        values += len(chunk.data) - in_indices
+    if not (frame.reports or frame.chunks):
+        return FrameContent(Traffic.CONTROL)
+    return FrameContent(traffic, values, indices, scalars)
+
+
+def _position(position: Position) -> pb.Position:
+    return pb.Position(round=position.round, phase=position.phase)
+
+
+def _payload(header: PayloadHeader) -> pb.Payload:
+    return pb.Payload(
+        role=_number(header.role),
+        encoding=_number(header.encoding),
+        value_type=_number(header.value_type),
+        dim=header.dim,
+        count=header.count,
+        index_coding=_number(header.index_coding),
+        index_parameter=header.index_parameter,
+        index_bytes=header.index_bytes,
+        value_bytes=header.value_bytes,
+    )
+
+
+def _member(kind: type[_E], number: int, what: str) -> _E:
+    try:
+        return kind(number)
+    except ValueError:
+        raise ProtocolError(f"unknown {what}: {number}") from None
+
+
+def _number(member: int) -> Any:
+    """The protocol's number of an enumeration member, whose generated type is neither int nor ours."""
+    return int(member)
+
+
+def _tag(field_number: int) -> bytes:
+    return _varint(field_number << 3 | _LENGTH_DELIMITED)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
