@@ -1,0 +1,80 @@
+"""``digits``: 1,797 handwritten digits of 8x8 pixels that scikit-learn carries with it; no download."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from afl.tasks.base import TaskContext
+from afl.tasks.extras import require
+from afl.tasks.images import ImageTask, standardized
+from afl.tasks.models import mlp
+from afl.tasks.options import TaskOptions, parse_options
+from afl.tasks.partitions import Indices, LabelPartition, partition_by_labels
+
+_MEAN, _STD = 0.3053, 0.3760
+"""Of all pixels, divided by 16."""
+
+
+class DigitsOptions(TaskOptions):
+    """Options of ``digits``."""
+
+    partition: Literal["label-skew", "dirichlet", "iid"] | None = Field(
+        default=None, description="default: label-skew with 10 workers, otherwise dirichlet"
+    )
+    alpha: float = Field(default=1.0, gt=0, description="concentration of the Dirichlet partition")
+    hidden: tuple[PositiveInt, ...] = Field(default=(64, 32), description="widths of the MLP's hidden layers")
+
+
+class Digits(ImageTask["_EmbeddedDigits"]):
+    """Ten classes of 8x8 digits and a small MLP: a federation to try on any machine."""
+
+    allow_smaller_batch = True
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(classes=10)
+        self.options = parse_options(DigitsOptions, options)
+
+    def model(self) -> nn.Module:
+        """The MLP; input ``[n, 1, 8, 8]``."""
+        return mlp(64, self.options.hidden, self.classes)
+
+    def open_source(self) -> _EmbeddedDigits:
+        """scikit-learn's copy."""
+        return _EmbeddedDigits()
+
+    def divide(self, source: _EmbeddedDigits, context: TaskContext) -> list[Indices]:
+        """By the option ``partition``."""
+        default: LabelPartition = "label-skew" if context.workers == self.classes else "dirichlet"
+        return partition_by_labels(
+            self.options.partition or default,
+            source.labels(),
+            classes=self.classes,
+            workers=context.workers,
+            randomness=context.randomness,
+            alpha=self.options.alpha,
+        )
+
+    def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
+        """Standardized pixels, ``[n, 1, 8, 8]``."""
+        return standardized(torch.from_numpy(images).float().div_(16).unsqueeze(1), [_MEAN], [_STD])
+
+
+class _EmbeddedDigits:
+    """Pixels from 0 to 16, uint8 ``[1797, 8, 8]``."""
+
+    def __init__(self) -> None:
+        loaded = require("sklearn.datasets", "load the digits task's data").load_digits()
+        self._images: NDArray[np.uint8] = loaded.images.astype(np.uint8)
+        self._labels: Indices = loaded.target.astype(np.int64)
+
+    def labels(self, rows: Indices | None = None) -> Indices:
+        return self._labels if rows is None else self._labels[rows]
+
+    def images(self, rows: Indices) -> NDArray[np.uint8]:
+        return self._images[rows]

@@ -1,0 +1,145 @@
+"""``fashion-mnist``: 28x28 images of clothes in ten classes (Xiao, Rasul, Vollgraf, 2017), a three-layer MLP.
+
+The paper's first label-skewed experiment (section "Communication Efficiency with Compression").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from afl.errors import DataError
+from afl.tasks.arrays import StoredArray, idx_array
+from afl.tasks.base import TaskContext
+from afl.tasks.downloads import download_into
+from afl.tasks.extras import require
+from afl.tasks.images import Concatenated, ImageTask, standardized
+from afl.tasks.models import mlp
+from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.partitions import Indices, partition_by_labels
+
+_MEAN, _STD = 0.2860, 0.3530
+"""Of the training images' brightness, as published with torchvision's examples."""
+
+_DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+"""Where the Debian package dataset-fashion-mnist puts the files."""
+
+_SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
+
+
+class FashionMnistOptions(DataOptions):
+    """Options of ``fashion-mnist``."""
+
+    partition: Literal["label-skew", "dirichlet", "iid"] = Field(
+        default="label-skew", description="how the images are divided among the workers"
+    )
+    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
+    pool: Literal["train", "all"] = Field(
+        default="train",
+        description="divide and split the 60,000 training images, or those and the 10,000 test images",
+    )
+    hidden: tuple[PositiveInt, ...] = Field(
+        default=(256, 128), description="widths of the MLP's hidden layers"
+    )
+    download: bool = Field(default=False, description="fetch missing files through torchvision")
+
+
+class FashionMnist(ImageTask[Concatenated]):
+    """Fashion-MNIST as in the paper."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(classes=10)
+        self.options = parse_options(FashionMnistOptions, options)
+
+    def model(self) -> nn.Module:
+        """The MLP; input ``[n, 1, 28, 28]``."""
+        return mlp(28 * 28, self.options.hidden, self.classes)
+
+    def open_source(self) -> Concatenated:
+        """The IDX files, the first complete set of :meth:`_folders`."""
+        folder = self._find()
+        if folder is None and self.options.download:
+            torchvision = require("torchvision.datasets", "download Fashion-MNIST")
+            download_into(
+                self.options.folder(),
+                "FashionMNIST",
+                lambda root: torchvision.FashionMNIST(str(root), download=True),
+            )
+            folder = self._find()
+        if folder is None:
+            raise DataError(
+                f"Fashion-MNIST was not found: looked for {', '.join(self._names())} (each plain or .gz) in "
+                f"{', '.join(str(place) for place in self._folders())}. Download the files from "
+                f"{_SOURCE} into {self._folders()[0]}, or set task.options.download: true, or "
+                "task.options.data_dir"
+            )
+        names = self._names()
+        return Concatenated(
+            [
+                _IdxImages(_existing(folder, images), _existing(folder, labels))
+                for images, labels in zip(names[::2], names[1::2], strict=True)
+            ]
+        )
+
+    def divide(self, source: Concatenated, context: TaskContext) -> list[Indices]:
+        """By the option ``partition``."""
+        return partition_by_labels(
+            self.options.partition,
+            source.labels(),
+            classes=self.classes,
+            workers=context.workers,
+            randomness=context.randomness,
+            alpha=self.options.alpha,
+        )
+
+    def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
+        """Standardized brightness, ``[n, 1, 28, 28]``."""
+        return standardized(torch.from_numpy(images).float().div_(255).unsqueeze(1), [_MEAN], [_STD])
+
+    def _names(self) -> list[str]:
+        prefixes = ["train"] if self.options.pool == "train" else ["train", "t10k"]
+        return [f"{prefix}-{kind}-ubyte" for prefix in prefixes for kind in ("images-idx3", "labels-idx1")]
+
+    def _folders(self) -> list[Path]:
+        own = self.options.folder().absolute()
+        return [own / "FashionMNIST" / "raw", own / "raw", own, _DEBIAN_FOLDER]
+
+    def _find(self) -> Path | None:
+        for folder in self._folders():
+            if all(_existing(folder, name) is not None for name in self._names()):
+                return folder
+        return None
+
+
+def _existing(folder: Path, name: str) -> Path | None:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+class _IdxImages:
+    """A pair of IDX files: images uint8 ``[n, 28, 28]`` and labels."""
+
+    def __init__(self, images: Path | None, labels: Path | None) -> None:
+        assert images is not None
+        assert labels is not None
+        self._images: StoredArray = idx_array(images)
+        self._labels: Indices = idx_array(labels).whole().astype(np.int64)
+        if self._images.shape != (len(self._labels), 28, 28):
+            raise DataError(
+                f"{images} holds images of shape {self._images.shape} and {labels} {len(self._labels)} "
+                f"labels; ({len(self._labels)}, 28, 28) is needed"
+            )
+
+    def labels(self, rows: Indices | None = None) -> Indices:
+        return self._labels if rows is None else self._labels[rows]
+
+    def images(self, rows: Indices) -> NDArray[np.uint8]:
+        return self._images.take(rows)

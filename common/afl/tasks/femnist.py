@@ -1,0 +1,110 @@
+"""``femnist``: 28x28 handwritten characters by writer (LEAF, Caldas et al., 2018), LEAF's two-layer CNN.
+
+The paper's experiment on the number of workers (section "Scaling with the Number of Workers").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from afl.errors import ConfigError, DataError
+from afl.tasks.base import TaskContext
+from afl.tasks.femnist_files import WriterSource, find_layout
+from afl.tasks.images import ImageTask, standardized
+from afl.tasks.models import femnist_cnn
+from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.partitions import Indices, by_writer, partition_by_labels
+
+_SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
+_PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")
+
+
+class FemnistOptions(DataOptions):
+    """Options of ``femnist``."""
+
+    file: Path | None = Field(
+        default=None,
+        description="npz, parquet or json file, or a folder of them, relative to data_dir; "
+        f"default: the first there is of {', '.join(_PLACES)}",
+    )
+    partition: Literal["by-writer", "label-skew", "dirichlet", "iid"] = Field(
+        default="by-writer", description="how the images are divided among the workers"
+    )
+    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
+    classes: int = Field(default=62, ge=2, description="62 characters, or 10 for digits alone")
+    hidden: int = Field(default=2048, ge=1, description="width of the CNN's hidden layer")
+    ink: Literal["dark", "light"] = Field(
+        default="dark", description="dark on white as in LEAF, or light on black as in MNIST"
+    )
+    mean: float = Field(default=0.0385, ge=0, le=1, description="of the ink (0 paper, 1 full ink)")
+    std: float = Field(default=0.1641, gt=0, description="standard deviation of the ink")
+
+
+class Femnist(ImageTask[WriterSource]):
+    """FEMNIST as in the paper: the writers with the most examples, split 80/20 anew.
+
+    Pixels become ink (0 for paper, so that the convolutions' zero padding is nearly paper too), then are
+    standardized. The server builds the model without the data, so ``classes`` is an option.
+    """
+
+    def __init__(self, **options: object) -> None:
+        self.options = parse_options(FemnistOptions, options)
+        super().__init__(classes=self.options.classes)
+
+    def model(self) -> nn.Module:
+        """LEAF's CNN; input ``[n, 1, 28, 28]``."""
+        return femnist_cnn(self.options.hidden, self.classes)
+
+    def open_source(self) -> WriterSource:
+        """The first place at which data is found."""
+        folder = self.options.folder().absolute()
+        file = self.options.file
+        places = [folder / file.expanduser()] if file else [folder / name for name in _PLACES]
+        for place in places:
+            source = find_layout(place)
+            if source is not None:
+                return source
+        raise DataError(
+            f"FEMNIST was not found: looked for {', '.join(map(str, places))} (a folder may hold LEAF's json "
+            f"files, also in data/all_data or in train and test, parquet files, or an npz). Make LEAF's json "
+            f"files by {_SOURCE} and put them into {folder / _PLACES[0]}, or set "
+            "task.options.data_dir or task.options.file"
+        )
+
+    def divide(self, source: WriterSource, context: TaskContext) -> list[Indices]:
+        """By the option ``partition``."""
+        if self.options.partition == "by-writer":
+            return by_writer(source.writers, workers=context.workers)
+        return partition_by_labels(
+            self.options.partition,
+            source.labels(),
+            classes=self.classes,
+            workers=context.workers,
+            randomness=context.randomness,
+            alpha=self.options.alpha,
+        )
+
+    def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
+        """Standardized ink, ``[n, 1, 28, 28]``.
+
+        Raises:
+            afl.ConfigError: if most of the images would be ink: ``ink`` is the other way round.
+        """
+        brightness = torch.from_numpy(images).float().unsqueeze(1)
+        if images.dtype == np.uint8:
+            brightness.div_(255)
+        ink = brightness if self.options.ink == "light" else 1 - brightness
+        if ink.mean() > 0.5:
+            other = "light" if self.options.ink == "dark" else "dark"
+            raise ConfigError(
+                f"task.options.ink: the images are mostly {self.options.ink}, so their ink is {other}; "
+                f"set ink: {other}"
+            )
+        return standardized(ink, [self.options.mean], [self.options.std])

@@ -1,0 +1,84 @@
+"""The options of a task (``task.options`` in a run's configuration): typed, checked, explained when wrong.
+
+A task declares a :class:`TaskOptions` with one described field for each option and calls
+:func:`parse_options` in ``__init__``. Users' own tasks may do the same, or take plain keyword arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from afl.errors import ConfigError
+
+DATA_VARIABLE = "AFL_DATA"
+"""The environment variable that names the data directory of all tasks on a machine."""
+
+
+class TaskOptions(BaseModel):
+    """Base of every built-in task's options: unknown keys are refused, floats are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataOptions(TaskOptions):
+    """Options of a task that reads files."""
+
+    data_dir: Path | None = Field(
+        default=None,
+        description="where this machine keeps its data; default: the environment's AFL_DATA, or ./data",
+    )
+
+    def folder(self) -> Path:
+        """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
+        return (self.data_dir or Path(os.environ.get(DATA_VARIABLE) or "data")).expanduser()
+
+
+OptionsT = TypeVar("OptionsT", bound=TaskOptions)
+
+
+def parse_options(schema: type[OptionsT], values: Mapping[str, Any]) -> OptionsT:
+    """The checked options.
+
+    Raises:
+        afl.ConfigError: naming every wrong option: for an unknown one the nearest right name, for a wrong
+            value what would be accepted.
+    """
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [_explain(schema, problem) for problem in error.errors(include_url=False)]
+        raise ConfigError("\n".join(problems)) from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean X?`` with the nearest of ``known``, or a list of them where none is near."""
+    choices = sorted(known)
+    match = difflib.get_close_matches(name, choices, n=1)
+    if match:
+        return f"did you mean {match[0]}?"
+    return f"known: {', '.join(choices)}" if choices else "there are none"
+
+
+def _explain(schema: type[TaskOptions], problem: Mapping[str, Any]) -> str:
+    path = [str(step) for step in problem["loc"]]
+    where = ".".join(["task.options", *path])
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown option; {nearest(path[-1], schema.model_fields)}"
+    accepted = problem["msg"].removeprefix("Value error, ")
+    accepted = accepted[:1].lower() + accepted[1:]
+    field = schema.model_fields.get(path[0]) if path else None
+    purpose = f" ({field.description})" if field is not None and field.description else ""
+    if problem["type"] == "missing":
+        return f"{where}: is required{purpose}"
+    return f"{where}: {_shown(problem['input'])} is not accepted: {accepted}{purpose}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,154 @@
+"""Finding a task: by its name among the installed ones, or by ``package.module:Class``.
+
+A name resolves to what is installed on this machine (the entry points of the group ``afl.tasks``), so a
+name may come from another machine. A path imports any module, so it may come from this machine's own
+command line only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from afl.errors import ConfigError
+from afl.tasks.base import Task
+from afl.tasks.extras import INSTALL_HINT, PROVIDED
+from afl.tasks.options import nearest
+
+GROUP = "afl.tasks"
+
+
+def known_tasks() -> dict[str, str]:
+    """The installed tasks' names, ascending, each with its ``package.module:Class``; imports none of them."""
+    return {name: entry.value for name, entry in sorted(_installed().items())}
+
+
+def task_identity(task_name: str) -> str:
+    """What two machines compare to know that they run the same task: its ``package.module:Class``.
+
+    A name and the path of the class that it stands for have the same identity. Nothing is imported.
+
+    Raises:
+        afl.ConfigError: if there is no such name.
+    """
+    return task_name if ":" in task_name else _named(task_name).value
+
+
+def load_task(name_or_path: str, options: Mapping[str, Any], *, allow_path: bool = False) -> Task:
+    """The task, made with its options.
+
+    Args:
+        name_or_path: an installed task's name, or ``package.module:Class``. For a path, modules below the
+            working directory are found too.
+        options: keyword arguments of the class (``task.options``).
+        allow_path: whether a path is accepted: only for what this machine's own command line said.
+
+    Raises:
+        afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
+    """
+    is_path = ":" in name_or_path
+    if is_path and not allow_path:
+        raise ConfigError(
+            f"task {name_or_path}: a path is accepted on this machine's own command line only (--task); "
+            "elsewhere give the name of an installed task"
+        )
+    if is_path:
+        loaded = _imported_path(name_or_path)
+    else:
+        entry = _named(name_or_path)
+        loaded = _imported(f"task {name_or_path}", entry.module, entry.attr)
+    return _made(_checked_class(name_or_path, loaded), name_or_path, options)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise ConfigError(
+                f"task {entry.name}: two installed packages give this name, to {other.value} and to "
+                f"{entry.value}; uninstall one"
+            )
+    return found
+
+
+def _named(name: str) -> EntryPoint:
+    installed = _installed()
+    if name not in installed:
+        names = ", ".join(sorted(installed)) or "none"
+        hint = nearest(name, installed)
+        hint = f"{hint} " if hint.startswith("did") else ""
+        raise ConfigError(
+            f"task {name}: no such task; {hint}installed: {names}; a task of your own is given as "
+            "package.module:Class on the command line (--task)"
+        )
+    return installed[name]
+
+
+def _imported_path(path: str) -> object:
+    module, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise ConfigError(f"task {path}: a path is written package.module:Class")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # Last, so that nothing in the folder can take the place of an installed module. It stays there:
+        # the user's module may import its neighbours later.
+        sys.path.append(here)
+    return _imported(f"task {path}", module, attribute)
+
+
+def _imported(what: str, module: str, attribute: str) -> object:
+    try:
+        value: Any = importlib.import_module(module)
+    except (ImportError, SyntaxError) as error:
+        missing = (getattr(error, "name", None) or "").partition(".")[0]
+        hint = f": {INSTALL_HINT}" if missing in PROVIDED else ""
+        raise ConfigError(f"{what}: cannot import {module}: {error}{hint}") from error
+    for step in attribute.split("."):
+        if not hasattr(value, step):
+            classes = [
+                name for name, member in inspect.getmembers(value, inspect.isclass) if _is_task(member)
+            ]
+            raise ConfigError(f"{what}: {module} has no {attribute}; {nearest(step, classes)}")
+        value = getattr(value, step)
+    return value
+
+
+def _is_task(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, Task) and not value.__module__.endswith("tasks.base")
+
+
+def _checked_class(name: str, loaded: object) -> type[Task]:
+    if not inspect.isclass(loaded) or not issubclass(loaded, Task):
+        raise ConfigError(f"task {name}: {loaded!r} is not a subclass of afl.Task; name the class itself")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))
+        raise ConfigError(f"task {name}: {loaded.__name__} does not define {missing}; every task must")
+    return loaded
+
+
+def _made(cls: type[Task], name: str, options: Mapping[str, Any]) -> Task:
+    signature = inspect.signature(cls)
+    accepted = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    for option in options:
+        if option not in accepted and not takes_any:
+            raise ConfigError(
+                f"task.options.{option}: unknown option of task {name}; {nearest(option, accepted)}"
+            )
+    try:
+        return cls(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"task {name}: {cls.__name__}{signature} cannot be made with the options "
+            f"{dict(options)!r}: {error}; task.options must match the arguments of its __init__"
+        ) from error
