@@ -32,7 +32,17 @@ def partition_by_labels(
     randomness: SharedRandomness,
     alpha: float,
 ) -> list[Indices]:
-    """The partition called ``name``, drawn from the run's partition stream; ``alpha`` is Dirichlet's."""
+    """The partition called ``name``, drawn from the run's partition stream; ``alpha`` is Dirichlet's.
+
+    Raises:
+        afl.ConfigError: if the partition does not fit the number of workers.
+        afl.DataError: if a label is not one of ``0..classes-1``, or a worker would get nothing.
+    """
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(
+            f"the data has labels from {labels.min()} to {labels.max()}, but the task has {classes} classes, "
+            f"0 to {classes - 1}"
+        )
     stream = randomness.stream(Purpose.PARTITION)
     if name == "label-skew":
         return label_skew(labels, classes=classes, workers=workers, stream=stream)

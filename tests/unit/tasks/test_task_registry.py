@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from afl.errors import ConfigError
+from afl.tasks import known_tasks, load_task, registry, task_identity
+from afl.tasks.digits import Digits
+
+MODULE = """
+from torch import nn
+from afl.tasks import Classification, WorkerData
+
+class Unfinished(Classification):
+    def model(self):
+        return nn.Linear(1, 1)
+
+class Mine(Unfinished):
+    def __init__(self, width, *, depth=1):
+        self.width = width + 0
+    def data(self, worker, context):
+        return WorkerData((), ())
+
+not_a_class = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "my_task_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "my_task_module"
+    sys.modules.pop("my_task_module", None)
+
+
+def test_the_installed_tasks_load_by_name() -> None:
+    assert {"cifar10", "digits", "fashion-mnist", "femnist", "synthetic"} <= set(known_tasks())
+    task = load_task("digits", {"hidden": [8]})
+    assert isinstance(task, Digits)
+    assert task.options.hidden == (8,)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no such task; did you mean digits\? installed: cifar10, digits, "
+    ):
+        load_task("digit", {})
+
+
+def test_a_path_loads_where_it_is_allowed(module: str) -> None:
+    task = load_task(f"{module}:Mine", {"width": 3}, allow_path=True)
+    assert vars(task) == {"width": 3}
+    with pytest.raises(ConfigError, match="command line only"):
+        load_task(f"{module}:Mine", {"width": 3})
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("{}:Nine", {}, r"my_task_module has no Nine; did you mean Mine\?"),
+        ("{}:not_a_class", {}, "3 is not a subclass of afl.Task"),
+        ("{}:Unfinished", {}, "Unfinished does not define data"),
+        ("{}:Mine", {"widht": 3}, r"task\.options\.widht: unknown option of .*did you mean width\?"),
+        ("{}:Mine", {}, r"Mine\(width, \*, depth=1\) cannot be made .*missing .* 'width'"),
+        ("{}:Mine", {"width": "a"}, r"cannot be made with the options \{'width': 'a'\}"),
+        ("no_such_module_here:Mine", {}, "cannot import no_such_module_here"),
+        ("my task:Mine", {}, "written package.module:Class"),
+        ("{}:", {}, "written package.module:Class"),
+    ],
+)
+def test_a_wrong_path_class_or_option_says_what_to_do(
+    module: str, path: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_task(path.format(module), options, allow_path=True)
+
+
+def test_a_module_that_needs_the_extra_names_it(module: str) -> None:
+    Path("my_task_module.py").write_text("raise ModuleNotFoundError('none', name='torchvision.io')")
+    with pytest.raises(ConfigError, match=r"pip install 'afl\[tasks\]'"):
+        load_task(f"{module}:Mine", {}, allow_path=True)
+
+
+def test_a_name_and_its_path_are_the_same_task() -> None:
+    assert task_identity("digits") == task_identity("afl.tasks.digits:Digits") == "afl.tasks.digits:Digits"
+    with pytest.raises(ConfigError, match="no such task"):
+        task_identity("nothing-like-it")
+
+
+def test_two_packages_that_give_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [EntryPoint("twice", f"{package}:Task", registry.GROUP) for package in ("first", "second")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    with pytest.raises(ConfigError, match="first:Task and to second:Task"):
+        known_tasks()
