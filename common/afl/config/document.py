@@ -19,7 +19,7 @@ from afl.config import describe
 from afl.config.compressors import OPTIONS
 from afl.config.schema import Compressor, Config
 
-_NARROWEST = 60
+_NARROWEST = 72
 
 _NOTE = """\
 A value may hold ${NAME} or ${NAME:-default}, filled in from the environment ($${ is the text itself); quoted,
@@ -47,7 +47,7 @@ class Key:
     is_section: bool = False
 
 
-def keys() -> list[Key]:
+def all_keys() -> list[Key]:
     """Every key, sections before what is in them."""
     return list(_keys(Config, ""))
 
@@ -55,11 +55,11 @@ def keys() -> list[Key]:
 def help_text(width: int = 100) -> str:
     """The schema for a terminal of ``width`` columns."""
     width = max(width, _NARROWEST)
-    all_keys = keys()
-    name_width = max(len(key.name) for key in all_keys)
-    default_width = max(len(key.default) for key in all_keys)
+    documented = all_keys()
+    name_width = max(len(key.name) for key in documented)
+    default_width = max(len(key.default) for key in documented)
     lines = []
-    for key in all_keys:
+    for key in documented:
         is_new_part = key.is_section and "." not in key.name
         if is_new_part:
             lines.append("")
@@ -69,7 +69,7 @@ def help_text(width: int = 100) -> str:
         lines += _wrapped(about, head, width)
         if not is_new_part:
             lines += _wrapped(key.accepts, " " * len(head), width)
-    heading = f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT], THEN WHAT IS ACCEPTED"
+    heading = f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT] / ACCEPTED"
     note = textwrap.wrap(_NOTE, width)
     return "\n".join([*note, "", heading, *lines]) + "\n"
 
@@ -77,7 +77,7 @@ def help_text(width: int = 100) -> str:
 def markdown() -> str:
     """The schema as a Markdown table."""
     rows = ["| key | meaning | accepted | default | unit |", "|---|---|---|---|---|"]
-    for key in keys():
+    for key in all_keys():
         default = key.default if key.default in {"", "required"} else f"`{key.default}`"
         cells = [f"`{key.name}`", key.description, key.accepts, default, key.unit]
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

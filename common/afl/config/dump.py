@@ -48,15 +48,26 @@ def config_digest(config: Config) -> str:
 
 
 def _plain(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
-    """The dumped ``values`` of ``model`` without those that are null and would be by default."""
+    """The dumped ``values`` of ``model`` without what is null by default, text escaped."""
     plain = {}
     for name, value in values.items():
         field = type(model).model_fields.get(name)
         if value is None and field is not None and field.default is None:
             continue
         inner = getattr(model, name)
-        plain[name] = _plain(inner, value) if isinstance(inner, BaseModel) else value
+        plain[name] = _plain(inner, value) if isinstance(inner, BaseModel) else _escaped(value)
     return plain
+
+
+def _escaped(value: Any) -> Any:
+    """The value with what the reader would fill in from the environment escaped; keys it leaves alone."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    return value
 
 
 class _Dumper(yaml.SafeDumper):
@@ -68,7 +79,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    text = text.replace("${", "$${")
     needs_quotes = not isinstance(resolve_plain(text), str) or text.lower() in AMBIGUOUS_WORDS
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if needs_quotes else None)
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
-from afl.config import describe, rules
-from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, nearest, shown
+from afl.config import describe, explain, rules
+from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
 from afl.config.schema import Config
-from afl.config.source import LARGEST_TEXT, Tree, Value, read_yaml, resolve_plain
+from afl.config.source import LARGEST_TEXT, Tree, Value, read_yaml
 
 _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 """Bytes: what is read at most, since no character of UTF-8 has more than four."""
@@ -22,8 +21,6 @@ _RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Problem]]]] = {
     "algorithm": rules.algorithm,
     "server": rules.server,
 }
-
-_WORDS_FOR_NONE: Final = frozenset({"off", "no", "none", "false", "never", "disabled"})
 
 
 def load_config(
@@ -47,7 +44,7 @@ def load_config(
     tree = read_yaml(_text(Path(path)), str(path), environment)
     if not isinstance(tree.value, dict):
         found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
-        raise _refusal(str(path), found, f"sections and keys: {_names(Config)}", tree.origin(()).where)
+        raise _refusal(str(path), found, f"sections and keys: {explain.names(Config)}", tree.origin(()).where)
     for override in overrides:
         _apply(override, tree, environment)
     return _validated(tree, str(path))
@@ -148,12 +145,13 @@ def _validated(tree: Tree, source: str) -> Config:
         config = Config.model_validate(values)
     except ValidationError as error:
         problems.extend(
-            _problem(line["loc"], line["type"], line["input"], line.get("ctx", {}))
+            explain.explained(line["loc"], line["type"], line["input"], line.get("ctx", {}))
             for line in error.errors(include_url=False)
             if line["type"] != rules.BROKEN_RULE
         )
     problems.extend(_ambiguous(tree))
     if problems or config is None:
+        assert problems, "a rule of a model that was not checked on the values as written"
         raise InvalidConfigError(source, _arranged(problems, tree))
     return config
 
@@ -205,7 +203,11 @@ def _ambiguous(tree: Tree) -> list[Problem]:
     """Unquoted on, off, yes and no where any value goes, so that no type can tell which was meant."""
     problems = []
     for path, origin in tree.origins.items():
-        if origin.is_ambiguous and _field(path)[0] is None and isinstance(word := _at(tree.value, path), str):
+        if (
+            origin.is_ambiguous
+            and explain.field_at(path)[0] is None
+            and isinstance(word := _at(tree.value, path), str)
+        ):
             accepted = f'true or false, or "{word}" in quotes if the text is meant'
             problems.append(
                 Problem(path, f"{word}, a boolean to some readers of YAML and text to others", accepted)
@@ -239,81 +241,3 @@ def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
             key = (name, *problem.key)
             problems.append(Problem(key, problem.found, problem.accepted, problem.nearest, problem.note))
     return problems
-
-
-def _problem(location: KeyPath, kind: str, value: object, context: Mapping[str, Any]) -> Problem:
-    """A pydantic error in words. The value and the error's own text are the person's, never the library's."""
-    field, path = _field(location)
-    if kind == "extra_forbidden":
-        return _unknown_key(location, value)
-    if field is None or (kind == "missing" and path != location):
-        # A value that a free section cannot hold.
-        return Problem(
-            location, shown(value), "text, a finite number, true, false, null, a list or a mapping"
-        )
-    accepted = describe.accepted(field)
-    if kind == "missing":
-        return Problem(path, "nothing", accepted)
-    note = None
-    if isinstance(value, str) and kind == "value_error":
-        note = str(context["error"])
-    elif (
-        isinstance(value, str) and kind.endswith("_type") and not isinstance(resolve_plain(value), str | None)
-    ):
-        note = "the quotes make it text; leave them out"
-    if describe.takes_null(field) and str(value).lower() in _WORDS_FOR_NONE:
-        note = "for none, write null"
-    return Problem(path, shown(value), accepted, nearest=nearest(value, describe.choices(field)), note=note)
-
-
-def _unknown_key(location: KeyPath, value: object) -> Problem:
-    name = str(location[-1])
-    section = _section(location[:-1])
-    homes = [
-        key for key in _all_keys(Config) if key[-1] == name.replace("-", "_") and key[:-1] != location[:-1]
-    ]
-    meant = dotted(homes[0]) if homes else nearest(name, section.model_fields)
-    return Problem(
-        location, f"{shown(value)}, under an unknown key", f"one of {_names(section)}", nearest=meant
-    )
-
-
-def _names(section: type[BaseModel]) -> str:
-    return ", ".join(section.model_fields)
-
-
-def _section(path: KeyPath) -> type[BaseModel]:
-    model: type[BaseModel] = Config
-    for part in path:
-        inner = describe.section(model.model_fields[str(part)])
-        assert inner is not None
-        model = inner
-    return model
-
-
-def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> list[KeyPath]:
-    keys: list[KeyPath] = []
-    for name, field in model.model_fields.items():
-        keys.append((*path, name))
-        inner = describe.section(field)
-        if inner is not None:
-            keys.extend(_all_keys(inner, (*path, name)))
-    return keys
-
-
-def _field(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
-    """The deepest field on the way to ``location``, and its path; no field inside a free section.
-
-    What pydantic appends to a location to tell the members of a union apart is thereby left out.
-    """
-    model: type[BaseModel] | None = Config
-    field: FieldInfo | None = None
-    for depth, part in enumerate(location):
-        if model is None:
-            free = field is not None and describe.is_free(field)
-            return (None, location) if free else (field, location[:depth])
-        if part not in model.model_fields:
-            return None, location
-        field = model.model_fields[str(part)]
-        model = describe.section(field)
-    return field, location

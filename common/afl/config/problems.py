@@ -13,7 +13,9 @@ from afl.errors import ConfigError
 KeyPath: TypeAlias = "tuple[str | int, ...]"
 """Where a value stands: section names and keys from the root, and positions inside lists."""
 
-_LONGEST_VALUE_SHOWN: Final = 80
+_LONGEST_VALUE: Final = 80
+_LONGEST_LINE: Final = 400
+"""Characters: a message shows what a person wrote, which may be anything."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,13 @@ class Problem:
     where: str = ""
 
     def __str__(self) -> str:
-        heading = ": ".join(part for part in (self.where, dotted(self.key)) if part)
-        lines = [heading, f"    found:     {self.found}", f"    accepted:  {self.accepted}"]
+        lines = [": ".join(part for part in (self.where, dotted(self.key)) if part)]
+        lines += [f"    found:     {self.found}", f"    accepted:  {self.accepted}"]
         if self.nearest is not None:
             lines.append(f"    nearest:   {self.nearest}")
         if self.note is not None:
             lines.append(f"    note:      {self.note}")
-        return "\n".join(lines)
+        return "\n".join(_one_line(line, _LONGEST_LINE) for line in lines)
 
 
 class InvalidConfigError(ConfigError):
@@ -72,8 +74,14 @@ def shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         text = f"a value of type {type(value).__name__}"
+    return _one_line(text, _LONGEST_VALUE)
+
+
+def _one_line(text: str, longest: int) -> str:
+    """The text with what a terminal would not print escaped, cut to ``longest`` characters."""
+    text = text[: longest + 1]
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= _LONGEST_VALUE_SHOWN else text[: _LONGEST_VALUE_SHOWN - 3] + "..."
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def nearest(name: object, names: Iterable[str]) -> str | None:

@@ -126,3 +126,21 @@ def _split(text: str) -> tuple[Fraction, str]:
     if match is None:
         raise ValueError(f"{text!r} is not a number followed by a unit")
     return Fraction("0" + match[1]), match[2]
+
+
+def shown_bytes(count: float) -> str:
+    """A number of bytes for people: ``1.50 MB``; decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def shown_seconds(seconds: float) -> str:
+    """A duration for people: ``3.2 s``, ``4 min 10 s``, ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

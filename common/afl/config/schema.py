@@ -91,7 +91,7 @@ ListenAddress: TypeAlias = Annotated[
     PlainValidator(_listen_address),
     PlainSerializer(str, return_type=str),
     Accepts(
-        "host:port, such as 127.0.0.1:50051, [::1]:50051 or :50051 (all addresses; port 0: any free port)"
+        "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"
     ),
 ]
 

@@ -32,7 +32,7 @@ AMBIGUOUS_WORDS: Final = frozenset({"yes", "no", "on", "off"})
 
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,400}", re.ASCII)
 _PREFIXED: Final = re.compile(r"0x[0-9a-fA-F]{1,400}|0o[0-7]{1,400}", re.ASCII)
-_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_FLOAT: Final = re.compile(r"(?=.*[.eE])[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
 _INFINITY: Final = re.compile(r"([-+]?)\.(?:inf|Inf|INF)", re.ASCII)
 _WORDS: Final[Mapping[str, bool | float | None]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),

@@ -1,0 +1,118 @@
+"""The documentation made from the schema: complete, aligned, and in agreement with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from afl.config import Config, config_from_mapping, document
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        flat[prefix + name] = value
+        if isinstance(value, dict) and name != "options":
+            flat |= _flat(value, f"{prefix}{name}.")
+    return flat
+
+
+def test_every_key_is_described() -> None:
+    keys = document.all_keys()
+    assert len({key.name for key in keys}) == len(keys)
+    for key in keys:
+        assert key.description, key.name
+        assert key.accepts, key.name
+        assert key.default or key.accepts == "a section", key.name
+        assert not key.description.endswith("."), key.name
+
+
+def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> None:
+    config = config_from_mapping(
+        {
+            "workers": 1,
+            "task": {"name": "t"},
+            "algorithm": {
+                "name": "afl-com",
+                "rounds": 1,
+                "eta_w": 1,
+                "eta_q": 1,
+                "uplink": {"name": "top-k", "ratio": 1},
+                "downlink": {"name": "top-k", "ratio": 1},
+            },
+        }
+    )
+    actual = _flat(config.model_dump(mode="json"))
+    keys = {key.name: key for key in document.all_keys()}
+    assert set(keys) == set(actual)
+    words = {None: "null", True: "true", False: "false"}
+    for name, key in keys.items():
+        if key.default not in {"required", ""} and not name.startswith(
+            ("algorithm.uplink", "algorithm.downlink")
+        ):
+            value = actual[name]
+            assert key.default == (words[value] if value is None or isinstance(value, bool) else str(value))
+    required = {name for name, key in keys.items() if key.default == "required"}
+    assert required == {
+        "workers",
+        "task.name",
+        "algorithm.name",
+        "algorithm.rounds",
+        "algorithm.eta_w",
+        "algorithm.eta_q",
+        "algorithm.uplink.ratio",
+        "algorithm.downlink.ratio",
+    }
+
+
+def test_units() -> None:
+    units = {key.name: key.unit for key in document.all_keys()}
+    assert units["workers"] == "workers"
+    assert units["task.batch_size"] == "examples"
+    assert units["algorithm.rounds"] == units["evaluation.every"] == "rounds"
+    assert units["server.heartbeat"] == units["server.start_timeout"] == "s"
+    assert units["server.chunk_bytes"] == "bytes"
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 160])
+def test_the_help_fits_and_is_aligned(width: int) -> None:
+    lines = document.help_text(width).splitlines()
+    assert max(map(len, lines)) <= width
+    start = next(line for line in lines if line.startswith("KEY")).index("MEANING")
+    body = lines[lines.index(next(line for line in lines if line.startswith("workers "))) :]
+    for line in body:
+        assert not line or (line[start - 1] == " " and line[start] != " ")
+    assert [line.split()[0] for line in body if line and not line.startswith(" ")] == [
+        key.name for key in document.all_keys()
+    ]
+
+
+def test_a_terminal_narrower_than_the_help_gets_it_all_the_same() -> None:
+    assert document.help_text(10) == document.help_text(72)
+
+
+def test_the_table_has_a_row_a_key_and_equal_columns() -> None:
+    head, rule, *rows = document.markdown().splitlines()
+    assert head == "| key | meaning | accepted | default | unit |"
+    assert rule == "|---|---|---|---|---|"
+    assert len(rows) == len(document.all_keys())
+    assert all(row.replace("\\|", "").count("|") == 6 for row in rows)
+    assert rows[0] == (
+        "| `workers` | m, the number of workers | a whole number from 1 to 2^31 - 1 | required | workers |"
+    )
+
+
+def test_it_is_printed_as_a_module(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-W", "error", "-m", "afl.config.document", "--markdown"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
+    assert printed.stdout == document.markdown()
+    document.main([])
+    assert "algorithm.rounds" in capsys.readouterr().out
+
+
+def test_nothing_in_it_names_a_type_of_the_program() -> None:
+    text = document.help_text()
+    for name in (Config.__name__, "Literal", "Optional", "NoneType", "Annotated", "Duration(", "Address("):
+        assert name not in text
