@@ -105,6 +105,7 @@ class LeafJson:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._spans: list[tuple[Path, str]] = []
+        self._objects: dict[Path, dict[bytes, int]] = {}
         counts: list[int] = []
         for path in files:
             with _mapped(path) as text:
@@ -145,8 +146,11 @@ class LeafJson:
     def _read(self, path: Path, user: str, key: str, count: int) -> NDArray[Any]:
         shape = (count, _SIDE * _SIDE) if key == "x" else (count,)
         with _mapped(path) as text:
-            data = _after(text, path, "user_data", 0, bracket=b"{")
-            start = _after(text, path, user, data, bracket=b"{")
+            if path not in self._objects:
+                self._objects[path] = _objects_after(text, _after(text, path, "user_data", 0, bracket=b"{"))
+            start = self._objects[path].get(json.dumps(user).encode())
+            if start is None:
+                raise DataError(f"{path} is not in LEAF's layout: no user_data of user {user}")
             # No brace can occur inside: x and y hold numbers only.
             stop = text.find(b"}", start)
             if key == "y":
@@ -186,8 +190,18 @@ def _after(
 
 def _list_after(text: mmap.mmap, path: Path, key: str) -> list[Any]:
     start = _after(text, path, key, 0, bracket=b"[")
-    values: list[Any] = json.loads(text[start - 1 : text.find(b"]", start) + 1])
+    try:
+        values: list[Any] = json.loads(text[start - 1 : text.find(b"]", start) + 1])
+    except ValueError as error:
+        raise DataError(f"{path} is not in LEAF's layout: {key} is not a list: {error}") from error
     return values
+
+
+def _objects_after(text: mmap.mmap, start: int) -> dict[bytes, int]:
+    """Each quoted key of an object behind ``start``, and the position behind the object's brace."""
+    # A writer's name has no punctuation, so the search never runs from a closing quote through an image.
+    pattern = re.compile(rb'("[^",:\[\]{}]*")\s*:\s*\{')
+    return {match[1]: match.end() for match in pattern.finditer(text, start)}
 
 
 class WriterParquet:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from afl.errors import ConfigError, DataError
 from afl.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext, WorkerData
+from afl.tasks import cifar10 as cifar10_module
 from afl.tasks import fashion_mnist as fashion_mnist_module
 from afl.tasks.cifar10 import Cifar10
 from afl.tasks.digits import Digits
@@ -280,6 +281,30 @@ class TestCifar10:
             Cifar10(data_dir=tmp_path).data(0, with_workers(10))
 
 
+class TestCifar10OfTorchvision:
+    def test_the_official_files_are_left_to_torchvision(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        images = cifar_images(60)
+
+        def cifar10(root: str, *, train: bool = True, download: bool = False) -> SimpleNamespace:
+            if download:
+                (Path(root) / "cifar-10-batches-py").mkdir()
+            assert (Path(root) / "cifar-10-batches-py").is_dir()
+            rows = slice(0, 40) if train else slice(40, 60)
+            return SimpleNamespace(data=images[rows], targets=(np.arange(60) % 10)[rows].tolist())
+
+        monkeypatch.setattr(
+            cifar10_module, "require", lambda module, purpose: SimpleNamespace(CIFAR10=cifar10)
+        )
+        task = Cifar10(data_dir=tmp_path, download=True, pool="all", partition="dirichlet", alpha=10)
+        inputs = all_inputs(task, with_workers(4))
+        assert len(inputs.unique(dim=0)) == 60
+        x, y, _, _ = parts(task.data(2, with_workers(4)))
+        assert torch.equal(((x[:, 0, 0, 0] * 0.2470 + 0.4914) * 255).round().long(), y)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["cifar-10-batches-py"]
+
+
 WRITERS = ["f01"] * 7 + ["f02"] * 11 + ["f03"] * 3 + ["f04"] * 11
 
 
@@ -449,7 +474,8 @@ class TestFemnist:
             ("{}", "no 'users'"),
             ('{"users": ["a"], "num_samples": []}', "1 users but 0 num_samples"),
             ('{"users": ["a"], "num_samples": [2]}', "no 'user_data'"),
-            ('{"users": ["a"], "num_samples": [2], "user_data": {"b": {}}}', "no 'a'"),
+            ('{"users": ["a"], "num_samples": [2], "user_data": {"b": {}}}', "no user_data of user a"),
+            ('{"users": ["a"', "users is not a list"),
             (
                 '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"y": [1], "x": []}}}',
                 r"y of user a has",
