@@ -119,6 +119,11 @@ class RoundEngine:
             and self.algorithm.received(worker) > 0
         )
 
+    def incoming_header(self, worker: int) -> PayloadHeader | None:
+        """The payload that the worker's next chunk belongs to."""
+        incoming = self._incoming.get(worker)
+        return incoming.report.payloads[0] if incoming else None
+
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
         return [worker for worker in range(self.workers) if worker not in self._reports]

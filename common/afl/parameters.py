@@ -109,7 +109,10 @@ class ParameterVector:
     def load(self, values: NDArray[np.float32]) -> None:
         """Replace all values; float32 ``[dim]``."""
         assert values.shape == (self.dim,)
-        self.values.copy_(torch.from_numpy(values))
+        if self.values.device.type == "cpu":
+            np.copyto(self.values.numpy(), values)
+        else:
+            self.values.copy_(torch.from_numpy(values.copy()))
         self.publish()
 
     def numpy(self) -> NDArray[np.float32]:

@@ -1,0 +1,1 @@
+"""Codecs: compressed vectors and supports as bytes."""

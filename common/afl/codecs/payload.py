@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.codecs.indices import Coding, EncodedIndices, decode, encode, max_size
+from afl.codecs.indices import EncodedIndices, decode, encode, max_size
 from afl.compressors.base import Compressed, Compressor
 from afl.errors import NonFiniteError, ProtocolError
 from afl.messages import Encoding, Payload, PayloadHeader, Role, ValueType
@@ -46,11 +46,7 @@ def unpack(header: PayloadHeader, data: bytes | bytearray | memoryview) -> Compr
     values = values_of(view[header.index_bytes :])
     if header.encoding is not Encoding.INDEXED:
         return Compressed(values)
-    try:
-        coding = Coding(header.index_coding)
-    except ValueError:
-        raise ProtocolError(f"unknown index coding {header.index_coding}") from None
-    indices = decode(coding, header.index_parameter, view[: header.index_bytes], header.count, header.dim)
+    indices = decode(header.index_coding, header.index_parameter, view[: header.index_bytes], header.count, header.dim)
     return Compressed(values, indices)
 
 
@@ -76,7 +72,7 @@ def values_of(data: bytes | memoryview) -> NDArray[np.float32]:
 
 def bytes_of(values: NDArray[np.float32]) -> memoryview:
     """The raw little-endian bytes of contiguous values, without a copy."""
-    return memoryview(values.reshape(-1).view(np.uint8))
+    return values.reshape(-1).view(np.uint8).data
 
 
 def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:

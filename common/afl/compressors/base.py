@@ -89,7 +89,7 @@ class Realization(abc.ABC):
 
     def add_to(self, total: Tensor, compressed: Compressed) -> None:
         """``total += C(x)``, rounded once a coordinate; float32 ``[dim]``."""
-        values = torch.from_numpy(compressed.values).to(total.device)
+        values = torch.from_numpy(writable(compressed.values)).to(total.device)
         indices = self.indices(compressed)
         if indices is None:
             total.add_(values)
@@ -101,8 +101,7 @@ class Realization(abc.ABC):
 
         No fused multiply-add, so that every CPU and GPU gets the same bits (AFL-Com, line 13).
         """
-        values = torch.from_numpy(compressed.values).to(params.device)
-        change = values.mul(float(np.float32(eta)))
+        change = torch.from_numpy(compressed.values * np.float32(eta)).to(params.device)
         indices = self.indices(compressed)
         if indices is None:
             params.sub_(change)
@@ -112,6 +111,11 @@ class Realization(abc.ABC):
     @abc.abstractmethod
     def digest_material(self) -> bytes:
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
+
+
+def writable(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The values, copied only if they share read-only memory, which torch does not take."""
+    return values if values.flags.writeable else values.copy()
 
 
 def ratio_option(name: str, options: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ Outgoing frames are built here as byte strings, once; incoming ones are parsed a
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -85,7 +85,7 @@ def step_frame(step: Step) -> Frame:
     """The opening of a step."""
     message = pb.Step(
         position=_position(step.position),
-        kind=_number(step.kind),
+        kind=number(step.kind),
         payloads=[_payload(header) for header in step.payloads],
     )
     return Frame(pb.ServerFrame(step=message).SerializeToString(), FrameContent(traffic_of_kind(step.kind)))
@@ -118,7 +118,7 @@ def ack_frame(ack: Ack, kind: Kind) -> Frame:
     message = pb.Ack(
         worker=ack.worker,
         position=_position(ack.position),
-        status=_number(ack.status),
+        status=number(ack.status),
         reason=ack.reason,
     )
     return Frame(pb.ServerFrame(acks=[message]).SerializeToString(), FrameContent(traffic_of_kind(kind)))
@@ -273,22 +273,20 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
 
 
 def content_of_worker_frame(
-    frame: pb.WorkerFrame, headers: dict[int, PayloadHeader], traffic: Traffic
+    frame: pb.WorkerFrame, header_of: Callable[[int], PayloadHeader | None], traffic: Traffic
 ) -> FrameContent:
     """What a worker's frame holds.
 
     Args:
-        headers: the payload each worker's chunks belong to, before this frame's own reports.
+        header_of: the payload that a worker's chunks belong to, before this frame's own reports.
         traffic: what the open step is for, used if the frame holds a report or a chunk.
     """
     scalars = sum(_SCALAR_BYTES * (1 + len(report.metrics)) for report in frame.reports)
     values = indices = 0
-    lengths = {
-        report.worker: report.payloads[0].index_bytes if report.payloads else 0 for report in frame.reports
-    }
+    own = {report.worker: report.payloads[0].index_bytes for report in frame.reports if report.payloads}
     for chunk in frame.chunks:
-        known = headers.get(chunk.worker)
-        index_bytes = lengths.get(chunk.worker, known.index_bytes if known else 0)
+        known = header_of(chunk.worker)
+        index_bytes = own.get(chunk.worker, known.index_bytes if known else 0)
         in_indices = max(0, min(len(chunk.data), index_bytes - chunk.offset))
         indices += in_indices
         values += len(chunk.data) - in_indices
@@ -303,12 +301,12 @@ def _position(position: Position) -> pb.Position:
 
 def _payload(header: PayloadHeader) -> pb.Payload:
     return pb.Payload(
-        role=_number(header.role),
-        encoding=_number(header.encoding),
-        value_type=_number(header.value_type),
+        role=number(header.role),
+        encoding=number(header.encoding),
+        value_type=number(header.value_type),
         dim=header.dim,
         count=header.count,
-        index_coding=_number(header.index_coding),
+        index_coding=number(header.index_coding),
         index_parameter=header.index_parameter,
         index_bytes=header.index_bytes,
         value_bytes=header.value_bytes,
@@ -322,7 +320,7 @@ def _member(kind: type[_E], number: int, what: str) -> _E:
         raise ProtocolError(f"unknown {what}: {number}") from None
 
 
-def _number(member: int) -> Any:
+def number(member: int) -> Any:
     """The protocol's number of an enumeration member, whose generated type is neither int nor ours."""
     return int(member)
 

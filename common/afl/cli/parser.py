@@ -1,0 +1,38 @@
+"""What the commands' options have in common."""
+
+from __future__ import annotations
+
+import argparse
+
+from afl._version import __version__
+from afl.errors import ExitCode
+
+
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser whose help ends with the exit codes."""
+    codes = "\n".join(f"  {int(code):>3}  {code.meaning}" for code in ExitCode)
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        epilog=f"exit codes:\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
+    return parser
+
+
+def common_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the daemons' logs."""
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="least severity that is logged (default: info)",
+    )
+    parser.add_argument(
+        "--json-logs",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="log JSON lines (default: where standard error is not a terminal)",
+    )

@@ -1,0 +1,41 @@
+"""The initial model: a task's module with parameters drawn under the run's seed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from afl.algorithms.afl_com import Realizations
+from afl.errors import TaskError
+from afl.parameters import DIGEST_BYTES, ParameterVector
+from afl.randomness import Purpose, SharedRandomness
+from afl.tasks.base import Task
+
+
+def build_vector(
+    task: Task, randomness: SharedRandomness, device: torch.device | str = "cpu"
+) -> ParameterVector:
+    """The task's module as a parameter vector.
+
+    torch's own generator is seeded for the module's constructor and then put back. Its stream may differ
+    between torch versions, so the server's result is what every worker is sent.
+
+    Raises:
+        TaskError: if the task's module cannot be trained.
+    """
+    seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = task.model()
+    if not isinstance(module, nn.Module):
+        raise TaskError(
+            f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"
+        )
+    return ParameterVector(module, device, local_buffers=task.buffers == "local")
+
+
+def realization_digest(realizations: Realizations) -> bytes:
+    """16 bytes that server and worker share exactly if they draw the same compressors in round 1."""
+    return hashlib.blake2b(realizations.digest_material(), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,146 @@
+"""A worker process's half of the conversation: committed steps in, reports out. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from afl.algorithms.registry import WorkerSide
+from afl.errors import NonFiniteError, ProtocolError
+from afl.feedback import is_finite
+from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role, Step
+from afl.parameters import ParameterVector
+
+
+class Oracle(Protocol):
+    """What a participant asks of the task and its data, at the model as it now is."""
+
+    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+        """The minibatch loss, the minibatch size, and the gradient, float32 ``[dim]``, free to change."""
+        ...
+
+    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
+        """Means over the worker's test data, by name with ``loss`` among them, and how many examples."""
+        ...
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A step whose closing part has come.
+
+    Attributes:
+        payloads: the bytes of each of ``step.payloads``.
+        dual_weights: of the hosted workers, by worker id.
+    """
+
+    step: Step
+    payloads: tuple[memoryview, ...]
+    dual_weights: Mapping[int, float]
+
+
+Answer = tuple[Report, list[Payload]]
+
+
+class Participant:
+    """One process's workers, over one copy of the model.
+
+    Attributes:
+        applied: the position of the last step applied to the model.
+    """
+
+    def __init__(
+        self, vector: ParameterVector, side: WorkerSide, oracle: Oracle, workers: Sequence[int]
+    ) -> None:
+        self.vector = vector
+        self.workers = tuple(workers)
+        self.applied: Position = NOWHERE
+        self._side = side
+        self._oracle = oracle
+        self._held: dict[int, tuple[Kind, Answer]] = {}
+
+    def reported(self, worker: int) -> Position:
+        """The last position the worker has made a report for."""
+        held = self._held.get(worker)
+        return held[1][0].position if held else NOWHERE
+
+    def held(self, worker: int, position: Position) -> tuple[Kind, Answer] | None:
+        """The worker's report for ``position``, if it has made one: it is sent again as it is."""
+        return self._held[worker] if self.reported(worker) == position else None
+
+    def take(self, committed: CommittedStep) -> Iterator[tuple[Kind, Answer]]:
+        """Apply a committed step, then answer it for each worker in ascending order.
+
+        A step that was applied before (it came again after a cut) moves nothing; a report that was made
+        before is yielded again, not made anew.
+
+        Raises:
+            ProtocolError: if the step does not follow from where the model is.
+            NonFiniteError: if a loss or gradient is not finite; nothing of it was sent or kept.
+        """
+        step = committed.step
+        if step.kind is Kind.MODEL:
+            self._install(committed)
+            return
+        if step.position > self.applied:
+            self._apply(committed)
+        elif step.position < self.applied:
+            raise ProtocolError(
+                f"the server sent round {step.position.round}, phase {step.position.phase} after "
+                f"round {self.applied.round}, phase {self.applied.phase}"
+            )
+        for worker in self.workers:
+            if self.reported(worker) != step.position:
+                answer = self._answer(worker, committed)
+                self._held[worker] = (step.kind, answer)
+            yield self._held[worker]
+
+    def prepare(self, round_: int) -> None:
+        """Draw a coming round's realizations, off the critical path."""
+        self._side.realizations.prepare(round_)
+
+    def _install(self, committed: CommittedStep) -> None:
+        for header, data in zip(committed.step.payloads, committed.payloads, strict=True):
+            if header.role is Role.MODEL and header.value_bytes == 4 * self.vector.dim:
+                self.vector.load(np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False))
+            elif header.role is Role.FROZEN and header.value_bytes == self.vector.frozen_length:
+                self.vector.load_frozen(bytes(data))
+            else:
+                raise ProtocolError(
+                    f"a model payload of {header.value_bytes} bytes; this model has {4 * self.vector.dim} "
+                    f"and {self.vector.frozen_length} bytes of frozen parameters"
+                )
+        # The model of a position holds its update already: the step itself, when it comes, moves nothing.
+        self.applied = committed.step.position
+
+    def _apply(self, committed: CommittedStep) -> None:
+        step = committed.step
+        for header, data in zip(step.payloads, committed.payloads, strict=True):
+            if header.role is not Role.UPDATE:
+                raise ProtocolError(f"a {step.kind.name} step with a {header.role.name} payload")
+            self._side.replica.apply(step.position, self.vector.values, header, data)
+        if step.payloads:
+            self.vector.publish()
+        self.applied = step.position
+
+    def _answer(self, worker: int, committed: CommittedStep) -> Answer:
+        position = committed.step.position
+        if committed.step.kind is Kind.EVALUATE:
+            metrics, examples = self._oracle.evaluate(worker)
+            for name, value in metrics.items():
+                if not np.isfinite(value):
+                    raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
+            report = Report(
+                worker, position, metrics["loss"], examples, (), metrics, model_digest=self.vector.digest()
+            )
+            return report, []
+        loss, examples, gradient = self._oracle.gradient(worker, position.round)
+        if not np.isfinite(loss):
+            raise NonFiniteError(f"the loss is {loss}")
+        if not is_finite(gradient):
+            raise NonFiniteError("the gradient has an element that is not finite")
+        weight = committed.dual_weights[worker]
+        return self._side.halves[worker].report(position, weight, loss, examples, gradient)

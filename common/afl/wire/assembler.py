@@ -1,0 +1,97 @@
+"""A step from its parts: opening, chunks, commit. A step without its commit was never there."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from afl.errors import ProtocolError
+from afl.messages import Kind, Step
+from afl.participant import CommittedStep
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import position_of, step_of
+
+
+class StepAssembler:
+    """Collects the parts of one step at a time.
+
+    Args:
+        workers: the session's workers, in the order of its Join.
+        largest: the most payload bytes a step may have; checked before anything is allocated.
+    """
+
+    def __init__(self, workers: tuple[int, ...], largest: int) -> None:
+        self._workers = workers
+        self._largest = largest
+        self._step: Step | None = None
+        self._buffers: list[bytes | bytearray] = []
+        self._filled: list[int] = []
+        self._spare: deque[bytearray] = deque(maxlen=2)
+
+    def feed(self, frame: pb.ServerFrame) -> CommittedStep | None:
+        """The parts in one frame; the step if they complete one.
+
+        Raises:
+            ProtocolError: if a part does not fit what came before.
+        """
+        if frame.HasField("step"):
+            self._open(step_of(frame.step))
+        for chunk in frame.chunks:
+            self._add(chunk)
+        return self._commit(frame.commit) if frame.HasField("commit") else None
+
+    def recycle(self, committed: CommittedStep) -> None:
+        """The step has been applied: its large buffers may serve another."""
+        for data in committed.payloads:
+            if isinstance(data.obj, bytearray):
+                self._spare.append(data.obj)
+
+    def _open(self, step: Step) -> None:
+        total = sum(header.total_bytes for header in step.payloads)
+        if total > self._largest:
+            raise ProtocolError(f"a step of {total} bytes; {self._largest} are the most for this model")
+        self._step = step
+        self._buffers = [b"" for _ in step.payloads]
+        self._filled = [0] * len(step.payloads)
+
+    def _add(self, chunk: pb.Chunk) -> None:
+        step, index, data = self._step, chunk.payload, chunk.data
+        if step is None or index >= len(step.payloads):
+            raise ProtocolError("a chunk that belongs to no step")
+        total = step.payloads[index].total_bytes
+        if chunk.offset != self._filled[index] or chunk.offset + len(data) > total:
+            raise ProtocolError(
+                f"a chunk of {len(data)} bytes at byte {chunk.offset}; byte {self._filled[index]} of {total} "
+                "comes next"
+            )
+        if len(data) == total:
+            self._buffers[index] = data
+        else:
+            buffer = self._buffers[index] or self._take(total)
+            assert isinstance(buffer, bytearray)
+            buffer[chunk.offset : chunk.offset + len(data)] = data
+            self._buffers[index] = buffer
+        self._filled[index] += len(data)
+
+    def _take(self, size: int) -> bytearray:
+        for spare in list(self._spare):
+            if len(spare) == size:
+                self._spare.remove(spare)
+                return spare
+        return bytearray(size)
+
+    def _commit(self, commit: pb.Commit) -> CommittedStep:
+        step = self._step
+        if step is None or position_of(commit.position) != step.position:
+            raise ProtocolError("a commit that belongs to no step")
+        for header, filled in zip(step.payloads, self._filled, strict=True):
+            if filled != header.total_bytes:
+                raise ProtocolError(f"a commit after {filled} of {header.total_bytes} payload bytes")
+        weights = list(commit.dual_weights)
+        if step.kind is Kind.TRAIN:
+            if len(weights) != len(self._workers):
+                raise ProtocolError(f"{len(weights)} dual weights for {len(self._workers)} workers")
+            if not all(0.0 <= weight <= 1.0 for weight in weights):
+                raise ProtocolError("a dual weight outside [0, 1]")
+        payloads = tuple(memoryview(buffer) for buffer in self._buffers)
+        self._step, self._buffers = None, []
+        return CommittedStep(step, payloads, dict(zip(self._workers, weights, strict=False)))

@@ -1,0 +1,79 @@
+"""A step on its way to all sessions: serialized once, followed by each session at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from afl.messages import Payload, PayloadHeader, Position, Step
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import Frame, chunk_frame, chunk_frames, joined, step_frame
+
+JOIN_BELOW_BYTES = 256 * 1024
+"""Frames below this together go out as one message with the commit: a copy is cheaper than a message."""
+
+
+class Broadcast:
+    """The frames of one step, growing while the payload is still being summed.
+
+    Attributes:
+        step: what is broadcast.
+        base: the position a model must be at for this step's payload to apply.
+        dual_weights: ``[m]``, once closed.
+    """
+
+    def __init__(self, step: Step, base: Position) -> None:
+        self.step = step
+        self.base = base
+        self.frames: list[Frame] = [step_frame(step)]
+        self.dual_weights: Sequence[float] | None = None
+        self._sent_bytes = 0
+        self._changed = asyncio.Event()
+
+    @classmethod
+    def whole(
+        cls,
+        step: Step,
+        base: Position,
+        payloads: Sequence[Payload],
+        dual_weights: Sequence[float],
+        chunk_bytes: int,
+    ) -> Broadcast:
+        """A step whose payloads are complete."""
+        broadcast = cls(step, base)
+        for index, payload in enumerate(payloads):
+            broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
+        broadcast.close(dual_weights)
+        return broadcast
+
+    @property
+    def headers(self) -> tuple[PayloadHeader, ...]:
+        """What it carries."""
+        return self.step.payloads
+
+    def extend(self, ready: memoryview, chunk_bytes: int, *, complete: bool) -> None:
+        """Frame what is new in ``ready``, the final beginning of the payload, in whole chunks.
+
+        Args:
+            complete: whether ``ready`` is the whole payload, so that its end is framed too.
+        """
+        while self._sent_bytes < len(ready) and (complete or len(ready) - self._sent_bytes >= chunk_bytes):
+            piece = ready[self._sent_bytes : self._sent_bytes + chunk_bytes]
+            self.frames.append(chunk_frame(pb.ServerFrame, self.headers[0], self._sent_bytes, piece))
+            self._sent_bytes += len(piece)
+
+    def close(self, dual_weights: Sequence[float]) -> None:
+        """All frames are there; each session may be sent its commit."""
+        if sum(len(frame.data) for frame in self.frames) < JOIN_BELOW_BYTES and self._sent_bytes == 0:
+            self.frames = [joined(self.frames)]
+        self.dual_weights = dual_weights
+        self.announce()
+
+    def announce(self) -> None:
+        """Wake the sessions that follow; call on the event loop."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Wait for more frames or the close."""
+        await self._changed.wait()

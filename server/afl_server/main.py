@@ -1,0 +1,173 @@
+"""``afl-server``: run one federation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from afl._version import __version__
+from afl.cli.parser import common_options, make_parser
+from afl.config import Config, load_config
+from afl.config.address import Address, check_plaintext
+from afl.config.document import help_text
+from afl.errors import AflError, ExitCode
+from afl.initialization import build_vector
+from afl.logs import set_up_logs
+from afl.randomness import SharedRandomness
+from afl.tasks.registry import load_task
+from afl_server.coordinator import Coordinator
+from afl_server.http import HttpServer
+from afl_server.progress import LiveView, print_summary
+from afl_server.records import RunRecords, new_run_id
+from afl_server.service import FederationService
+
+LOG = logging.getLogger("afl.server")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.help_config:
+        print(help_text())  # noqa: T201
+        return ExitCode.OK
+    if options.config is None:
+        parser.error(
+            "--config FILE is needed (deploy/server.yaml is an example; --help-config has every key)"
+        )
+    set_up_logs(level=options.log_level, as_json=options.json_logs)
+    try:
+        config = load_config(options.config, options.set)
+        return asyncio.run(_run(config, live=options.live))
+    except AflError as error:
+        print(f"afl-server: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "afl-server",
+        "Run one federation: wait for the workers, train the model for its worst worker, write the results.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration (YAML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, for example --set algorithm.rounds=500; may be repeated",
+    )
+    parser.add_argument("--help-config", action="store_true", help="describe every key and exit")
+    parser.add_argument(
+        "--live",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdout.isatty(),
+        help="show live progress (default: where standard output is a terminal)",
+    )
+    common_options(parser)
+    return parser
+
+
+async def _run(config: Config, *, live: bool) -> ExitCode:
+    check_plaintext(config.server.listen, insecure=config.server.insecure)
+    seed = config.run.seed
+    randomness = SharedRandomness.fresh() if seed is None else SharedRandomness.from_int(seed)
+    config = config.with_seed(int.from_bytes(randomness.seed, "little"))
+    task = load_task(config.task.name, config.task.options, allow_path=True)
+    vector = build_vector(task, randomness)
+    run_id = new_run_id()
+    records = RunRecords.create(run_id, config.run.directory or Path("runs") / run_id, config)
+    coordinator = Coordinator(config, vector, randomness, records)
+    service = FederationService(coordinator)
+    http: HttpServer | None = None
+    try:
+        await service.start(config.server.listen)
+        if config.server.http is not None:
+            http = HttpServer(coordinator, config.server.http)
+        _announce(coordinator, service.port, http)
+        code, reason = await _until_over(coordinator, live=live)
+        await coordinator.farewell()
+    finally:
+        await service.stop()
+        if http is not None:
+            http.close()
+    summary = records.summarize(
+        code=code,
+        reason=reason,
+        seconds=time.monotonic() - coordinator.started_at,
+        up=coordinator.tallies.uplink,
+        down=coordinator.tallies.downlink,
+    )
+    LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
+    if live:
+        print_summary(summary, records.directory)
+    return code
+
+
+def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> None:
+    config = coordinator.config
+    listen = Address(config.server.listen.host, port)
+    LOG.info(
+        "run %s: %s on %s with %d workers, %d trainable parameters; listening on %s%s",
+        coordinator.run_id,
+        config.algorithm.name,
+        config.task.name,
+        config.workers,
+        coordinator.vector.dim,
+        listen,
+        f", http on port {http.port}" if http else "",
+        extra={
+            "event": "listening",
+            "run_id": coordinator.run_id,
+            "port": port,
+            "http_port": http.port if http else None,
+            "version": __version__,
+            "dim": coordinator.vector.dim,
+            "directory": str(coordinator.records.directory),
+        },
+    )
+
+
+async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode, str]:
+    loop = asyncio.get_running_loop()
+    stops: set[asyncio.Task[None]] = set()
+
+    def stop(name: str) -> None:
+        stops.add(
+            asyncio.ensure_future(
+                coordinator.abort(ExitCode.INTERRUPTED, f"the server was stopped by {name}")
+            )
+        )
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number.name)
+    await coordinator.start()
+    starting = asyncio.create_task(_start_timeout(coordinator))
+    try:
+        if live:
+            async with LiveView(coordinator):
+                return await asyncio.shield(coordinator.result)
+        return await asyncio.shield(coordinator.result)
+    finally:
+        starting.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _start_timeout(coordinator: Coordinator) -> None:
+    limit = coordinator.config.server.start_timeout
+    if limit is None:
+        return
+    await asyncio.sleep(limit)
+    missing = coordinator.missing_workers
+    if missing and coordinator.records.round is None:
+        await coordinator.abort(
+            ExitCode.ABORTED,
+            f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit})",
+        )

@@ -1,0 +1,289 @@
+"""The run directory: the resolved configuration, metrics line by line, models, and a summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from safetensors.torch import save_file
+from torch import Tensor
+
+from afl._version import __version__
+from afl.config import Config, dump_config
+from afl.engine import Evaluation, RoundSummary
+from afl.errors import ConfigError, ExitCode
+from afl.parameters import ParameterVector
+from afl.wire.accounting import Direction, WireCount
+
+LOG = logging.getLogger("afl.server")
+
+MODEL_NAMES = ("final", "random", "best")
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An evaluation, seen from its worst worker.
+
+    Attributes:
+        worst_worker: of lowest accuracy, or of highest loss where the task has no accuracy.
+        worst_accuracy: its accuracy, if there is one.
+    """
+
+    round: int
+    worst_worker: int
+    worst_accuracy: float | None
+    mean_accuracy: float | None
+    max_loss: float
+    mean_loss: float
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Standing:
+        """Rank the workers."""
+        losses = np.array([metrics["loss"] for metrics in evaluation.metrics])
+        has_accuracy = all("accuracy" in metrics for metrics in evaluation.metrics)
+        if not has_accuracy:
+            return cls(
+                evaluation.round, int(losses.argmax()), None, None, float(losses.max()), float(losses.mean())
+            )
+        accuracies = np.array([metrics["accuracy"] for metrics in evaluation.metrics])
+        return cls(
+            evaluation.round,
+            int(accuracies.argmin()),
+            float(accuracies.min()),
+            float(accuracies.mean()),
+            float(losses.max()),
+            float(losses.mean()),
+        )
+
+    def is_better_than(self, other: Standing | None) -> bool:
+        """Whether its worst worker is served better."""
+        if other is None:
+            return True
+        if self.worst_accuracy is not None and other.worst_accuracy is not None:
+            return self.worst_accuracy > other.worst_accuracy
+        return self.max_loss < other.max_loss
+
+
+@dataclass
+class RunRecords:
+    """What is written of a run.
+
+    Attributes:
+        evaluations: all so far, in order.
+        best: the one whose worst worker was served best.
+        round: the last closed round.
+    """
+
+    run_id: str
+    directory: Path
+    config: Config
+    evaluations: list[Standing] = field(default_factory=list)
+    best: Standing | None = None
+    round: RoundSummary | None = None
+    last_evaluation: Evaluation | None = None
+    round_seconds: float = 0.0
+
+    _metrics: TextIO | None = None
+
+    @classmethod
+    def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
+        """Make the directory and write the resolved configuration.
+
+        Raises:
+            ConfigError: if the directory holds a run already, or cannot be written.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            taken = next((name for name in (CONFIG_FILE, METRICS_FILE) if (directory / name).exists()), None)
+            if taken:
+                raise ConfigError(
+                    f"run.directory: {directory} already holds a run ({taken} is there); "
+                    "name another directory, or leave it out for one made from the run id"
+                )
+            _write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            records = cls(run_id, directory, config)
+            records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
+        return records
+
+    def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
+        """A closed round: one line."""
+        self.round = summary
+        self.round_seconds = seconds
+        worst = int(summary.losses.argmax())
+        self._line(
+            "round",
+            round=summary.round,
+            seconds=round(seconds, 6),
+            loss_max=float(summary.losses[worst]),
+            loss_max_worker=worst,
+            loss_mean=float(summary.losses.mean()),
+            dual_weight_max=float(summary.dual_weights.max()),
+            **_bytes(up, down),
+        )
+
+    def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> bool:
+        """An evaluation: one line; whether it is the best so far."""
+        standing = Standing.of(evaluation)
+        self.evaluations.append(standing)
+        self.last_evaluation = evaluation
+        is_best = standing.is_better_than(self.best)
+        if is_best:
+            self.best = standing
+        self._line(
+            "evaluation",
+            round=standing.round,
+            worst_worker=standing.worst_worker,
+            worst_accuracy=standing.worst_accuracy,
+            mean_accuracy=standing.mean_accuracy,
+            max_loss=standing.max_loss,
+            mean_loss=standing.mean_loss,
+            workers=[dict(metrics) for metrics in evaluation.metrics],
+            examples=list(evaluation.examples),
+            **_bytes(up, down),
+        )
+        if self._metrics is not None:
+            self._metrics.flush()
+        LOG.info(
+            "round %d: worst worker %d, %s",
+            standing.round,
+            standing.worst_worker,
+            f"accuracy {standing.worst_accuracy:.4f} (mean {standing.mean_accuracy:.4f})"
+            if standing.worst_accuracy is not None
+            else f"loss {standing.max_loss:.5g} (mean {standing.mean_loss:.5g})",
+            extra={
+                "event": "evaluation",
+                "round": standing.round,
+                "worst_worker": standing.worst_worker,
+                "worst_accuracy": standing.worst_accuracy,
+                "max_loss": standing.max_loss,
+            },
+        )
+        return is_best
+
+    def save_model(self, name: str, tensors: Mapping[str, Tensor], rounds_applied: int) -> None:
+        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module."""
+        assert name in MODEL_NAMES
+        standing = next((entry for entry in self.evaluations if entry.round == rounds_applied), None)
+        metadata = {
+            "format": "pt",
+            "afl_version": __version__,
+            "run_id": self.run_id,
+            "output": name,
+            "rounds_applied": str(rounds_applied),
+            "task": self.config.task.name,
+            "task_options": json.dumps(dict(self.config.task.options), sort_keys=True),
+            "algorithm": self.config.algorithm.name,
+            "workers": str(self.config.workers),
+        }
+        if standing is not None:
+            metadata["worst_worker"] = str(standing.worst_worker)
+            metadata["max_loss"] = repr(standing.max_loss)
+            if standing.worst_accuracy is not None:
+                metadata["worst_accuracy"] = repr(standing.worst_accuracy)
+        path = self.directory / f"model-{name}.safetensors"
+        with _replacing(path) as temporary:
+            save_file(dict(tensors), temporary, metadata)
+
+    def summarize(
+        self, *, code: ExitCode, reason: str, seconds: float, up: WireCount, down: WireCount
+    ) -> dict[str, Any]:
+        """Write and return ``summary.json``."""
+        last = self.evaluations[-1] if self.evaluations else None
+        summary = {
+            "run_id": self.run_id,
+            "afl_version": __version__,
+            "result": code.name.lower(),
+            "reason": reason,
+            "algorithm": self.config.algorithm.name,
+            "task": self.config.task.name,
+            "workers": self.config.workers,
+            "rounds": self.round.round if self.round else 0,
+            "seconds": round(seconds, 3),
+            "last": last.__dict__ if last else None,
+            "best": self.best.__dict__ if self.best else None,
+            "communication": {
+                direction.value: {
+                    "wire_bytes": count.total,
+                    "wire_bytes_by_kind": {kind.value: size for kind, size in count.wire.items()},
+                    "payload_bytes_by_part": {part.value: size for part, size in count.parts.items()},
+                    "frames": count.frames,
+                    "float_equivalents": count.float_equivalents,
+                    "float_equivalents_as_bytes": 4 * count.float_equivalents,
+                }
+                for direction, count in ((Direction.UPLINK, up), (Direction.DOWNLINK, down))
+            },
+            "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
+        }
+        _write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        return summary
+
+    def _line(self, event: str, **values: Any) -> None:
+        assert self._metrics is not None
+        self._metrics.write(json.dumps({"event": event, **values}) + "\n")
+
+
+def copy_of(vector: ParameterVector) -> dict[str, Tensor]:
+    """The model's parameters as they are now, apart from those that go on changing."""
+    return {name: tensor.clone() for name, tensor in vector.named_values().items()}
+
+
+def new_run_id() -> str:
+    """A new, sortable name: the UTC second and random hexadecimal digits."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+class _replacing:  # noqa: N801  # a context manager named for how it reads
+    """A temporary path beside ``path`` that takes its place, whole, once written and synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> str:
+        handle, self._temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        os.close(handle)
+        return self._temporary
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        temporary = Path(self._temporary)
+        if failure is not None:
+            temporary.unlink(missing_ok=True)
+            return
+        temporary.chmod(0o644)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    with _replacing(path) as temporary:
+        Path(temporary).write_bytes(data)
+
+
+def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:
+    return {
+        "uplink_bytes": up.total,
+        "downlink_bytes": down.total,
+        "uplink_float_equivalents": up.float_equivalents,
+        "downlink_float_equivalents": down.float_equivalents,
+    }

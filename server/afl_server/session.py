@@ -1,0 +1,213 @@
+"""One worker process's conversation with the server, without sockets: frames in, frames out."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from afl.errors import ProtocolError
+from afl.messages import NOWHERE, Ack, GoodbyeStatus, Kind, Position
+from afl.v1 import federation_pb2 as pb
+from afl.wire.accounting import FrameContent, Traffic
+from afl.wire.frames import (
+    Frame,
+    ack_frame,
+    commit_frame,
+    content_of_worker_frame,
+    control,
+    joined,
+    number,
+    parse_worker_frame,
+    position_of,
+    report_of,
+    traffic_of_kind,
+)
+from afl_server.broadcast import JOIN_BELOW_BYTES, Broadcast
+
+if TYPE_CHECKING:
+    from afl_server.coordinator import Coordinator
+
+MAX_WORKERS_A_SESSION = 65536
+
+
+class State(enum.Enum):
+    """How far the conversation is."""
+
+    NEW = "new"
+    JOINED = "joined"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class SessionOverError(Exception):
+    """The peer has said goodbye."""
+
+
+class Session:
+    """The server's side of one stream.
+
+    Args:
+        peer: the peer's address, for the log only; identity is what Join says.
+    """
+
+    def __init__(self, coordinator: Coordinator, peer: str) -> None:
+        self.peer = peer
+        self.state = State.NEW
+        self.workers: tuple[int, ...] = ()
+        self.incarnation = b""
+        self.applied: Position = NOWHERE
+        self.reported: dict[int, Position] = {}
+        self.last_seen = time.monotonic()
+        self.is_paused = False
+        """Whether the server has stopped reading from it, because its turn in the sum has not come."""
+        self.heard = asyncio.Event()
+        """Set whenever a frame comes."""
+        self.is_over = asyncio.Event()
+        self._coordinator = coordinator
+        self._outbox: asyncio.Queue[Frame | Broadcast | None] = asyncio.Queue()
+
+    @property
+    def label(self) -> str:
+        """How logs name it."""
+        return f"workers {_ranges(self.workers)} at {self.peer}" if self.workers else f"peer {self.peer}"
+
+    # Outgoing.
+
+    def send(self, item: Frame | Broadcast) -> None:
+        """Queue a frame, or a step to follow to its end."""
+        if self.state is not State.ENDED:
+            self._outbox.put_nowait(item)
+
+    def end(self, status: GoodbyeStatus, reason: str) -> None:
+        """Say goodbye and end after what is queued has been sent."""
+        if self.state is State.ENDED:
+            return
+        self._outbox.put_nowait(
+            control(pb.ServerFrame(goodbye=pb.Goodbye(status=number(status), reason=reason)))
+        )
+        self._outbox.put_nowait(None)
+        self.state = State.ENDED
+
+    async def outgoing(self) -> AsyncIterator[Frame]:
+        """The frames to write, in order, until the end."""
+        while (item := await self._outbox.get()) is not None:
+            if isinstance(item, Frame):
+                yield item
+                continue
+            async for frame in self._follow(item):
+                yield frame
+
+    async def _follow(self, broadcast: Broadcast) -> AsyncIterator[Frame]:
+        sent = 0
+        while broadcast.dual_weights is None:
+            while sent < len(broadcast.frames):
+                yield broadcast.frames[sent]
+                sent += 1
+            if broadcast.dual_weights is None:
+                await broadcast.change()
+        weights = [broadcast.dual_weights[worker] for worker in self.workers]
+        commit = commit_frame(broadcast.step.position, broadcast.step.kind, weights)
+        rest = broadcast.frames[sent:]
+        if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
+            commit = joined([rest.pop(), commit])
+        for frame in rest:
+            yield frame
+        yield commit
+        self._coordinator.count_commit(self, broadcast)
+
+    # Incoming.
+
+    async def receive(self, data: bytes) -> None:
+        """Handle one frame.
+
+        Raises:
+            ProtocolError: if the conversation does not allow it; the session must end.
+            NonFiniteError: if it carries a number that is not finite; the session must end.
+            SessionOverError: if the peer says goodbye.
+        """
+        self.last_seen = time.monotonic()
+        self.heard.set()
+        try:
+            frame = parse_worker_frame(data)
+        except ProtocolError:
+            self._coordinator.count_received(len(data), FrameContent(Traffic.CONTROL))
+            raise
+        self._count(len(data), frame)
+        if self.state is State.ENDED:
+            return
+        if self.state is State.NEW and not frame.HasField("join"):
+            raise ProtocolError("the first frame of a session must be a Join")
+        if frame.HasField("join"):
+            if self.state is not State.NEW:
+                raise ProtocolError("a second Join in one session")
+            await self._coordinator.join(self, frame.join)
+        if frame.HasField("ready"):
+            if self.state is not State.JOINED:
+                raise ProtocolError("a Ready that does not follow a Join")
+            await self._coordinator.make_ready(self, frame.ready)
+        if frame.reports or frame.chunks:
+            await self._reports(frame)
+        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
+            self.send(control(pb.ServerFrame(heartbeat=pb.Heartbeat())))
+        if frame.HasField("failure"):
+            self._coordinator.fail(self, frame.failure)
+        if frame.HasField("goodbye"):
+            raise SessionOverError(frame.goodbye.reason)
+
+    async def _reports(self, frame: pb.WorkerFrame) -> None:
+        if self.state is not State.READY:
+            raise ProtocolError("a report before the session is ready")
+        for message in frame.reports:
+            self._must_host(message.worker)
+            self._answer(await self._coordinator.begin_report(report_of(message)))
+        for chunk in frame.chunks:
+            self._must_host(chunk.worker)
+            ack = await self._coordinator.add_piece(chunk.worker, chunk.payload, chunk.offset, chunk.data)
+            self._answer(ack)
+
+    def _answer(self, ack: Ack | None) -> None:
+        """Send what is not plain acceptance: the next commit is the acknowledgement of what counts."""
+        if ack is not None and ack.reason:
+            self.send(ack_frame(ack, Kind.TRAIN))
+
+    def _must_host(self, worker: int) -> None:
+        if worker not in self.workers:
+            raise ProtocolError(f"worker {worker} is not one of this session's ({_ranges(self.workers)})")
+
+    def _count(self, length: int, frame: pb.WorkerFrame) -> None:
+        engine = self._coordinator.engine
+        content = content_of_worker_frame(frame, engine.incoming_header, traffic_of_kind(engine.step.kind))
+        self._coordinator.count_received(length, content)
+
+
+def read_join(message: pb.Join) -> tuple[tuple[int, ...], dict[int, Position]]:
+    """The workers of a Join, ascending as they came, and where each stands.
+
+    Raises:
+        ProtocolError: if there are none, too many, or one twice.
+    """
+    workers = tuple(standing.worker for standing in message.workers)
+    if not workers:
+        raise ProtocolError("a Join that names no worker")
+    if len(workers) > MAX_WORKERS_A_SESSION:
+        raise ProtocolError(f"a Join of {len(workers)} workers; {MAX_WORKERS_A_SESSION} are the most")
+    if list(workers) != sorted(set(workers)):
+        raise ProtocolError("the workers of a Join must be ascending and each named once")
+    return workers, {standing.worker: position_of(standing.reported) for standing in message.workers}
+
+
+def _ranges(workers: tuple[int, ...]) -> str:
+    """``0-4,7`` for 0, 1, 2, 3, 4, 7."""
+    parts: list[str] = []
+    start = previous = None
+    for worker in (*workers, None):
+        if previous is not None and worker != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = worker
+        elif start is None:
+            start = worker
+        previous = worker
+    return ",".join(parts)

@@ -1,0 +1,59 @@
+"""The run at a glance, as one JSON object: for ``/status``, ``afl status`` and the live view."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from afl._version import __version__
+from afl.messages import Kind
+from afl_server.coordinator import Coordinator
+
+
+def snapshot(coordinator: Coordinator) -> dict[str, Any]:
+    """The present state; durations in seconds."""
+    engine, records = coordinator.engine, coordinator.records
+    tallies, config = coordinator.tallies, coordinator.config
+    position = engine.step.position
+    last = records.evaluations[-1] if records.evaluations else None
+    closed = records.round.round if records.round else 0
+    return {
+        "run_id": coordinator.run_id,
+        "afl_version": __version__,
+        "state": _state(coordinator),
+        "task": config.task.name,
+        "algorithm": config.algorithm.name,
+        "round": closed,
+        "rounds": engine.rounds,
+        "step": "evaluation" if engine.step.kind is Kind.EVALUATE else "training",
+        "open_round": position.round,
+        "workers": engine.workers,
+        "workers_missing": coordinator.missing_workers,
+        "reports_missing": engine.missing(),
+        "open_step_seconds": time.monotonic() - coordinator.round_started_at,
+        "seconds": time.monotonic() - coordinator.started_at,
+        "seconds_left": _seconds_left(coordinator, closed),
+        "last": last.__dict__ if last else None,
+        "best": records.best.__dict__ if records.best else None,
+        "uplink_bytes": tallies.uplink.total,
+        "downlink_bytes": tallies.downlink.total,
+        "uplink_float_equivalents": tallies.uplink.float_equivalents,
+        "downlink_float_equivalents": tallies.downlink.float_equivalents,
+        "dual_weights": engine.dual_weights.tolist(),
+        "directory": str(records.directory),
+    }
+
+
+def _state(coordinator: Coordinator) -> str:
+    if coordinator.is_over:
+        return "over"
+    if coordinator.records.round is None and coordinator.missing_workers:
+        return "waiting for workers"
+    return "running"
+
+
+def _seconds_left(coordinator: Coordinator, closed: int) -> float | None:
+    if coordinator.first_round_at is None or closed < 2:
+        return None
+    per_round = (time.monotonic() - coordinator.first_round_at) / (closed - 1)
+    return per_round * (coordinator.engine.rounds - closed)

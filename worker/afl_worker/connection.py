@@ -1,0 +1,161 @@
+"""gRPC on the worker: one stream, as events. No other module here knows gRPC's types."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from afl.config.address import Address
+from afl.errors import ProtocolError
+from afl.messages import GoodbyeStatus
+from afl.participant import CommittedStep
+from afl.transport import channel_options
+from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
+from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+
+LOG = logging.getLogger("afl.worker")
+
+HANDSHAKE_HEARTBEAT_S = 5.0
+"""Heartbeats until the Welcome names the run's own interval."""
+
+HANDSHAKE_TIMEOUT_S = 30.0
+"""Silence that ends a connection until the Welcome names the run's own limit."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The stream ended without a goodbye."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The server said goodbye."""
+
+    status: GoodbyeStatus
+    reason: str
+
+
+Event = pb.Welcome | CommittedStep | Farewell | Lost
+
+
+class Connection:
+    """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
+
+    Args:
+        use_proxy: whether proxy environment variables apply; never for loopback.
+        chunk_bytes: the largest chunk expected.
+    """
+
+    def __init__(self, address: Address, *, chunk_bytes: int, use_proxy: bool = True) -> None:
+        options = channel_options(chunk_bytes)
+        if address.is_loopback or not use_proxy:
+            options.append(("grpc.enable_http_proxy", 0))
+        # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
+        options.append(("grpc.use_local_subchannel_pool", 1))
+        self.assembler: StepAssembler | None = None
+        self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._heard = time.monotonic()
+        self._heartbeat = HANDSHAKE_HEARTBEAT_S
+        self._peer_timeout = HANDSHAKE_TIMEOUT_S
+        self._closed = threading.Event()
+        self._channel = grpc.insecure_channel(str(address), options=options)
+        call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
+        self._call = call(self._requests())
+        self._threads = [
+            threading.Thread(target=self._receive, name="afl-receive", daemon=True),
+            threading.Thread(target=self._beat, name="afl-heartbeat", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, frames: Iterable[Frame]) -> None:
+        """Queue frames; they are built as the stream takes them."""
+        self._outbox.put(frames)
+
+    def send_control(self, **parts: object) -> None:
+        """Queue one frame of control parts."""
+        self.send((control(pb.WorkerFrame(**parts)),))  # type: ignore[arg-type]
+
+    def next_event(self) -> Event:
+        """Wait for the next event."""
+        return self._inbox.get()
+
+    def set_liveness(self, *, heartbeat: float, peer_timeout: float) -> None:
+        """The run's own interval and limit, in seconds."""
+        self._heartbeat = heartbeat
+        self._peer_timeout = peer_timeout
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
+        self._outbox.put(None)
+        if drain_s:
+            self._threads[0].join(drain_s)
+        self._closed.set()
+        self._call.cancel()
+        self._channel.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _requests(self) -> Iterator[bytes]:
+        while (frames := self._outbox.get()) is not None:
+            for frame in frames:
+                yield frame.data
+
+    def _receive(self) -> None:
+        try:
+            for data in self._call:
+                self._heard = time.monotonic()
+                if self._handle(parse_server_frame(data)):
+                    return
+            self._inbox.put(Lost("the server closed the stream"))
+        except grpc.RpcError as error:
+            self._inbox.put(Lost(_described(error)))
+        except ProtocolError as error:
+            self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+
+    def _handle(self, frame: pb.ServerFrame) -> bool:
+        """Turn a frame into events; whether it was the last."""
+        if frame.HasField("welcome"):
+            self._inbox.put(frame.welcome)
+        if self.assembler is not None:
+            committed = self.assembler.feed(frame)
+            if committed is not None:
+                self._inbox.put(committed)
+        for message in frame.acks:
+            ack = ack_of(message)
+            LOG.warning(
+                "the server answers worker %d, round %d: %s",
+                ack.worker,
+                ack.position.round,
+                ack.reason,
+                extra={"event": "report_answered", "status": ack.status.name.lower()},
+            )
+        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
+            self.send_control(heartbeat=pb.Heartbeat())
+        if frame.HasField("goodbye"):
+            status = GoodbyeStatus(frame.goodbye.status)
+            self._inbox.put(Farewell(status, frame.goodbye.reason))
+            return True
+        return False
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._heartbeat):
+            self.send_control(heartbeat=pb.Heartbeat())
+            if time.monotonic() - self._heard > self._peer_timeout:
+                self._call.cancel()
+
+
+def _described(error: grpc.RpcError) -> str:
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    return f"{code.name.lower().replace('_', ' ') if code else 'error'}: {details}"

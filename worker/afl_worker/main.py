@@ -1,0 +1,131 @@
+"""``afl-worker``: take part in a federation."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from afl.cli.parser import common_options, make_parser
+from afl.config.address import parse_target
+from afl.config.quantities import Duration
+from afl.errors import AflError, ConfigError, ExitCode
+from afl.logs import set_up_logs
+from afl_worker.runtime import WorkerOptions, WorkerProcess
+
+LOG = logging.getLogger("afl.worker")
+
+
+class _InterruptedError(Exception):
+    """A signal asked the process to end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
+    try:
+        options = _options(parsed)
+    except AflError as error:
+        print(f"afl-worker: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    process = WorkerProcess(options)
+    try:
+        reason = process.run()
+    except AflError as error:
+        LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
+            "%s", error, extra={"event": "ended", "code": int(error.exit_code)}, exc_info=_cause(error)
+        )
+        print(f"afl-worker: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except _InterruptedError as error:
+        LOG.warning("stopped by %s", error, extra={"event": "ended", "code": int(ExitCode.INTERRUPTED)})
+        process.leave(f"stopped by {error}")
+        return ExitCode.INTERRUPTED
+    LOG.info("%s", reason, extra={"event": "ended", "code": 0})
+    return ExitCode.OK
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids.
+
+    Raises:
+        ConfigError: if it is not of that form, or names an id twice.
+    """
+    ids: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"--id {text}: {part.strip()!r} is no worker id; write 3, 0-9 or 3,7")
+        ids.extend(range(int(first), int(last or first) + 1))
+    if len(set(ids)) < len(ids):
+        raise ConfigError(f"--id {text}: a worker is named twice")
+    return tuple(sorted(ids))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "afl-worker",
+        "Take part in a federation as one or several workers, over one connection. "
+        "The server names the task; the data stays here.",
+    )
+    parser.add_argument("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="the task to run: an installed name the server must agree with, or package.module:Class; "
+        "default: the one the server names, if it is installed here",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)"
+    )
+    parser.add_argument(
+        "--give-up-after",
+        default="10m",
+        metavar="TIME",
+        help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
+    )
+    parser.add_argument(
+        "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
+    )
+    common_options(parser)
+    return parser
+
+
+def _options(parsed: argparse.Namespace) -> WorkerOptions:
+    give_up_after: float | None = None
+    if parsed.give_up_after != "never":
+        try:
+            give_up_after = Duration(parsed.give_up_after)
+        except ValueError as error:
+            raise ConfigError(f"--give-up-after: {error}") from error
+    if parsed.data_dir:
+        os.environ["AFL_DATA"] = parsed.data_dir
+    return WorkerOptions(
+        workers=parse_ids(parsed.id),
+        server=parse_target(parsed.server),
+        task=parsed.task,
+        device=parsed.device,
+        give_up_after=give_up_after,
+        use_proxy=not parsed.no_proxy,
+    )
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    # A second signal ends the process at once.
+    signal.signal(number, signal.SIG_DFL)
+    raise _InterruptedError(signal.Signals(number).name)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The traceback worth showing: of what a task raised, not of an error that says all in its message."""
+    cause = error.__cause__
+    return cause if cause is not None and not isinstance(cause, AflError) else None

@@ -1,0 +1,133 @@
+"""Losses and gradients of the task's model on each hosted worker's data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afl.errors import DataError, TaskError
+from afl.parameters import ParameterVector
+from afl.randomness import Purpose, SharedRandomness
+from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, take_batch
+
+
+@dataclass(frozen=True)
+class _Local:
+    train: Examples
+    test: Examples
+    train_count: int
+    test_count: int
+    batch_size: int
+
+
+class TaskOracle:
+    """Computes at the module's present parameters.
+
+    Args:
+        data: by hosted worker.
+        batch_size: examples of a minibatch.
+
+    Raises:
+        DataError: if a worker has no training or test examples, or fewer than a batch and the task does
+            not allow a smaller one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        vector: ParameterVector,
+        data: Mapping[int, WorkerData],
+        randomness: SharedRandomness,
+        *,
+        batch_size: int,
+        evaluation_batch_size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._task = task
+        self._vector = vector
+        self._randomness = randomness
+        self._device = torch.device(device)
+        self._evaluation_batch_size = evaluation_batch_size
+        self._local = {
+            worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
+        }
+
+    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+        """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
+        local = self._local[worker]
+        stream = self._randomness.stream(Purpose.MINIBATCH, round_, worker)
+        chosen = torch.from_numpy(stream.subset(local.train_count, local.batch_size))
+        batch = self._batch(local.train, chosen)
+        module = self._vector.module
+        module.train()
+        self._vector.clear_gradient()
+        loss = self._task.loss(module, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TaskError(
+                f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed"
+            )
+        if not loss.requires_grad:
+            raise TaskError(
+                f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), local.batch_size, self._vector.collect_gradient()
+
+    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
+        """Example-weighted means over the test data, in order, in float64."""
+        local = self._local[worker]
+        module = self._vector.module
+        module.eval()
+        totals: dict[str, float] = {}
+        with torch.no_grad():
+            for start in range(0, local.test_count, self._evaluation_batch_size):
+                stop = min(start + self._evaluation_batch_size, local.test_count)
+                batch = self._batch(local.test, torch.arange(start, stop))
+                for name, value in self._task.metrics(module, batch).items():
+                    totals[name] = totals.get(name, 0.0) + float(value) * (stop - start)
+        if "loss" not in totals:
+            raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
+        return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+
+    def _batch(self, examples: Examples, chosen: Tensor) -> Batch:
+        if isinstance(examples, torch.utils.data.Dataset):
+            return _on_device(take_batch(examples, chosen), self._device)
+        return take_batch(examples, chosen.to(self._device))
+
+
+def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: torch.device) -> _Local:
+    train_count, test_count = example_count(own.train), example_count(own.test)
+    for count, what in ((train_count, "training"), (test_count, "test")):
+        if count == 0:
+            raise DataError(
+                f"worker {worker} has no {what} examples ({train_count} training, {test_count} test); "
+                "each worker needs at least one of each: check the partition"
+            )
+    if train_count < batch_size:
+        if not task.allow_smaller_batch:
+            raise DataError(
+                f"worker {worker} has {train_count} training examples, fewer than task.batch_size "
+                f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
+            )
+        batch_size = train_count
+    return _Local(
+        _on_device(own.train, device), _on_device(own.test, device), train_count, test_count, batch_size
+    )
+
+
+def _on_device(data: Batch, device: torch.device) -> Batch:
+    """Tensors, also in tuples, lists and mappings, moved; anything else as it is."""
+    if isinstance(data, Tensor):
+        return data.to(device)
+    if isinstance(data, tuple | list):
+        return tuple(_on_device(part, device) for part in data)
+    if isinstance(data, dict):
+        return {key: _on_device(part, device) for key, part in data.items()}
+    return data
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

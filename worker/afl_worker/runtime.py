@@ -1,0 +1,325 @@
+"""The worker's life: join, train, come back after a cut, leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from afl._version import __version__
+from afl.algorithms.registry import ALGORITHMS, WorkerSide
+from afl.config.address import Address
+from afl.config.quantities import shown_seconds
+from afl.errors import (
+    AflError,
+    LostServerError,
+    NonFiniteError,
+    ProtocolError,
+    RefusedError,
+    RunAbortedError,
+    TaskError,
+)
+from afl.initialization import build_vector, realization_digest
+from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report
+from afl.participant import CommittedStep, Participant
+from afl.randomness import SEED_BYTES, SharedRandomness
+from afl.tasks.base import TaskContext
+from afl.tasks.registry import load_task
+from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
+from afl.wire.frames import PROTOCOL, Frame, chunk_frames, joined, number, position_of, report_frame
+from afl.wire.settings import RunSettings
+from afl_worker.connection import Connection, Farewell, Lost
+from afl_worker.oracle import TaskOracle
+
+LOG = logging.getLogger("afl.worker")
+
+FIRST_BACKOFF_S = 0.1
+LARGEST_BACKOFF_S = 5.0
+
+LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
+"""The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
+
+JOIN_BELOW_BYTES = 256 * 1024
+"""A report whose payload is below this goes out as one message."""
+
+FAILURE_DRAIN_S = 10.0
+"""How long a failing worker waits for its traceback to reach the server."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What the command line says.
+
+    Attributes:
+        workers: the hosted ids, ascending.
+        task: ``module:Class``, or a name the server must agree with, or ``None`` for the server's choice.
+        give_up_after: seconds without a server before the worker gives up; ``None`` for never.
+    """
+
+    workers: tuple[int, ...]
+    server: Address
+    task: str | None = None
+    device: str = "auto"
+    give_up_after: float | None = 600.0
+    use_proxy: bool = True
+
+
+class WorkerProcess:
+    """Runs the hosted workers until the run is over."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._incarnation = os.urandom(16)
+        self._run_id = ""
+        self._settings: RunSettings | None = None
+        self._randomness: SharedRandomness | None = None
+        self._participant: Participant | None = None
+        self._digest = b""
+        self._connection: Connection | None = None
+
+    def run(self) -> str:
+        """Until the run is complete; returns the server's last word.
+
+        Raises:
+            RefusedError: if the server refuses this worker.
+            LostServerError: if no server could be reached for ``give_up_after``.
+            RunAbortedError: if the run was stopped.
+            AflError: if the task cannot be built here, or its loss or gradient is not finite.
+        """
+        backoff = FIRST_BACKOFF_S
+        last_contact = time.monotonic()
+        while True:
+            self._connection = Connection(
+                self._options.server,
+                chunk_bytes=self._settings.chunk_bytes if self._settings else LARGEST_CHUNK_BYTES,
+                use_proxy=self._options.use_proxy,
+            )
+            try:
+                ending, was_welcomed = self._converse(self._connection)
+            finally:
+                self._connection.close()
+                self._connection = None
+            if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
+                return ending.reason
+            if was_welcomed:
+                backoff = FIRST_BACKOFF_S
+                last_contact = time.monotonic()
+            self._give_up_if_due(time.monotonic() - last_contact, ending.reason)
+            LOG.warning(
+                "no session with %s (%s); trying again in %.1f s",
+                self._options.server,
+                ending.reason,
+                backoff,
+                extra={"event": "reconnecting"},
+            )
+            time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnections; no secret
+            backoff = min(2 * backoff, LARGEST_BACKOFF_S)
+
+    def leave(self, reason: str) -> None:
+        """Tell the server, if there is one, that this process goes."""
+        if self._connection is not None:
+            self._connection.send_control(
+                goodbye=pb.Goodbye(status=number(GoodbyeStatus.LEAVING), reason=reason)
+            )
+            self._connection.close(drain_s=1.0)
+
+    def _give_up_if_due(self, silence: float, reason: str) -> None:
+        limit = self._options.give_up_after
+        if limit is not None and silence > limit:
+            raise LostServerError(
+                f"no session with the server at {self._options.server} for {shown_seconds(silence)} "
+                f"(--give-up-after {shown_seconds(limit)}); the last try said: {reason}"
+            )
+
+    # One connection.
+
+    def _converse(self, connection: Connection) -> tuple[Farewell | Lost, bool]:
+        """Until the stream ends; how it ended, and whether the server had welcomed us."""
+        connection.send_control(join=self._join())
+        was_welcomed = False
+        while True:
+            event = connection.next_event()
+            if isinstance(event, Lost):
+                return event, was_welcomed
+            if isinstance(event, Farewell):
+                self._raise_if_final(event)
+                return event, was_welcomed
+            try:
+                if isinstance(event, pb.Welcome):
+                    was_welcomed = True
+                    self._welcomed(connection, event)
+                else:
+                    self._step(connection, event)
+            except ProtocolError as error:
+                # A fresh stream starts from where both ends really are.
+                return Lost(f"the server broke the protocol: {error}"), was_welcomed
+
+    def _join(self) -> pb.Join:
+        participant = self._participant
+        applied = participant.applied if participant else NOWHERE
+        standings = [
+            pb.Standing(
+                worker=worker, reported=_message(participant.reported(worker) if participant else NOWHERE)
+            )
+            for worker in self._options.workers
+        ]
+        return pb.Join(
+            protocol=PROTOCOL,
+            package_version=__version__,
+            incarnation=self._incarnation,
+            run_id=self._run_id,
+            task=self._options.task or "",
+            layout_hash=participant.vector.layout_hash() if participant else b"",
+            applied=_message(applied),
+            workers=standings,
+        )
+
+    def _welcomed(self, connection: Connection, welcome: pb.Welcome) -> None:
+        settings = RunSettings.of_message(welcome.settings)
+        connection.set_liveness(heartbeat=settings.heartbeat, peer_timeout=settings.peer_timeout)
+        if self._participant is None:
+            self._run_id = ""
+            self._set_up(connection, welcome, settings)
+        assert self._participant is not None
+        self._run_id = welcome.run_id
+        vector = self._participant.vector
+        dense = 4 * vector.dim
+        connection.assembler = StepAssembler(
+            self._options.workers, largest=2 * dense + vector.frozen_length + vector.dim // 8 + 1024
+        )
+        connection.send_control(
+            ready=pb.Ready(layout_hash=vector.layout_hash(), dim=vector.dim, realization_digest=self._digest)
+        )
+        for expectation in welcome.workers:
+            held = self._participant.held(expectation.worker, position_of(expectation.position))
+            if held is not None and not expectation.held:
+                kind, (report, payloads) = held
+                connection.send(_frames(report, kind, payloads, settings.chunk_bytes))
+
+    def _set_up(self, connection: Connection, welcome: pb.Welcome, settings: RunSettings) -> None:
+        """Build the task, its data and its model: once in the process's life."""
+        if len(welcome.seed) != SEED_BYTES:
+            raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
+        if settings.algorithm not in ALGORITHMS:
+            raise ProtocolError(f"the algorithm {settings.algorithm!r}, which this version does not have")
+        randomness = SharedRandomness(welcome.seed)
+        torch.set_num_threads(settings.threads)
+        device = _device(self._options.device)
+        try:
+            name = self._options.task or settings.task
+            task = load_task(name, settings.task_options, allow_path=self._options.task is not None)
+            vector = build_vector(task, randomness, device)
+            context = TaskContext(settings.workers, randomness)
+            data = {worker: task.data(worker, context) for worker in self._options.workers}
+            oracle = TaskOracle(
+                task,
+                vector,
+                data,
+                randomness,
+                batch_size=settings.batch_size,
+                evaluation_batch_size=settings.evaluation_batch_size,
+                device=device,
+            )
+            side = WorkerSide(settings.parameters, vector.dim, randomness, self._options.workers, device)
+        except AflError as error:
+            self._fail(connection, self._options.workers[0], NOWHERE, error)
+        self._settings = settings
+        self._randomness = randomness
+        self._digest = realization_digest(side.realizations)
+        self._participant = Participant(vector, side, oracle, self._options.workers)
+        LOG.info(
+            "run %s: %s on %s as worker %s of %d, on %s",
+            welcome.run_id,
+            settings.algorithm,
+            settings.task,
+            ", ".join(map(str, self._options.workers)),
+            settings.workers,
+            device,
+            extra={"event": "joined", "run_id": welcome.run_id},
+        )
+
+    def _step(self, connection: Connection, committed: CommittedStep) -> None:
+        assert self._participant is not None
+        assert self._settings is not None
+        step = committed.step
+        worker = self._options.workers[0]
+        try:
+            for kind, (report, payloads) in self._participant.take(committed):
+                worker = report.worker
+                connection.send(_frames(report, kind, payloads, self._settings.chunk_bytes))
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a task's code raises, the server must hear of it
+            self._fail(connection, worker, step.position, error)
+        if connection.assembler is not None:
+            connection.assembler.recycle(committed)
+        if step.kind is Kind.TRAIN and step.position.round < self._settings.rounds:
+            self._participant.prepare(step.position.round + 1)
+
+    def _fail(self, connection: Connection, worker: int, position: Position, error: Exception) -> NoReturn:
+        """Tell the server why this worker cannot go on, wait for it to have heard, and end."""
+        cause = FailureCause.TASK
+        if isinstance(error, NonFiniteError):
+            cause = FailureCause.NON_FINITE
+        elif isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+            cause = FailureCause.OUT_OF_MEMORY
+        connection.send_control(
+            failure=pb.Failure(
+                worker=worker,
+                position=_message(position),
+                cause=number(cause),
+                message=str(error) or type(error).__name__,
+                traceback="".join(traceback.format_exception(error)),
+            )
+        )
+        connection.close(drain_s=FAILURE_DRAIN_S)
+        where = f"worker {worker}" + (f", round {position.round}" if position != NOWHERE else "")
+        if isinstance(error, AflError):
+            failure = AflError(f"{where}: {error}")
+            failure.exit_code = error.exit_code
+            raise failure from error
+        raise TaskError(
+            f"{where}: the task's code raised {type(error).__name__}: {error} (the traceback is above)"
+        ) from error
+
+    @staticmethod
+    def _raise_if_final(farewell: Farewell) -> None:
+        if farewell.status is GoodbyeStatus.REFUSED:
+            raise RefusedError(f"the server refused this worker: {farewell.reason}")
+        if farewell.status is GoodbyeStatus.ABORTED:
+            raise RunAbortedError(f"the run was stopped: {farewell.reason}")
+
+
+def _frames(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Iterator[Frame]:
+    """A report's frames: one if it is small, else its opening and its chunks."""
+    opening = report_frame(report, kind)
+    chunks = (
+        frame
+        for index, payload in enumerate(payloads)
+        for frame in chunk_frames(pb.WorkerFrame, payload, chunk_bytes, worker=report.worker, index=index)
+    )
+    if sum(payload.header.total_bytes for payload in payloads) < JOIN_BELOW_BYTES:
+        yield joined([opening, *chunks])
+        return
+    yield opening
+    yield from chunks
+
+
+def _message(position: Position) -> pb.Position:
+    return pb.Position(round=position.round, phase=position.phase)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise TaskError(f"--device {name}: torch sees no CUDA device here; use --device cpu or auto")
+    return torch.device(name)
