@@ -38,6 +38,7 @@ from afl.wire.frames import PROTOCOL, Frame, chunk_frames, joined, number, posit
 from afl.wire.settings import RunSettings
 from afl_worker.connection import Connection, Farewell, Lost
 from afl_worker.oracle import TaskOracle
+from afl_worker.timings import TimedOracle, Timings
 
 LOG = logging.getLogger("afl.worker")
 
@@ -84,6 +85,7 @@ class WorkerProcess:
         self._participant: Participant | None = None
         self._digest = b""
         self._connection: Connection | None = None
+        self._timings = Timings()
 
     def run(self) -> str:
         """Until the run is complete; returns the server's last word.
@@ -108,6 +110,7 @@ class WorkerProcess:
                 self._connection.close()
                 self._connection = None
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
+                LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
                 return ending.reason
             if was_welcomed:
                 backoff = FIRST_BACKOFF_S
@@ -146,7 +149,8 @@ class WorkerProcess:
         connection.send_control(join=self._join())
         was_welcomed = False
         while True:
-            event = connection.next_event()
+            with self._timings.measure(self._timings.wait):
+                event = connection.next_event()
             if isinstance(event, Lost):
                 return event, was_welcomed
             if isinstance(event, Farewell):
@@ -234,7 +238,8 @@ class WorkerProcess:
         self._settings = settings
         self._randomness = randomness
         self._digest = realization_digest(side.realizations)
-        self._participant = Participant(vector, side, oracle, self._options.workers)
+        timed = TimedOracle(oracle, self._timings)
+        self._participant = Participant(vector, side, timed, self._options.workers)
         LOG.info(
             "run %s: %s on %s as worker %s of %d, on %s",
             welcome.run_id,
@@ -252,9 +257,11 @@ class WorkerProcess:
         step = committed.step
         worker = self._options.workers[0]
         try:
-            for kind, (report, payloads) in self._participant.take(committed):
-                worker = report.worker
-                connection.send(_frames(report, kind, payloads, self._settings.chunk_bytes))
+            with self._timings.measure(self._timings.codec):
+                for kind, (report, payloads) in self._participant.take(committed):
+                    worker = report.worker
+                    connection.send(_frames(report, kind, payloads, self._settings.chunk_bytes))
+            self._timings.steps += 1
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a task's code raises, the server must hear of it
@@ -262,7 +269,8 @@ class WorkerProcess:
         if connection.assembler is not None:
             connection.assembler.recycle(committed)
         if step.kind is Kind.TRAIN and step.position.round < self._settings.rounds:
-            self._participant.prepare(step.position.round + 1)
+            with self._timings.measure(self._timings.prepare):
+                self._participant.prepare(step.position.round + 1)
 
     def _fail(self, connection: Connection, worker: int, position: Position, error: Exception) -> NoReturn:
         """Tell the server why this worker cannot go on, wait for it to have heard, and end."""

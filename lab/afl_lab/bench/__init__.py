@@ -1,0 +1,1 @@
+"""Benchmarks, each beside a floor measured in the same run."""
