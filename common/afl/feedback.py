@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,4 +43,4 @@ def is_finite(vector: Tensor) -> bool:
     A finite sum proves it in one pass; only an infinite one needs the look at each element, since the sum
     of finite numbers may overflow.
     """
-    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
+
+from torch import Tensor
 
 from afl._version import __version__
 from afl.algorithms.afl_com import Realizations
@@ -24,6 +26,7 @@ from afl.engine import Evaluation, Opening, RoundEngine
 from afl.errors import ConfigError, ExitCode
 from afl.initialization import realization_digest
 from afl.messages import (
+    EVALUATION_PHASE,
     NOWHERE,
     Ack,
     Encoding,
@@ -43,7 +46,8 @@ from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.registry import task_identity
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, WireCount, float_equivalents
-from afl.wire.frames import PROTOCOL, control, position_of
+from afl.wire.fast_chunk import ChunkView
+from afl.wire.frames import PROTOCOL, control, position_of, traffic_of_kind
 from afl.wire.settings import RunSettings
 from afl_server.broadcast import Broadcast
 from afl_server.records import RunRecords, copy_of
@@ -60,7 +64,6 @@ PROBE_TIMEOUT_S = 5.0
 FAREWELL_TIMEOUT_S = 10.0
 """How long the end of the run waits for workers to have read their goodbye."""
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
@@ -155,9 +158,12 @@ class Coordinator:
         """End the run before its last round."""
         if not self.is_over:
             LOG.error("the run stops: %s", reason, extra={"event": "run_aborted", "code": int(code)})
-            await self._on_engine(self.engine.algorithm.settle)
-            await self._save("final", rounds_applied=self.engine.step.position.round - 1)
+            await self._save("final", rounds_applied=self._rounds_applied())
             self._finish(code, reason, GoodbyeStatus.ABORTED)
+
+    def _rounds_applied(self) -> int:
+        position = self.engine.step.position
+        return position.round if position.phase == EVALUATION_PHASE else position.round - 1
 
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
         if self.is_over:
@@ -254,9 +260,10 @@ class Coordinator:
         await self._check_residuals(session)
         if session.state is not State.JOINED:
             return
-        session.state = State.READY
+        async with self._turn:
+            session.state = State.READY
+            await self._catch_up(session)
         LOG.info("%s ready", session.label, extra={"event": "worker_ready", "workers": list(session.workers)})
-        await self._catch_up(session)
 
     async def leave(self, session: Session) -> None:
         """A session's stream has ended; idempotent."""
@@ -269,7 +276,8 @@ class Coordinator:
             if self._owners.get(worker) is session:
                 del self._owners[worker]
                 if not self.is_over:
-                    await self._on_engine(self.engine.cut, worker)
+                    async with self._turn:
+                        self.engine.cut(worker)
         self._relieve()
         if session.workers and not self.is_over:
             LOG.warning("%s gone", session.label, extra={"event": "session_ended"})
@@ -298,16 +306,26 @@ class Coordinator:
         if self.engine.step.kind is Kind.TRAIN and report.position == self.engine.step.position:
             self.tallies.uplink.float_equivalents += 1 + sum(map(float_equivalents, report.payloads))
         async with self._turn:
-            ack = await self._on_engine(self.engine.begin_report, report)
+            ack = self.engine.begin_report(report)
         await self._after(ack)
         return ack
 
-    async def add_piece(self, worker: int, payload: int, offset: int, data: bytes) -> Ack | None:
+    async def add_piece(self, chunk: pb.Chunk | ChunkView) -> Ack | None:
         """The next piece of a payload."""
-        if self.is_over or self.engine.incoming_header(worker) is None:
+        header = self.engine.incoming_header(chunk.worker)
+        if self.is_over or header is None:
             return None
+        # A piece of plain values is summed in a fraction of a millisecond; a thread hop would cost more.
+        is_short = header.encoding is not Encoding.INDEXED
         async with self._turn:
-            ack = await self._on_engine(self.engine.add_piece, worker, payload, offset, data)
+            ack = await self._on_engine(
+                self.engine.add_piece,
+                chunk.worker,
+                chunk.payload,
+                chunk.offset,
+                chunk.data,
+                is_short=is_short,
+            )
         await self._after(ack)
         return ack
 
@@ -327,6 +345,14 @@ class Coordinator:
         """A frame has come in."""
         self.tallies.uplink.add(length, content)
 
+    def count_chunk(self, length: int, chunk: ChunkView) -> None:
+        """A frame with one chunk and nothing else has come in."""
+        header = self.engine.incoming_header(chunk.worker)
+        in_indices = max(0, min(len(chunk.data), (header.index_bytes if header else 0) - chunk.offset))
+        traffic = traffic_of_kind(self.engine.step.kind)
+        content = FrameContent(traffic, values=len(chunk.data) - in_indices, indices=in_indices)
+        self.tallies.uplink.add(length, content)
+
     def count_commit(self, session: Session, broadcast: Broadcast) -> None:
         """A step has gone out to a session: what the paper would charge for it, for each worker."""
         charge = sum(map(float_equivalents, broadcast.headers)) + 1
@@ -335,12 +361,14 @@ class Coordinator:
 
     # Inner workings.
 
-    async def _on_engine(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run an engine call in turn: here if it is short, else on the engine's thread."""
-        if self._inline:
-            return call(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: call(*args, **kwargs))
+    async def _on_engine(self, call: Callable[..., _R], *args: object, is_short: bool = False) -> _R:
+        """Run an engine call: here if it or the model is small, else on the engine's thread.
+
+        Whoever calls holds the turn.
+        """
+        if self._inline or is_short:
+            return call(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def _after(self, ack: Ack | None) -> None:
         """What an accepted piece or report sets in motion."""
@@ -371,7 +399,7 @@ class Coordinator:
         broadcast = self._streaming
         complete = len(ready) == step.payloads[0].total_bytes
         before = len(broadcast.frames)
-        await self._on_engine(broadcast.extend, ready, self.settings.chunk_bytes, complete=complete)
+        broadcast.extend(ready, self.settings.chunk_bytes, complete=complete)
         if len(broadcast.frames) > before:
             broadcast.announce()
 
@@ -399,12 +427,8 @@ class Coordinator:
             await self._save("final", rounds_applied=closed.position.round)
             self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
             return
-        if self._inline:
-            asyncio.get_running_loop().call_soon(self.engine.algorithm.settle)
-        else:
-            await self._on_engine(self.engine.algorithm.settle)
+        self._settle_soon()
         if opening.step.position == Position(self.random_round, 0):
-            await self._on_engine(self.engine.algorithm.settle)
             await self._save("random", rounds_applied=self.random_round - 1)
 
     async def _broadcast(self, closed: Step, opening: Opening) -> None:
@@ -461,14 +485,30 @@ class Coordinator:
             if session is not None and session.state is State.READY:
                 await self._send_model(session)
 
+    def _settle_soon(self) -> None:
+        """Move the server's own model once the broadcast is on its way."""
+        if self._inline:
+            asyncio.get_running_loop().call_soon(self.engine.algorithm.settle)
+        else:
+            self._spawn(self._settle())
+
+    async def _settle(self) -> None:
+        async with self._turn:
+            await self._on_engine(self.engine.algorithm.settle)
+
     def _own_digest(self) -> bytes:
         self.engine.algorithm.settle()
         return self.vector.digest()
 
     async def _save(self, name: str, *, rounds_applied: int) -> None:
         """Write a copy of the model; the copy is taken now, the disk is not waited for on the loop."""
-        tensors = await self._on_engine(copy_of, self.vector)
+        async with self._turn:
+            tensors = await self._on_engine(self._copy)
         await asyncio.to_thread(self.records.save_model, name, tensors, rounds_applied)
+
+    def _copy(self) -> dict[str, Tensor]:
+        self.engine.algorithm.settle()
+        return copy_of(self.vector)
 
     def _refusal(self, message: pb.Join) -> str:
         """Why a Join cannot be accepted, or nothing."""
@@ -584,7 +624,7 @@ class Coordinator:
             extra={"event": "round_restarted", "worker": worker},
         )
         async with self._turn:
-            await self._on_engine(self.engine.restart_round)
+            self.engine.restart_round()
             self._streaming = None
         for other in list(self.sessions):
             if worker not in other.workers and other.state is State.READY:

@@ -12,6 +12,7 @@ from afl.errors import ProtocolError
 from afl.messages import NOWHERE, Ack, GoodbyeStatus, Kind, Position
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
+from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
     Frame,
     ack_frame,
@@ -130,6 +131,12 @@ class Session:
         """
         self.last_seen = time.monotonic()
         self.heard.set()
+        chunk = lone_chunk_of_worker(data)
+        if chunk is not None and self.state is State.READY:
+            self._coordinator.count_chunk(len(data), chunk)
+            self._must_host(chunk.worker)
+            self._answer(await self._coordinator.add_piece(chunk))
+            return
         try:
             frame = parse_worker_frame(data)
         except ProtocolError:
@@ -165,8 +172,7 @@ class Session:
             self._answer(await self._coordinator.begin_report(report_of(message)))
         for chunk in frame.chunks:
             self._must_host(chunk.worker)
-            ack = await self._coordinator.add_piece(chunk.worker, chunk.payload, chunk.offset, chunk.data)
-            self._answer(ack)
+            self._answer(await self._coordinator.add_piece(chunk))
 
     def _answer(self, ack: Ack | None) -> None:
         """Send what is not plain acceptance: the next commit is the acknowledgement of what counts."""

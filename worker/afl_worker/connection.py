@@ -18,6 +18,7 @@ from afl.participant import CommittedStep
 from afl.transport import channel_options
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
+from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
 
 LOG = logging.getLogger("afl.worker")
@@ -115,7 +116,10 @@ class Connection:
         try:
             for data in self._call:
                 self._heard = time.monotonic()
-                if self._handle(parse_server_frame(data)):
+                chunk = lone_chunk_of_server(data)
+                if chunk is not None and self.assembler is not None:
+                    self.assembler.add(chunk)
+                elif self._handle(parse_server_frame(data)):
                     return
             self._inbox.put(Lost("the server closed the stream"))
         except grpc.RpcError as error:

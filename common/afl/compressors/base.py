@@ -16,6 +16,9 @@ from afl.errors import ConfigError
 from afl.messages import Encoding
 from afl.randomness import Stream
 
+_STEP_BLOCK = 1 << 16
+"""256 kB a block: within the second-level cache of current CPUs."""
+
 
 @dataclass(frozen=True)
 class Compressed:
@@ -101,8 +104,11 @@ class Realization(abc.ABC):
 
         No fused multiply-add, so that every CPU and GPU gets the same bits (AFL-Com, line 13).
         """
-        change = torch.from_numpy(compressed.values * np.float32(eta)).to(params.device)
         indices = self.indices(compressed)
+        if indices is None and params.device.type == "cpu":
+            _step_all(params.numpy(), compressed.values, np.float32(eta))
+            return
+        change = torch.from_numpy(compressed.values * np.float32(eta)).to(params.device)
         if indices is None:
             params.sub_(change)
         else:
@@ -111,6 +117,16 @@ class Realization(abc.ABC):
     @abc.abstractmethod
     def digest_material(self) -> bytes:
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
+
+
+def _step_all(params: NDArray[np.float32], values: NDArray[np.float32], eta: np.float32) -> None:
+    """``params -= eta values`` in blocks that stay in cache: a new vector a round costs page faults."""
+    scratch = np.empty(min(len(params), _STEP_BLOCK), dtype=np.float32)
+    for start in range(0, len(params), _STEP_BLOCK):
+        block = params[start : start + _STEP_BLOCK]
+        change = scratch[: len(block)]
+        np.multiply(values[start : start + _STEP_BLOCK], eta, out=change)
+        np.subtract(block, change, out=block)
 
 
 def writable(values: NDArray[np.float32]) -> NDArray[np.float32]:

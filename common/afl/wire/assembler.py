@@ -8,6 +8,7 @@ from afl.errors import ProtocolError
 from afl.messages import Kind, Step
 from afl.participant import CommittedStep
 from afl.v1 import federation_pb2 as pb
+from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import position_of, step_of
 
 
@@ -23,7 +24,7 @@ class StepAssembler:
         self._workers = workers
         self._largest = largest
         self._step: Step | None = None
-        self._buffers: list[bytes | bytearray] = []
+        self._buffers: list[bytes | memoryview | bytearray] = []
         self._filled: list[int] = []
         self._spare: deque[bytearray] = deque(maxlen=2)
 
@@ -36,7 +37,7 @@ class StepAssembler:
         if frame.HasField("step"):
             self._open(step_of(frame.step))
         for chunk in frame.chunks:
-            self._add(chunk)
+            self.add(chunk)
         return self._commit(frame.commit) if frame.HasField("commit") else None
 
     def recycle(self, committed: CommittedStep) -> None:
@@ -53,7 +54,12 @@ class StepAssembler:
         self._buffers = [b"" for _ in step.payloads]
         self._filled = [0] * len(step.payloads)
 
-    def _add(self, chunk: pb.Chunk) -> None:
+    def add(self, chunk: pb.Chunk | ChunkView) -> None:
+        """The next piece of one of the open step's payloads.
+
+        Raises:
+            ProtocolError: if it is not.
+        """
         step, index, data = self._step, chunk.payload, chunk.data
         if step is None or index >= len(step.payloads):
             raise ProtocolError("a chunk that belongs to no step")

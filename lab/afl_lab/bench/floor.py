@@ -7,6 +7,7 @@ server waits for all clients, then sends as many bytes back to each.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import sys
 import time
@@ -71,7 +72,7 @@ async def _serve(*, clients: int, up: int, down: int, chunk: int, rounds: int) -
     await server.stop(0)
     if any(codes):
         raise RuntimeError(f"a client of the floor measurement failed: {codes}")
-    gaps = [later - earlier for earlier, later in zip(ends[1:], ends[2:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(ends[1:])]
     return gaps[len(gaps) // 10 :]
 
 

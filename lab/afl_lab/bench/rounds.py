@@ -150,7 +150,7 @@ def _figures(
     cores = os.cpu_count() or 1
 
     def per_round(phase: str) -> float:
-        total = sum(record[f"{phase}_cpu"] for record in timings)
+        total: float = sum(record[f"{phase}_cpu"] for record in timings)
         return 1e3 * total / options.rounds / min(cores, options.workers)
 
     own = per_round("compute") + per_round("codec") + per_round("prepare")
