@@ -1,0 +1,158 @@
+"""Processes that a command starts, follows by their JSON logs, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+END_GRACE_S = 5.0
+"""How long a process may take to end after SIGTERM before it is killed."""
+
+TAIL_LINES = 15
+"""Last lines of a log that a failure shows."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a child logged, or its end.
+
+    Attributes:
+        fields: the JSON object; empty for the end.
+    """
+
+    child: Child
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The field ``event``, or nothing."""
+        return str(self.fields.get("event", ""))
+
+
+class Child:
+    """One process ``python -m MODULE ARGUMENTS``, its standard error kept in a file.
+
+    Args:
+        events: gets an :class:`Event` for each JSON line, and one without fields at the end.
+    """
+
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], log: Path, events: queue.SimpleQueue[Event]
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._events = events
+        self.process = subprocess.Popen(  # noqa: S603  # our own modules, arguments checked
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # A session of its own: a terminal's Ctrl-C reaches the command alone, which then ends its
+            # children in order instead of racing with them.
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"read-{name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its log, as messages where they are JSON."""
+        return "\n".join(self._tail)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended and its log has been read."""
+        code = self.process.wait()
+        self._reader.join()
+        return code
+
+    def close(self) -> None:
+        """Let go of a process that has ended."""
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.log.open("w", encoding="utf-8") as log:
+            for line in self.process.stderr:
+                log.write(line)
+                log.flush()
+                fields = _parsed(line)
+                self._tail.extend(_readable(line, fields))
+                if fields:
+                    self._events.put(Event(self, fields))
+        self._events.put(Event(self))
+
+
+class Children:
+    """The processes of one command; none outlives the ``with`` block."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, name: str, module: str, arguments: Sequence[str], log: Path) -> Child:
+        """Start one."""
+        child = Child(name, module, arguments, log, self.events)
+        self._children.append(child)
+        return child
+
+    def end(self) -> None:
+        """End those that still run, by their process ids: SIGTERM, and SIGKILL after a grace."""
+        running = [child.process for child in self._children if child.process.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + END_GRACE_S
+        try:
+            for process in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            # Also when a second Ctrl-C cuts the grace short.
+            for process in running:
+                process.kill()
+                process.wait()
+        for child in self._children:
+            child.close()
+        self._children.clear()
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """A JSON log line's object; empty for any other line."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _readable(line: str, fields: dict[str, Any]) -> list[str]:
+    """A log line as a person reads it."""
+    if "message" not in fields:
+        return [line.rstrip()]
+    text = f"{fields.get('level', '')}: {fields['message']}"
+    if "traceback" in fields:
+        text += f"\n{fields['traceback']}"
+    return text.splitlines()

@@ -1,0 +1,350 @@
+"""What the files of a run hold, as tables: models, metrics, summaries, configurations, directories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from rich.console import RenderableType
+from rich.table import Table
+from safetensors import SafetensorError, safe_open
+
+from afl.cli.view import facts, summary_table
+from afl.compressors import create
+from afl.config import Config, config_digest, load_config
+from afl.config.quantities import shown_bytes
+from afl.errors import AflError, ConfigError, DataError
+from afl.initialization import build_vector
+from afl.randomness import SharedRandomness
+from afl.tasks.registry import known_tasks, load_task
+
+Section: TypeAlias = RenderableType
+"""A part of what is shown of a file."""
+
+MOST_ROWS: Final = 20
+"""Rows of a table unless everything is asked for."""
+
+BYTES_A_VALUE: Final = 4
+
+_KINDS: Final = (
+    "a model (.safetensors), metrics.jsonl, summary.json, a run's configuration (.yaml), "
+    "or a directory that holds them"
+)
+
+_SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "seconds", "last", "communication"})
+
+
+def describe(path: Path, *, everything: bool = False) -> list[Section]:
+    """What ``path`` holds.
+
+    Args:
+        everything: show every evaluation and parameter, however many there are.
+
+    Raises:
+        ConfigError: if there is no such file, or it is none of ours.
+        DataError: if it is one of ours and damaged.
+    """
+    limit = None if everything else MOST_ROWS
+    if path.is_dir():
+        return _directory(path, limit)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or directory")
+    describers: Mapping[str, Callable[[Path, int | None], list[Section]]] = {
+        ".safetensors": _model,
+        ".jsonl": _metrics,
+        ".json": _summary,
+        ".yaml": _config,
+        ".yml": _config,
+    }
+    describer = describers.get(path.suffix.lower())
+    if describer is None:
+        raise ConfigError(f"{path}: not a file that afl writes or reads; inspect takes {_KINDS}")
+    try:
+        return describer(path, limit)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except KeyError as error:
+        raise DataError(f"{path}: lacks {error}; was it written by another version of afl?") from error
+
+
+def model_digest(path: Path) -> str:
+    """32 hexadecimal digits over a model's parameters: their names, types, shapes and bytes, by name.
+
+    What else the file says (the run's id, the round) does not count: two runs that agree to the bit have
+    models of the same digest.
+
+    Raises:
+        DataError: if the file is no safetensors file, or damaged.
+    """
+    return _read_model(path).digest
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class _Model:
+    metadata: Mapping[str, str]
+    parameters: Sequence[_Parameter]
+    digest: str
+
+
+def _read_model(path: Path) -> _Model:
+    digest = hashlib.blake2b(digest_size=16)
+    parameters = []
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                parameters.append(_Parameter(name, tuple(tensor.shape), dtype))
+                digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
+                if tensor.numel():
+                    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: no safetensors file, or a damaged one: {error}") from error
+    return _Model(metadata, parameters, digest.hexdigest())
+
+
+def _model(path: Path, limit: int | None) -> list[Section]:
+    model = _read_model(path)
+    count = sum(parameter.count for parameter in model.parameters)
+    rows: dict[str, RenderableType] = {
+        "parameters": f"{count:,} in {len(model.parameters)} tensors",
+        "file": shown_bytes(path.stat().st_size),
+        "digest": f"{model.digest} (of the parameters; equal for equal models)",
+    }
+    rows.update((name.replace("_", " "), value) for name, value in sorted(model.metadata.items()))
+    if "afl_version" not in model.metadata:
+        rows["note"] = "not written by afl: it has no afl_version in its metadata"
+    table = Table(title="Parameters", title_justify="left", title_style="bold")
+    table.add_column("name")
+    table.add_column("shape")
+    table.add_column("type")
+    table.add_column("count", justify="right")
+    shown = model.parameters if limit is None else model.parameters[:limit]
+    for parameter in shown:
+        shape = " x ".join(map(str, parameter.shape)) or "scalar"
+        table.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
+    if len(shown) < len(model.parameters):
+        table.caption = f"and {len(model.parameters) - len(shown)} more (--all shows them)"
+    return [facts(rows, title=f"Model {path}"), table]
+
+
+def _metrics(path: Path, limit: int | None) -> list[Section]:
+    entries, is_cut = _entries(path)
+    rounds = [entry for entry in entries if entry.get("event") == "round"]
+    evaluations = [entry for entry in entries if entry.get("event") == "evaluation"]
+    if not rounds and not evaluations:
+        raise ConfigError(f"{path}: holds no rounds and no evaluations; inspect takes {_KINDS}")
+    rows: dict[str, RenderableType] = {
+        "rounds": f"{rounds[-1]['round']} closed" if rounds else "none closed",
+        "evaluations": str(len(evaluations)),
+    }
+    if rounds:
+        last = rounds[-1]
+        rows["last round"] = (
+            f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
+            f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
+        )
+        rows["seconds a round"] = f"median {_median([entry['seconds'] for entry in rounds]):.4f}"
+    if is_cut:
+        rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
+    sections: list[Section] = [facts(rows, title=f"Metrics {path}")]
+    if evaluations:
+        sections.append(_evaluations(evaluations, limit))
+    return sections
+
+
+def _evaluations(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+    shown = _thinned(evaluations, limit)
+    has_accuracy = evaluations[-1]["worst_accuracy"] is not None
+    table = Table(title="Evaluations", title_justify="left", title_style="bold")
+    table.add_column("round", justify="right")
+    table.add_column("worst worker", justify="right")
+    if has_accuracy:
+        table.add_column("its accuracy", justify="right")
+        table.add_column("mean accuracy", justify="right")
+    table.add_column("largest loss", justify="right")
+    table.add_column("mean loss", justify="right")
+    table.add_column("bytes up", justify="right")
+    table.add_column("bytes down", justify="right")
+    for entry in shown:
+        accuracies = [entry["worst_accuracy"], entry["mean_accuracy"]] if has_accuracy else []
+        table.add_row(
+            str(entry["round"]),
+            str(entry["worst_worker"]),
+            *(f"{value:.4f}" for value in accuracies),
+            f"{entry['max_loss']:.5g}",
+            f"{entry['mean_loss']:.5g}",
+            shown_bytes(entry["uplink_bytes"]),
+            shown_bytes(entry["downlink_bytes"]),
+        )
+    if len(shown) < len(evaluations):
+        table.caption = f"{len(shown)} of {len(evaluations)} (--all shows every one)"
+    return table
+
+
+def _summary(path: Path, _limit: int | None) -> list[Section]:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON, or damaged: {error}") from error
+    if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY_KEYS:
+        raise ConfigError(f"{path}: JSON, but not the summary of a run; inspect takes {_KINDS}")
+    table = summary_table(summary, path.parent)
+    communication = summary["communication"]
+    parts = Table(title="Bytes on the wire", title_justify="left", title_style="bold")
+    parts.add_column("what")
+    for direction in communication:
+        parts.add_column(direction, justify="right")
+    for division in ("wire_bytes_by_kind", "payload_bytes_by_part"):
+        for name in next(iter(communication.values()))[division]:
+            parts.add_row(name, *(shown_bytes(count[division][name]) for count in communication.values()))
+        parts.add_section()
+    parts.add_row("all", *(shown_bytes(count["wire_bytes"]) for count in communication.values()))
+    return [table, parts]
+
+
+def _config(path: Path, _limit: int | None) -> list[Section]:
+    config = load_config(path)
+    return [facts(_planned(config), title=f"Configuration {path}: valid")]
+
+
+def _planned(config: Config) -> dict[str, RenderableType]:
+    """What a configuration would run."""
+    algorithm, evaluation = config.algorithm, config.evaluation.every
+    seed = config.run.seed
+    rows: dict[str, RenderableType] = {
+        "workers": str(config.workers),
+        "task": _task_line(config),
+        "algorithm": f"{algorithm.name}, {algorithm.rounds} rounds, dual weights restart every "
+        f"{algorithm.block_length}",
+        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}"
+        + (" (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""),
+    }
+    rows.update(_sizes(config))
+    rows["evaluations"] = f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all"
+    rows["seed"] = "a fresh one" if seed is None else f"0x{seed:032x}"
+    rows["listens"] = f"{config.server.listen}" + (
+        f"; http on {config.server.http}" if config.server.http is not None else "; no http"
+    )
+    if config.server.insecure:
+        rows["plaintext"] = "allowed beyond this machine (server.insecure)"
+    rows["results"] = str(config.run.directory or "runs/ and the run id")
+    rows["digest"] = f"{config_digest(config)} (of what defines the result)"
+    return rows
+
+
+def _task_line(config: Config) -> str:
+    task = config.task
+    options = f" with {json.dumps(task.options)}" if task.options else ""
+    line = f"{task.name}{options}, minibatches of {task.batch_size}"
+    if ":" in task.name:
+        return f"{line}; its code is not loaded to inspect a file"
+    return line if task.name in known_tasks() else f"{line}; NOT INSTALLED here"
+
+
+def _sizes(config: Config) -> dict[str, RenderableType]:
+    """The model's size and what travels a round, where the task is an installed one."""
+    up, down = config.algorithm.uplink_compressor, config.algorithm.downlink_compressor
+    rows: dict[str, RenderableType] = {
+        "compressors": f"up {_compressor_line(up.name, up.options)}, "
+        f"down {_compressor_line(down.name, down.options)}"
+    }
+    if ":" in config.task.name or config.task.name not in known_tasks():
+        return rows
+    try:
+        dim = build_vector(load_task(config.task.name, config.task.options), SharedRandomness.from_int(0)).dim
+        counts = [create(choice.name, dim, choice.options).count for choice in (up, down)]
+    except AflError as error:
+        rows["model"] = f"cannot be made here: {error}"
+        return rows
+    rows["model"] = f"{dim:,} trainable parameters"
+    sent = [shown_bytes(BYTES_A_VALUE * count) for count in counts]
+    rows["values a round"] = (
+        f"{sent[0]} up a worker, {sent[1]} down a connection; "
+        f"uncompressed {shown_bytes(BYTES_A_VALUE * dim)} each"
+    )
+    return rows
+
+
+def _compressor_line(name: str, options: Mapping[str, Any]) -> str:
+    return name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
+
+
+def _directory(path: Path, limit: int | None) -> list[Section]:
+    sections: list[Section] = []
+    for name in ("config.yaml", "summary.json", "metrics.jsonl"):
+        if (path / name).is_file():
+            sections += describe(path / name, everything=limit is None)
+    models = sorted(path.glob("model-*.safetensors"))
+    if models:
+        table = Table(title="Models", title_justify="left", title_style="bold")
+        for column in ("file", "after round", "worst accuracy", "digest of the parameters"):
+            table.add_column(column)
+        for file in models:
+            model = _read_model(file)
+            table.add_row(
+                file.name,
+                model.metadata.get("rounds_applied", "?"),
+                _shortened(model.metadata.get("worst_accuracy")),
+                model.digest,
+            )
+        sections.append(table)
+    if not sections:
+        raise ConfigError(
+            f"{path}: holds no run (none of config.yaml, summary.json, metrics.jsonl, model-*.safetensors)"
+        )
+    return sections
+
+
+def _entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines' objects, and whether the last line is cut.
+
+    Raises:
+        DataError: if a line before the last is no JSON object.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            if number == len(lines) and entries:
+                return entries, True
+            raise DataError(f"{path}:{number}: not JSON, or damaged: {error}") from error
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}:{number}: not an object of a run's metrics")
+        entries.append(entry)
+    return entries, False
+
+
+def _thinned(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Sequence[Mapping[str, Any]]:
+    """At most ``limit`` entries, evenly spread, first and last among them."""
+    if limit is None or len(entries) <= limit:
+        return entries
+    return [entries[index * (len(entries) - 1) // (limit - 1)] for index in range(limit)]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _shortened(number: str | None) -> str:
+    return f"{float(number):.4f}" if number else "not evaluated"

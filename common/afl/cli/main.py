@@ -1,0 +1,60 @@
+"""``afl``: the command for people. Each subcommand is a module with ``HELP``, ``add_options`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from afl.cli import demo, inspection, status
+from afl.cli.parser import make_parser
+from afl.errors import AflError, ExitCode
+
+
+class Command(Protocol):
+    """What a subcommand's module holds."""
+
+    HELP: str
+    """One line."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options."""
+
+    def run(self, options: argparse.Namespace) -> ExitCode:
+        """Do it; raises :class:`AflError` for what a person can put right."""
+        ...
+
+
+COMMANDS: Mapping[str, Command] = {"demo": demo, "inspect": inspection, "status": status}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    options = make_afl_parser().parse_args(arguments)
+    try:
+        return COMMANDS[options.command].run(options)
+    except AflError as error:
+        print(f"afl {options.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"afl {options.command}: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (`head`) has seen enough. What is still buffered has no reader.
+        sys.stdout = None
+        return ExitCode.OK
+
+
+def make_afl_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = make_parser(
+        "afl",
+        "Agnostic federated learning: try it, watch it, look into its files. "
+        "A run itself is afl-server and one afl-worker at each site.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        command.add_options(own)
+    return parser
