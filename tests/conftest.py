@@ -1,0 +1,80 @@
+"""What all tests share: a strict environment, the slow ones on request, and nothing left open."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+import torch
+
+LEAK_GRACE_S = 5.0
+"""How long what a module's tests have closed may take to be gone: gRPC's threads end a moment later."""
+
+GRPC_OWN_DESCRIPTORS = 16
+"""gRPC opens wake-up and poll descriptors at its first use in a process and keeps them."""
+
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="takes minutes; run with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_torch_thread() -> None:
+    """A gradient's bits depend on the number of threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test module leaves a thread, a child process or a file descriptor behind."""
+    before_threads = set(threading.enumerate())
+    before_files = _descriptors()
+    yield
+    if not {"unit", "federation"} & set(Path(request.path).parts):
+        return
+    deadline = time.monotonic() + LEAK_GRACE_S
+    while (left := _left(before_threads, before_files)) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert not left, f"{request.path.name} leaves behind: {'; '.join(left)}"
+
+
+def _left(before_threads: set[threading.Thread], before_files: dict[str, str]) -> list[str]:
+    threads = [f"thread {t.name}" for t in threading.enumerate() if t not in before_threads]
+    children = [f"process {child.pid}" for child in psutil.Process().children() if child.is_running()]
+    opened = {number: what for number, what in _descriptors().items() if number not in before_files}
+    own = [what for what in opened.values() if "eventfd" in what or "eventpoll" in what]
+    files = [f"descriptor {number} ({what})" for number, what in opened.items() if what not in own]
+    if len(own) > GRPC_OWN_DESCRIPTORS:
+        files.append(f"{len(own)} event descriptors")
+    return threads + children + files
+
+
+def _descriptors() -> dict[str, str]:
+    """What each open file descriptor of this process stands for."""
+    found = {}
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():  # noqa: PTH112, PTH208
+        try:
+            found[number] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        except OSError:
+            continue
+    return found

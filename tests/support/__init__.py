@@ -1,0 +1,17 @@
+"""A kit for tests of federations: real processes, links that can be cut, clients that misbehave.
+
+Nothing in it needs pytest, so that tests of your own tasks may use it too::
+
+    with Federation({"workers": 2, "task": {...}, "algorithm": {...}}, folder) as federation:
+        federation.start("0-1")
+        federation.finish()
+        weights = federation.model("final")
+"""
+
+from support.federation import Federation, Process, run_together
+from support.http2 import Http2Observer
+from support.proxy import Proxy
+from support.raw_client import RawClient
+from support.reference import Reference
+
+__all__ = ["Federation", "Http2Observer", "Process", "Proxy", "RawClient", "Reference", "run_together"]

@@ -1,0 +1,342 @@
+"""A federation of real processes on this machine: one server, and worker processes that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+KIT = Path(__file__).parent
+"""Where ``tests_tasks`` lies: every process finds it."""
+
+START_S = 90.0
+"""A process that imports torch takes three seconds; on a machine busy with others, many more."""
+
+END_S = 90.0
+
+Line = dict[str, Any]
+
+
+class Process:
+    """One command, with its standard error read as it comes.
+
+    Args:
+        name: for messages.
+        arguments: after ``python``.
+        environment: added to this process's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        paths = [str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+        self._popen = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._lines: list[str] = []
+        self._ended = False
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The operating system's number for it."""
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    @property
+    def text(self) -> str:
+        """All that it has written to standard error."""
+        with self._changed:
+            return "".join(self._lines)
+
+    @property
+    def events(self) -> list[Line]:
+        """The log lines, parsed; what is no JSON object is left out."""
+        with self._changed:
+            parsed = [_parsed(line) for line in self._lines]
+        return [line for line in parsed if line is not None]
+
+    def logged(self, event: str, **fields: Any) -> list[Line]:
+        """The log lines of one event, with these fields."""
+        wanted = {"event": event, **fields}.items()
+        return [line for line in self.events if wanted <= {k: _frozen(v) for k, v in line.items()}.items()]
+
+    def wait_for(self, event: str, *, timeout: float = START_S, count: int = 1, **fields: Any) -> Line:
+        """The ``count``-th log line of ``event`` with these fields, as soon as it is there.
+
+        Raises:
+            AssertionError: if it does not come in time, or the process ends without it.
+        """
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: len(self.logged(event, **fields)) >= count or self._ended, timeout
+            )
+        lines = self.logged(event, **fields)
+        assert found, f"{self.name}: no {event!r} ({fields}) within {timeout:g} s; it logged:\n{self.text}"
+        assert len(lines) >= count, f"{self.name} ended without {event!r} ({fields}); it logged:\n{self.text}"
+        return lines[count - 1]
+
+    def wait(self, timeout: float = END_S) -> int:
+        """The exit status.
+
+        Raises:
+            AssertionError: if it does not end in time.
+        """
+        try:
+            status = self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{self.name} did not end within {timeout:g} s; it logged:\n{self.text}"
+            ) from None
+        self._reader.join(timeout)
+        return status
+
+    def expect(self, status: int, timeout: float = END_S) -> None:
+        """Wait for the end, which must be with this exit status."""
+        found = self.wait(timeout)
+        assert found == status, f"{self.name} ended with {found}, not {status}; it logged:\n{self.text}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._popen.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM)."""
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), and wait for that."""
+        self._popen.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Make sure that nothing of it is left."""
+        if self.is_running:
+            self._popen.kill()
+        self._popen.wait(END_S)
+        self._reader.join(END_S)
+        assert self._popen.stderr is not None
+        self._popen.stderr.close()
+
+    def _read(self) -> None:
+        assert self._popen.stderr is not None
+        with contextlib.suppress(ValueError):
+            for line in self._popen.stderr:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class Federation:
+    """A server and its workers; a context manager that leaves no process behind.
+
+    The server listens on a free port of loopback and writes to ``folder / "run"``, unless the
+    configuration says otherwise.
+
+    Args:
+        config: the run's configuration.
+        folder: an empty folder of its own.
+        environment: added to every process's.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], folder: Path, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.directory = folder / "run"
+        self.workers: list[Process] = []
+        self._environment = dict(environment or {})
+        self._config = completed(config, self.directory)
+        self._server: Process | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "server.yaml"
+        path.write_text(yaml.safe_dump(self._config), encoding="utf-8")
+        self._server = Process(
+            "server",
+            ["-m", "afl_server", "--config", str(path)],
+            folder=self.folder,
+            environment=self._environment,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.workers, self.server]:
+            process.close()
+
+    @property
+    def server(self) -> Process:
+        """The server's process."""
+        assert self._server is not None, "use `with Federation(...)`"
+        return self._server
+
+    @property
+    def port(self) -> int:
+        """The port that workers connect to; waits until it is open."""
+        port: int = self.server.wait_for("listening")["port"]
+        return port
+
+    @property
+    def address(self) -> str:
+        """What a worker's ``--server`` is."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(
+        self,
+        ids: str,
+        *options: str,
+        server: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start a worker process for ``ids``; it connects to ``server``, by default to the server itself."""
+        worker = Process(
+            f"worker {ids}",
+            ["-m", "afl_worker", "--id", ids, "--server", server or self.address, *options],
+            folder=self.folder,
+            environment={**self._environment, **(environment or {})},
+        )
+        self.workers.append(worker)
+        return worker
+
+    def finish(self, timeout: float = END_S) -> None:
+        """Wait until the server and all workers that still run have ended well."""
+        self.server.expect(0, timeout)
+        for worker in self.workers:
+            if worker.is_running:
+                worker.expect(0)
+
+    # What there is to see.
+
+    def get(self, path: str) -> str:
+        """A page of the server's HTTP side."""
+        port = self.server.wait_for("listening")["http_port"]
+        return fetch(f"http://127.0.0.1:{port}{path}")
+
+    def status(self) -> dict[str, Any]:
+        """``/status``."""
+        page: dict[str, Any] = json.loads(self.get("/status"))
+        return page
+
+    def metrics(self) -> dict[str, float]:
+        """``/metrics``: the value of each sample by its name with labels, as Prometheus writes it."""
+        lines = [line for line in self.get("/metrics").splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def wait_until(self, holds: Callable[[dict[str, Any]], bool], timeout: float = END_S) -> dict[str, Any]:
+        """The first ``/status`` of which ``holds`` is true; asked for twenty times a second.
+
+        Raises:
+            AssertionError: if there is none in time.
+        """
+        tick = threading.Event()
+        for _ in range(max(1, int(timeout * 20))):
+            status = self.status()
+            if holds(status):
+                return status
+            tick.wait(0.05)
+        raise AssertionError(f"the status was not as waited for within {timeout:g} s: {status}")
+
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``."""
+        content: dict[str, Any] = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
+        return content
+
+    def records(self, event: str) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl`` of one kind: ``round`` or ``evaluation``."""
+        text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8")
+        return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
+
+    def model(self, name: str) -> dict[str, torch.Tensor]:
+        """``model-NAME.safetensors``."""
+        return load_file(self.directory / f"model-{name}.safetensors")
+
+    def model_bytes(self, name: str = "final") -> dict[str, bytes]:
+        """The raw bytes of each tensor of a model: equal for models that are equal to the bit."""
+        return {key: tensor.numpy().tobytes() for key, tensor in sorted(self.model(name).items())}
+
+    def model_metadata(self, name: str) -> dict[str, str]:
+        """What a model's file says of it."""
+        with safe_open(self.directory / f"model-{name}.safetensors", framework="pt") as file:
+            metadata: dict[str, str] = file.metadata()
+            return metadata
+
+
+def completed(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The configuration with free ports and a run directory where it names none."""
+    result = dict(config)
+    result["server"] = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", **config.get("server", {})}
+    result["run"] = {"directory": str(directory), "seed": 7, **config.get("run", {})}
+    return result
+
+
+def run_together(
+    config: Mapping[str, Any], folder: Path, groups: Sequence[str], **options: Any
+) -> Federation:
+    """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays."""
+    with Federation(config, folder, **options) as federation:
+        for ids in groups:
+            federation.start(ids)
+        federation.finish()
+    return federation
+
+
+def fetch(url: str, timeout: float = 10.0) -> str:
+    """A page, past any proxy the environment names.
+
+    Raises:
+        urllib.error.HTTPError: if its status is not 200.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=timeout) as response:
+        body: bytes = response.read()
+    return body.decode()
+
+
+def _parsed(line: str) -> Line | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _frozen(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value

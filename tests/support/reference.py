@@ -1,0 +1,204 @@
+"""AFL-Com on the ``synthetic`` task in plain numpy, from the paper and the published formulas alone.
+
+Nothing of ``afl`` is imported: this is the other opinion that a federation is compared with. One process,
+no sockets, whole vectors, loops where loops are clearest.
+
+Algorithm 2 (AFL-Com), for t = 1, ..., T::
+
+    worker i:   p = e_i + q_{t,i} g_i ;  c_i = C_t(p) ;  e_i <- p - c_i
+    server:     s = e_hat + sum_i c_i ;  D = C_t(s)   ;  e_hat <- s - D
+                q_{t+1} = uniform if t mod B == 0, else proportional to q_{t,i} exp(eta_q l_i)
+    everyone:   w <- w - eta_w D
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+COMPRESSOR, RANDOM_OUTPUT, MINIBATCH, SYNTHETIC_DATA = 1, 2, 4, 7
+
+
+@dataclass
+class Reference:
+    """A whole run.
+
+    Attributes:
+        weights: w_1, ..., w_{T+1}: ``weights[t]`` is the model after t updates.
+        dual_weights: q_1, ..., q_{T+1}: ``dual_weights[t - 1]`` is what round t used.
+        losses: l_{t,i}: ``losses[t - 1]`` is what the workers reported in round t.
+    """
+
+    weights: list[Floats] = field(default_factory=list)
+    dual_weights: list[Doubles] = field(default_factory=list)
+    losses: list[Doubles] = field(default_factory=list)
+    test_losses: dict[int, Doubles] = field(default_factory=dict)
+    random_round: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], seed: int = 7) -> Reference:
+        """Run what a configuration describes."""
+        task, algorithm = config["task"], config["algorithm"]
+        options: dict[str, Any] = {
+            "dim": 100,
+            "examples": 256,
+            "scale": 1.0,
+            "spread": 1.0,
+            "noise_w": 0.5,
+            "noise_q": 0.1,
+        }
+        options |= task.get("options", {})
+        workers, rounds, dim = config["workers"], algorithm["rounds"], int(options["dim"])
+        block = algorithm.get("block", math.ceil(math.sqrt(rounds)))
+        uplink = algorithm.get("uplink", {"name": "identity"})
+        downlink = algorithm.get("downlink", uplink)
+        every = config.get("evaluation", {}).get("every", 50)
+        data = [_data(seed, worker, options) for worker in range(workers)]
+
+        run = cls(random_round=_integer(_words(seed, RANDOM_OUTPUT), rounds) + 1)
+        w = np.full(dim, 0.1, dtype=np.float32)
+        q = np.full(workers, 1.0 / workers)
+        residuals = [np.zeros(dim, dtype=np.float32) for _ in range(workers)]
+        server_residual = np.zeros(dim, dtype=np.float32)
+        run.weights.append(w)
+        run.dual_weights.append(q)
+        for t in range(1, rounds + 1):
+            total = np.zeros(dim, dtype=np.float32)
+            losses = np.zeros(workers)
+            for i, (centre, zeta, v) in enumerate(data):
+                batch = subset(_words(seed, MINIBATCH, t, i), len(zeta), task["batch_size"])
+                losses[i], gradient = _oracle(w, centre, zeta[batch], v[batch], options)
+                p = residuals[i] + np.float32(q[i]) * gradient
+                support = _support(uplink, p, seed, t)
+                residuals[i] = p.copy()
+                residuals[i][support] = 0
+                total[support] += p[support]
+            s = server_residual + total
+            support = _support(downlink, s, seed, t)
+            update = np.zeros(dim, dtype=np.float32)
+            update[support] = s[support]
+            server_residual = s.copy()
+            server_residual[support] = 0
+            w = w - np.float32(algorithm["eta_w"]) * update
+            if t % block == 0:
+                q = np.full(workers, 1.0 / workers)
+            else:
+                q = q * np.exp(algorithm["eta_q"] * (losses - losses.max()))
+                q = q / q.sum()
+            run.weights.append(w)
+            run.dual_weights.append(q)
+            run.losses.append(losses)
+            if t % every == 0 or t == rounds:
+                run.test_losses[t] = np.array([_risk(w, centre, options) for centre, _, _ in data])
+        return run
+
+    @property
+    def best_round(self) -> int:
+        """The evaluated round whose highest test loss is lowest; the first of equals."""
+        return min(self.test_losses, key=lambda round_: float(self.test_losses[round_].max()))
+
+
+# The task, as documented in common/afl/tasks/synthetic.py.
+
+
+def _data(
+    seed: int, worker: int, options: Mapping[str, Any]
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    dim, pairs = options["dim"], options["examples"] // 2
+    generator = _philox(seed, SYNTHETIC_DATA, 0, worker)
+    uniform = (generator.random_raw(dim) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    centre = (options["spread"] * (2 * uniform - 1)).astype(np.float32)
+    words = generator.random_raw(-(-pairs * (dim + 1) // 64))
+    places = np.arange(64, dtype=np.uint64)
+    bits = ((words[:, None] >> places) & np.uint64(1)).reshape(-1)[: pairs * (dim + 1)]
+    signs = (2 * bits.astype(np.int64) - 1).reshape(pairs, dim + 1)
+    both = np.stack([signs, -signs], axis=1).reshape(2 * pairs, dim + 1)
+    return centre, both[:, 0], both[:, 1:]
+
+
+def _oracle(
+    w32: Floats, centre: Floats, zetas: NDArray[np.int64], vs: NDArray[np.int64], options: Mapping[str, Any]
+) -> tuple[float, Floats]:
+    a, b = options["scale"] / options["dim"], options["noise_w"] / options["dim"]
+    zeta, v = zetas.sum() / len(zetas), vs.sum(axis=0) / len(zetas)
+    w = w32.astype(np.float64)
+    u = w - centre.astype(np.float64)
+    p = u * u
+    q = 1 + p
+    x = w * w
+    y = 1 + x
+    loss = a * _fold(p / q) + options["noise_q"] * zeta + b * _fold(v * (w / y))
+    gradient = a * ((u + u) / (q * q)) + b * (v * ((1 - x) / (y * y)))
+    return float(loss), gradient.astype(np.float32)
+
+
+def _risk(w: Floats, centre: Floats, options: Mapping[str, Any]) -> float:
+    u = w.astype(np.float64) - centre.astype(np.float64)
+    return float(options["scale"] / options["dim"] * _fold(u * u / (1 + u * u)))
+
+
+def _fold(values: Doubles) -> np.float64:
+    while len(values) > 1:
+        half = len(values) // 2
+        folded = values[:half] + values[len(values) - half :]
+        values = np.concatenate([folded, values[half : len(values) - half]])
+    result: np.float64 = values[0]
+    return result
+
+
+# Compressors: which coordinates are kept.
+
+
+def _support(compressor: Mapping[str, Any], p: Floats, seed: int, t: int) -> NDArray[np.int64]:
+    dim = len(p)
+    if compressor["name"] == "identity":
+        return np.arange(dim)
+    k = max(1, round(compressor["ratio"] * dim))
+    if compressor["name"] == "rand-k":
+        return subset(_words(seed, COMPRESSOR, t), dim, k)
+    assert compressor["name"] == "top-k"
+    by_magnitude = np.lexsort((np.arange(dim), -np.abs(p)))
+    return np.sort(by_magnitude[:k])
+
+
+# Shared randomness: Philox4x64-10, key = seed, counter = (0, purpose, round, worker).
+
+
+def _philox(seed: int, purpose: int, round_: int = 0, worker: int = 0) -> np.random.Philox:
+    key = np.array([seed % 2**64, seed >> 64], dtype=np.uint64)
+    return np.random.Philox(key=key, counter=np.array([0, purpose, round_, worker], dtype=np.uint64))
+
+
+def _words(seed: int, purpose: int, round_: int = 0, worker: int = 0) -> Iterator[int]:
+    generator = _philox(seed, purpose, round_, worker)
+    while True:
+        yield int(generator.random_raw())
+
+
+def _integer(words: Iterator[int], bound: int) -> int:
+    bits = (bound - 1).bit_length()
+    return next(value for value in (word >> (64 - bits) for word in words) if value < bound)
+
+
+def subset(words: Iterator[int], population: int, size: int) -> NDArray[np.int64]:
+    """The first ``size`` distinct values of Lemire's sequence; above one half, the complement's."""
+    if 2 * size > population:
+        left_out = subset(words, population, population - size)
+        return np.setdiff1d(np.arange(population), left_out)
+    chosen: set[int] = set()
+    for word in words:
+        for half in (word & 0xFFFFFFFF, word >> 32):
+            product = half * population
+            if product & 0xFFFFFFFF >= (1 << 32) % population and len(chosen) < size:
+                chosen.add(product >> 32)
+        if len(chosen) == size:
+            break
+    return np.array(sorted(chosen), dtype=np.int64)

@@ -1,0 +1,106 @@
+"""Tasks that misbehave, given to the commands as ``tests_tasks:Name`` as a user's own would be."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from afl import Task, TaskContext, WorkerData
+from afl.tasks.base import Batch
+from afl.tasks.synthetic import Synthetic
+
+
+class Slow(Synthetic):
+    """``synthetic`` with a pause before each gradient, the same to the bit."""
+
+    def __init__(self, pause: float = 0.005, **options: object) -> None:
+        super().__init__(**options)
+        self.pause = pause
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if model.training:
+            time.sleep(self.pause)
+        return super().loss(model, batch)
+
+
+class _Linear(Task):
+    """Four features, one output, sixteen examples."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        generator = torch.Generator().manual_seed(worker)
+        inputs = torch.randn(20, 4, generator=generator)
+        return WorkerData(train=(inputs[:16],), test=(inputs[16:],))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        (inputs,) = batch
+        output: Tensor = model(inputs)
+        return output.square().mean()
+
+
+class Troubled(_Linear):
+    """Every worker from 1 on has a trouble of its own; worker 0 is well."""
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        self._worker = worker
+        whole = super().data(worker, context)
+        size = {1: 0, 2: 3}.get(worker, 16)
+        return WorkerData(train=(whole.train[0][:size],), test=whole.test)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self._worker == 3:
+            raise RuntimeError("no luck today")
+        return super().loss(model, batch)
+
+
+class Diverging(_Linear):
+    """The loss of worker 1 is not a number from its fifth minibatch on."""
+
+    def __init__(self) -> None:
+        self._batches = 0
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        self._worker = worker
+        return super().data(worker, context)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = super().loss(model, batch)
+        self._batches += model.training
+        return loss * float("nan") if self._worker == 1 and self._batches >= 5 else loss
+
+
+class Normalized(_Linear):
+    """A model with running statistics and no word on what becomes of them."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+class Frozen(_Linear):
+    """A model with nothing to train."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 1).requires_grad_(False)
+
+
+class Gated(Synthetic):
+    """``synthetic`` whose gradients wait from the given call on until the file ``TESTS_GATE`` exists."""
+
+    def __init__(self, after: int = 0, **options: object) -> None:
+        super().__init__(**options)
+        self.after = after
+        self._calls = 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if model.training:
+            self._calls += 1
+            gate = Path(os.environ["TESTS_GATE"])
+            while self._calls > self.after and not gate.exists():
+                time.sleep(0.01)
+        return super().loss(model, batch)
