@@ -1,0 +1,64 @@
+# make demo     a federation on this machine, about half a minute after the installation
+# make test     all tests that take less than minutes each (make test ARGS=--slow: the others too)
+# make lint     formatting, types, imports, generated files
+# make proto    write the protobuf modules again after a change of proto/
+# make docs     write README.md's generated tables again
+# make bench    what a round costs, beside gRPC's own floor
+# make clean    remove what was made here, the environment .venv too
+#
+# Each installs what it needs into .venv first, once. It takes Python 3.11 or newer and make.
+# PYTHON=python3.12 names another interpreter; VENV=DIR another environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint proto docs bench clean venv
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.tasks
+	$(BIN)/afl demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m afl_lab.readme --check
+	$(BIN)/python -m afl_lab.protobuf --check
+
+proto: $(VENV)/.dev
+	PYTHON=$(abspath $(BIN))/python sh proto/generate.sh
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m afl_lab.readme --write
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m afl_lab.bench.rounds $(ARGS)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find common server worker lab tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+venv: $(VENV)/.dev
+
+# The stamps say what is installed; pip runs again only when one of these two files changes.
+
+$(VENV)/.tasks: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing afl and PyTorch into $(VENV): a few minutes, once."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[tasks]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing afl, PyTorch and the development tools into $(VENV): a few minutes, once."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[tasks,dev]'
+	@touch $(VENV)/.tasks $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
