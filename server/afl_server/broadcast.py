@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from afl.messages import Payload, PayloadHeader, Position, Step
+from afl.messages import NOWHERE, Payload, PayloadHeader, Position, Step
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import Frame, chunk_frame, chunk_frames, joined, step_frame
 
@@ -68,6 +68,11 @@ class Broadcast:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
         self.announce()
+
+    def forget_payload(self) -> None:
+        """Free the frames: whoever joins now is sent the model instead."""
+        self.frames = []
+        self.base = NOWHERE
 
     def announce(self) -> None:
         """Wake the sessions that follow; call on the event loop."""

@@ -88,6 +88,7 @@ class Coordinator:
     Args:
         config: with its seed filled in.
         vector: the initial model; becomes the run's model.
+        local_options: the task's options that are this machine's own and are not sent.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Coordinator:
         vector: ParameterVector,
         randomness: SharedRandomness,
         records: RunRecords,
+        local_options: frozenset[str] = frozenset(),
     ) -> None:
         self.config = config
-        self.settings = RunSettings.of_config(config)
+        self.settings = RunSettings.of_config(config, local_options)
         self.run_id = records.run_id
         self.tallies = Tallies()
         self.vector = vector
@@ -395,6 +397,8 @@ class Coordinator:
             if len(ready) < self.settings.chunk_bytes:
                 return
             self._streaming = Broadcast(step, self.engine.step.position)
+            # Every worker has begun its report, so every model has the open step's payload.
+            self._open.forget_payload()
             self._send_to_ready(self._streaming)
         broadcast = self._streaming
         complete = len(ready) == step.payloads[0].total_bytes

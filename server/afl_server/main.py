@@ -83,7 +83,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
     vector = build_vector(task, randomness)
     run_id = new_run_id()
     records = RunRecords.create(run_id, config.run.directory or Path("runs") / run_id, config)
-    coordinator = Coordinator(config, vector, randomness, records)
+    coordinator = Coordinator(config, vector, randomness, records, task.local_options)
     service = FederationService(coordinator)
     http: HttpServer | None = None
     try:

@@ -9,6 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
+
+import yaml
 
 from afl.cli.parser import common_options, make_parser
 from afl.config.address import parse_target
@@ -88,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         "--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)"
     )
     parser.add_argument(
+        "--task-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the task that is this machine's own, such as file=writers.npz; may be repeated",
+    )
+    parser.add_argument(
         "--give-up-after",
         default="10m",
         metavar="TIME",
@@ -116,7 +126,18 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         device=parsed.device,
         give_up_after=give_up_after,
         use_proxy=not parsed.no_proxy,
+        task_options=dict(_task_option(text) for text in parsed.task_option),
     )
+
+
+def _task_option(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not key or not sign:
+        raise ConfigError(f"--task-option {text}: write KEY=VALUE")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--task-option {text}: the value is not YAML") from error
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

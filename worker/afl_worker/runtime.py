@@ -7,9 +7,9 @@ import os
 import random
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 
@@ -62,6 +62,7 @@ class WorkerOptions:
     Attributes:
         workers: the hosted ids, ascending.
         task: ``module:Class``, or a name the server must agree with, or ``None`` for the server's choice.
+        task_options: the task's options that are this machine's own, such as where its data is.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -71,6 +72,7 @@ class WorkerOptions:
     device: str = "auto"
     give_up_after: float | None = 600.0
     use_proxy: bool = True
+    task_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WorkerProcess:
@@ -219,7 +221,12 @@ class WorkerProcess:
         device = _device(self._options.device)
         try:
             name = self._options.task or settings.task
-            task = load_task(name, settings.task_options, allow_path=self._options.task is not None)
+            task = load_task(
+                name,
+                settings.task_options,
+                allow_path=self._options.task is not None,
+                local=self._options.task_options,
+            )
             vector = build_vector(task, randomness, device)
             context = TaskContext(settings.workers, randomness)
             data = {worker: task.data(worker, context) for worker in self._options.workers}

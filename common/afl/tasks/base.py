@@ -66,13 +66,20 @@ class Task(abc.ABC):
     allow_smaller_batch: ClassVar[bool] = False
     """Whether a worker with fewer training examples than the batch size uses all of them each round."""
 
+    local_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that say where a machine keeps its data: the server does not send them, a worker takes them
+    from its own command line (``--task-option``) only."""
+
     @abc.abstractmethod
     def model(self) -> nn.Module:
-        """A new module. Its initial parameters are drawn under the run's seed and sent by the server."""
+        """A new module, without looking at data: the server has none.
+
+        Its initial parameters are drawn under the run's seed and sent by the server.
+        """
 
     @abc.abstractmethod
     def data(self, worker: int, context: TaskContext) -> WorkerData:
-        """The train and test examples of ``worker`` (0-based).
+        """The train and test examples of ``worker`` (0-based); may be called for several workers.
 
         Raises:
             afl.DataError: if the data is missing (say what to download and where to put it) or the

@@ -55,6 +55,8 @@ class Cifar10(ImageTask[Concatenated]):
     (uint8 ``[n, 32, 32, 3]``) and ``labels``; torchvision's ``cifar-10-batches-py``.
     """
 
+    local_options = frozenset({"data_dir", "download"})
+
     def __init__(self, **options: object) -> None:
         super().__init__(classes=_CLASSES)
         self.options = parse_options(Cifar10Options, options)

@@ -53,6 +53,8 @@ class FashionMnistOptions(DataOptions):
 class FashionMnist(ImageTask[Concatenated]):
     """Fashion-MNIST as in the paper."""
 
+    local_options = frozenset({"data_dir", "download"})
+
     def __init__(self, **options: object) -> None:
         super().__init__(classes=10)
         self.options = parse_options(FashionMnistOptions, options)

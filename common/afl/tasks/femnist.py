@@ -54,6 +54,8 @@ class Femnist(ImageTask[WriterSource]):
     standardized. The server builds the model without the data, so ``classes`` is an option.
     """
 
+    local_options = frozenset({"data_dir", "file"})
+
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FemnistOptions, options)
         super().__init__(classes=self.options.classes)

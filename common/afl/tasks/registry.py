@@ -39,7 +39,13 @@ def task_identity(task_name: str) -> str:
     return task_name if ":" in task_name else _named(task_name).value
 
 
-def load_task(name_or_path: str, options: Mapping[str, Any], *, allow_path: bool = False) -> Task:
+def load_task(
+    name_or_path: str,
+    options: Mapping[str, Any],
+    *,
+    allow_path: bool = False,
+    local: Mapping[str, Any] | None = None,
+) -> Task:
     """The task, made with its options.
 
     Args:
@@ -47,6 +53,8 @@ def load_task(name_or_path: str, options: Mapping[str, Any], *, allow_path: bool
             working directory are found too.
         options: keyword arguments of the class (``task.options``).
         allow_path: whether a path is accepted: only for what this machine's own command line said.
+        local: where given, ``options`` came from another machine: the class's ``local_options`` are taken
+            from here alone.
 
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
@@ -62,7 +70,23 @@ def load_task(name_or_path: str, options: Mapping[str, Any], *, allow_path: bool
     else:
         entry = _named(name_or_path)
         loaded = _imported(f"task {name_or_path}", entry.module, entry.attr)
-    return _made(_checked_class(name_or_path, loaded), name_or_path, options)
+    cls = _checked_class(name_or_path, loaded)
+    if local is not None:
+        options = _with_local(cls, name_or_path, options, local)
+    return _made(cls, name_or_path, options)
+
+
+def _with_local(
+    cls: type[Task], name: str, options: Mapping[str, Any], local: Mapping[str, Any]
+) -> dict[str, Any]:
+    foreign = sorted(set(local) - cls.local_options)
+    if foreign:
+        own = ", ".join(sorted(cls.local_options)) or "none"
+        raise ConfigError(
+            f"--task-option {foreign[0]}: not an option of this machine for the task {name} (those are: "
+            f"{own}); all others come from the run's configuration"
+        )
+    return {key: value for key, value in options.items() if key not in cls.local_options} | dict(local)
 
 
 def _installed() -> dict[str, EntryPoint]:

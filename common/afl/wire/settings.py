@@ -39,13 +39,19 @@ class RunSettings:
         return self.parameters.rounds
 
     @classmethod
-    def of_config(cls, config: Config) -> RunSettings:
-        """The settings that a configuration gives."""
+    def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
+        """The settings that a configuration gives.
+
+        Args:
+            local_options: options of the task that are this machine's own and stay here.
+        """
         algorithm = config.algorithm
         uplink = _choice(algorithm.uplink)
         return cls(
             task=config.task.name,
-            task_options=dict(config.task.options),
+            task_options={
+                key: value for key, value in config.task.options.items() if key not in local_options
+            },
             batch_size=config.task.batch_size,
             evaluation_batch_size=config.task.evaluation_batch_size,
             threads=config.worker.threads,

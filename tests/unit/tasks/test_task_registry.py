@@ -10,6 +10,7 @@ import pytest
 from afl.errors import ConfigError
 from afl.tasks import known_tasks, load_task, registry, task_identity
 from afl.tasks.digits import Digits
+from afl.tasks.femnist import Femnist
 
 MODULE = """
 from torch import nn
@@ -97,3 +98,17 @@ def test_two_packages_that_give_one_name_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     with pytest.raises(ConfigError, match="first:Task and to second:Task"):
         known_tasks()
+
+
+def test_options_of_a_machine_are_taken_from_that_machine_alone() -> None:
+    sent = {"data_dir": "/elsewhere", "file": "theirs.npz", "classes": 10}
+    task = load_task("femnist", sent, local={"file": "mine.npz"})
+    assert isinstance(task, Femnist)
+    assert task.options.data_dir is None
+    assert task.options.file == Path("mine.npz")
+    assert task.options.classes == 10
+
+
+def test_an_option_of_the_run_cannot_be_set_on_one_machine() -> None:
+    with pytest.raises(ConfigError, match=r"--task-option classes: .*those are: data_dir, file"):
+        load_task("femnist", {}, local={"classes": 10})
