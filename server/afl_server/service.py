@@ -15,8 +15,7 @@ from afl.config.address import Address
 from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.messages import GoodbyeStatus
 from afl.transport import channel_options
-from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import SERVICE, control
+from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
 from afl_server.session import Session, SessionOverError, State
 
@@ -129,14 +128,13 @@ class FederationService:
     async def _watch_sessions(self) -> None:
         """Send heartbeats, and end sessions that have been silent for too long."""
         server = self._coordinator.config.server
-        beat = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
         while True:
             await asyncio.sleep(server.heartbeat)
             now = time.monotonic()
             for session in list(self._coordinator.sessions):
                 if session.state is State.NEW:
                     continue
-                session.send(beat)
+                session.beat()
                 silence = now - session.last_seen
                 if silence > server.peer_timeout and not session.is_paused:
                     LOG.warning(

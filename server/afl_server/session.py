@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MAX_WORKERS_A_SESSION = 65536
 
 
+_HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
+
+
 class State(enum.Enum):
     """How far the conversation is."""
 
@@ -81,6 +84,11 @@ class Session:
         """Queue a frame, or a step to follow to its end."""
         if self.state is not State.ENDED:
             self._outbox.put_nowait(item)
+
+    def beat(self) -> None:
+        """Queue a heartbeat, unless the peer has yet to take what is queued: it is alive or it is not."""
+        if self._outbox.empty():
+            self.send(_HEARTBEAT)
 
     def end(self, status: GoodbyeStatus, reason: str) -> None:
         """Say goodbye and end after what is queued has been sent."""
@@ -158,7 +166,7 @@ class Session:
         if frame.reports or frame.chunks:
             await self._reports(frame)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
-            self.send(control(pb.ServerFrame(heartbeat=pb.Heartbeat())))
+            self.send(_HEARTBEAT)
         if frame.HasField("failure"):
             self._coordinator.fail(self, frame.failure)
         if frame.HasField("goodbye"):

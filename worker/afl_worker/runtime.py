@@ -100,6 +100,7 @@ class WorkerProcess:
         """
         backoff = FIRST_BACKOFF_S
         last_contact = time.monotonic()
+        steps = 0
         while True:
             self._connection = Connection(
                 self._options.server,
@@ -115,8 +116,10 @@ class WorkerProcess:
                 LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
                 return ending.reason
             if was_welcomed:
-                backoff = FIRST_BACKOFF_S
                 last_contact = time.monotonic()
+            if self._timings.steps > steps:
+                backoff = FIRST_BACKOFF_S
+            steps = self._timings.steps
             self._give_up_if_due(time.monotonic() - last_contact, ending.reason)
             LOG.warning(
                 "no session with %s (%s); trying again in %.1f s",

@@ -97,7 +97,8 @@ class Realization(abc.ABC):
         if indices is None:
             total.add_(values)
         else:
-            total.index_copy_(0, indices, total.index_select(0, indices).add_(values))
+            places = indices.to(total.device)
+            total.index_copy_(0, places, total.index_select(0, places).add_(values))
 
     def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
         """``params -= eta C(x)``: a multiplication, then a subtraction, each rounded to float32.
@@ -112,7 +113,8 @@ class Realization(abc.ABC):
         if indices is None:
             params.sub_(change)
         else:
-            params.index_copy_(0, indices, params.index_select(0, indices).sub_(change))
+            places = indices.to(params.device)
+            params.index_copy_(0, places, params.index_select(0, places).sub_(change))
 
     @abc.abstractmethod
     def digest_material(self) -> bytes:

@@ -150,8 +150,8 @@ def _figures(
     cores = os.cpu_count() or 1
 
     def per_round(phase: str) -> float:
-        total: float = sum(record[f"{phase}_cpu"] for record in timings)
-        return 1e3 * total / options.rounds / min(cores, options.workers)
+        total = sum(float(record[f"{phase}_cpu"]) for record in timings)
+        return 1e3 * total / int(options.rounds) / min(cores, int(options.workers))
 
     own = per_round("compute") + per_round("codec") + per_round("prepare")
     communication = json.loads((run_directory / "summary.json").read_text())["communication"]
