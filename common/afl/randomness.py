@@ -117,7 +117,8 @@ class Stream:
             wide = self.words(count) >> np.uint64(64 - (population - 1).bit_length())
             return wide[wide < population]
         halves = self.words((count + 1) // 2).astype("<u8", copy=False).view("<u4")
-        product = halves * np.uint64(population)
+        # The type is named: numpy 1 would keep the halves' own and overflow.
+        product: NDArray[np.uint64] = np.multiply(halves, np.uint64(population), dtype=np.uint64)
         value = (product >> np.uint64(32)).astype(np.uint32)
         threshold = (1 << 32) % population
         if threshold:
