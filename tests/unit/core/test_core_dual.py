@@ -1,0 +1,160 @@
+"""Dual weights: against 60 digits, without overflow, and restarted at each block's end."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from afl.dual import DualWeights
+
+
+def exact(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> list[float]:
+    """q after the rounds, from the definition, with 60 digits and no logarithm."""
+    with localcontext() as context:
+        context.prec = 60
+        weights = [Decimal(1) / workers] * workers
+        for round_, losses in enumerate(rounds, start=1):
+            if round_ % block == 0:
+                weights = [Decimal(1) / workers] * workers
+                continue
+            raised = [
+                q * (Decimal(eta_q) * Decimal(loss)).exp() for q, loss in zip(weights, losses, strict=True)
+            ]
+            weights = [value / sum(raised) for value in raised]
+        return [float(weight) for weight in weights]
+
+
+def after(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> NDArray[np.float64]:
+    dual = DualWeights(workers, eta_q, block)
+    for round_, losses in enumerate(rounds, start=1):
+        dual.update(round_, np.array(losses))
+    return dual.weights
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, float, int, list[list[float]]]:
+    workers = draw(st.integers(1, 6))
+    losses = st.lists(st.floats(-30, 30), min_size=workers, max_size=workers)
+    return (
+        workers,
+        draw(st.floats(0, 2)),
+        draw(st.integers(1, 6)),
+        draw(st.lists(losses, min_size=1, max_size=8)),
+    )
+
+
+def test_one_step_by_hand() -> None:
+    # q = (1/2, 1/2), eta = 1, losses ln 3 and 0: proportional to 3 and 1.
+    np.testing.assert_allclose(after(2, 1.0, 9, [[np.log(3.0), 0.0]]), [0.75, 0.25], rtol=1e-15)
+    # A second step with ln 2 for the other: 3 and 2.
+    np.testing.assert_allclose(
+        after(2, 1.0, 9, [[np.log(3.0), 0.0], [0.0, np.log(2.0)]]), [0.6, 0.4], rtol=1e-15
+    )
+
+
+@given(history=histories())
+@settings(deadline=None)
+@example(history=(3, 0.5, 1, [[1.0, 2.0, 3.0]]))
+@example(history=(4, 0.0, 5, [[-1.0, 2.0, 30.0, 0.0]] * 4))
+def test_weights_are_those_of_the_definition(history: tuple[int, float, int, list[list[float]]]) -> None:
+    np.testing.assert_allclose(after(*history), exact(*history), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("block", [1, 3, 7])
+def test_weights_are_uniform_exactly_after_each_multiple_of_the_block(block: int) -> None:
+    dual = DualWeights(5, 0.3, block)
+    uniform = np.full(5, 1 / 5)
+    for round_ in range(1, 22):
+        dual.update(round_, np.array([5.0, 4.0, 3.0, 2.0, 1.0]) * round_)
+        assert np.array_equal(dual.weights, uniform) == (round_ % block == 0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "right"),
+    [
+        ([1e308, -1e308], [1.0, 0.0]),
+        ([1e308, 1e308], [0.5, 0.5]),
+        ([-1e308, -1e308], [0.5, 0.5]),
+        ([np.finfo(np.float64).max, np.finfo(np.float64).min], [1.0, 0.0]),
+        ([0.0, 1e308], [0.0, 1.0]),
+    ],
+)
+@pytest.mark.parametrize("eta_q", [1e-3, 1.0, 1e6])
+def test_no_finite_loss_overflows(losses: list[float], right: list[float], eta_q: float) -> None:
+    dual = DualWeights(2, eta_q, 1000)
+    with np.errstate(invalid="raise", divide="raise"):
+        for round_ in range(1, 40):
+            dual.update(round_, np.array(losses))
+            assert np.isfinite(dual.log_weights).all()
+            assert dual.weights.tolist() == right
+
+
+def test_huge_losses_that_change_sides_stay_finite_and_sum_to_one() -> None:
+    dual = DualWeights(3, 10.0, 1000)
+    for round_ in range(1, 60):
+        losses = np.roll(np.array([1e308, -1e308, 0.0]), round_)
+        dual.update(round_, losses)
+        assert np.isfinite(dual.weights).all()
+        assert dual.weights.sum() == pytest.approx(1.0, abs=1e-15)
+
+
+def test_a_weight_driven_below_1e_300_keeps_its_logarithm_and_recovers_at_the_restart() -> None:
+    dual = DualWeights(2, 1.0, 4)
+    dual.update(1, np.array([2000.0, 0.0]))
+    assert dual.weights[1] < 1e-300
+    assert dual.log_weights[1] == pytest.approx(-2000.0)
+    dual.update(2, np.array([0.0, 1999.0]))
+    # The logarithm was kept: 1 and e^-1 are left, which no float weight of zero could give.
+    np.testing.assert_allclose(dual.weights, [1 / (1 + np.exp(-1)), np.exp(-1) / (1 + np.exp(-1))])
+    dual.update(3, np.array([5000.0, 0.0]))
+    assert dual.weights[1] < 1e-300
+    dual.update(4, np.array([5000.0, 0.0]))
+    assert dual.weights.tolist() == [0.5, 0.5]
+
+
+@given(history=histories(), seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_renumbering_the_workers_renumbers_the_weights(
+    history: tuple[int, float, int, list[list[float]]], seed: int
+) -> None:
+    workers, eta_q, block, rounds = history
+    order = np.random.default_rng(seed).permutation(workers)
+    renumbered = [np.array(losses)[order].tolist() for losses in rounds]
+    np.testing.assert_allclose(
+        after(workers, eta_q, block, renumbered), after(*history)[order], rtol=1e-12, atol=1e-300
+    )
+
+
+@given(history=histories(), constant=st.integers(-(2**20), 2**20))
+@settings(deadline=None)
+def test_a_constant_added_to_all_losses_changes_nothing(
+    history: tuple[int, float, int, list[list[float]]], constant: int
+) -> None:
+    workers, eta_q, block, rounds = history
+    # Multiples of 2^-10, so that the addition itself is exact.
+    exact_rounds = [[round(loss * 1024) / 1024 for loss in losses] for losses in rounds]
+    shifted = [[loss + constant for loss in losses] for losses in exact_rounds]
+    np.testing.assert_allclose(
+        after(workers, eta_q, block, shifted), after(workers, eta_q, block, exact_rounds), rtol=0, atol=1e-12
+    )
+
+
+@given(history=histories())
+@settings(deadline=None)
+def test_weights_stay_on_the_simplex(history: tuple[int, float, int, list[list[float]]]) -> None:
+    weights = after(*history)
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert weights.sum() == pytest.approx(1.0, abs=1e-14)
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_never_gets_in(loss: float) -> None:
+    dual = DualWeights(2, 1.0, 4)
+    with pytest.raises(AssertionError):
+        dual.update(1, np.array([loss, 0.0]))
+    assert dual.weights.tolist() == [0.5, 0.5]
