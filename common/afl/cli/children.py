@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 END_GRACE_S = 5.0
@@ -48,7 +49,12 @@ class Child:
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log: Path, events: queue.SimpleQueue[Event]
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        events: queue.SimpleQueue[Event | None],
     ) -> None:
         self.name = name
         self.log = log
@@ -99,23 +105,53 @@ class Child:
 
 
 class Children:
-    """The processes of one command; none outlives the ``with`` block."""
+    """The processes of one command; none outlives the ``with`` block.
+
+    Within the block SIGINT and SIGTERM do not interrupt the code wherever it is, which could lose a process
+    that has just been made. They are events: :meth:`next_event` raises ``KeyboardInterrupt`` for them.
+    """
 
     def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._children: list[Child] = []
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Ignored signals stay ignored: of a job in the background, or under nohup.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._interrupt)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        try:
+            self.end()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        """The next event of any child; ``None`` if there is none within ``timeout`` seconds.
+
+        Raises:
+            KeyboardInterrupt: after SIGINT or SIGTERM.
+        """
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if event is None:
+            raise KeyboardInterrupt
+        return event
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        self._events.put(None)
 
     def start(self, name: str, module: str, arguments: Sequence[str], log: Path) -> Child:
         """Start one."""
-        child = Child(name, module, arguments, log, self.events)
+        child = Child(name, module, arguments, log, self._events)
         self._children.append(child)
         return child
 
@@ -125,15 +161,11 @@ class Children:
         for process in running:
             process.terminate()
         deadline = time.monotonic() + END_GRACE_S
-        try:
-            for process in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            # Also when a second Ctrl-C cuts the grace short.
-            for process in running:
-                process.kill()
-                process.wait()
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.wait()
         for child in self._children:
             child.close()
         self._children.clear()

@@ -8,7 +8,6 @@ import importlib.util
 import itertools
 import json
 import os
-import queue
 import shutil
 import signal
 import tempfile
@@ -158,7 +157,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     console = make_console()
     console.print(plan.introduction())
     started = time.monotonic()
-    with _directory(options.keep) as directory, _ended_by_sigterm(), Children() as children:
+    with _directory(options.keep) as directory, Children() as children:
         listening = _start(children, plan, directory)
         with _Progress(console) as progress:
             _follow(children, len(plan.groups) + 1, f"127.0.0.1:{listening['http_port']}", progress)
@@ -268,8 +267,8 @@ def _start(children: Children, plan: Plan, directory: Path) -> dict[str, Any]:
         ["--config", str(config), "--set", f"run.directory={where}", "--no-live"],
         directory / "server.log",
     )
-    while (event := children.events.get()).name != "listening":
-        if not event.fields:
+    while (event := children.next_event()) is None or event.name != "listening":
+        if event is not None and not event.fields:
             raise _failure(server)
     server_address = f"127.0.0.1:{event.fields['port']}"
     for group in plan.groups:
@@ -291,7 +290,7 @@ def _follow(children: Children, processes: int, server: str, progress: _Progress
     """
     due = time.monotonic()
     while processes:
-        event = _next(children.events, max(0.0, due - time.monotonic()))
+        event = children.next_event(timeout=max(0.0, due - time.monotonic()))
         if event is not None and not event.fields:
             processes -= 1
             if event.child.wait() != 0:
@@ -301,13 +300,6 @@ def _follow(children: Children, processes: int, server: str, progress: _Progress
             with contextlib.suppress(LostServerError):
                 progress.show(fetch_status(server))
             due = time.monotonic() + REFRESH_S
-
-
-def _next(events: queue.SimpleQueue[Event], timeout: float) -> Event | None:
-    try:
-        return events.get(timeout=timeout)
-    except queue.Empty:
-        return None
 
 
 def _failure(child: Child) -> AflError:
@@ -338,16 +330,6 @@ def _directory(keep: Path | None) -> Iterator[Path]:
     except KeyboardInterrupt:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Within it SIGTERM ends the command as Ctrl-C does: with its children."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _divided(workers: int, processes: int) -> tuple[range, ...]:

@@ -1,0 +1,215 @@
+"""``afl demo``: what it would run, what it says when something fails, and one real demo."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afl.cli import demo
+from afl.cli.children import Children
+from afl.cli.main import main, make_afl_parser
+from afl.config import config_from_mapping
+from afl.errors import AflError, ConfigError
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return make_afl_parser().parse_args(["demo", *arguments])
+
+
+def test_every_worker_is_hosted_once() -> None:
+    for workers in range(1, 13):
+        for processes in range(1, workers + 1):
+            plan = demo.Plan.of(options("--workers", str(workers), "--processes", str(processes)))
+            assert [worker for group in plan.groups for worker in group] == list(range(workers))
+            assert len(plan.groups) == processes
+            sizes = [len(group) for group in plan.groups]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("compressor", ["rand-k", "top-k", "identity"])
+@pytest.mark.parametrize("rounds", ["1", "150"])
+def test_the_configuration_is_valid(compressor: str, rounds: str) -> None:
+    plan = demo.Plan.of(options("--compressor", compressor, "--rounds", rounds))
+    config = config_from_mapping(plan.config())
+    assert config.algorithm.rounds == int(rounds)
+    assert config.algorithm.uplink_compressor.name == compressor
+    assert config.server.listen.is_loopback
+    assert config.server.listen.port == 0
+    assert "digits" in plan.introduction()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workers", "0"],
+        ["--workers", "51"],
+        ["--rounds", "0"],
+        ["--processes", "11"],
+        ["--processes", "0"],
+        ["--seed", "-1"],
+    ],
+)
+def test_what_cannot_be_run_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").touch()
+    assert main(["demo", "--keep", str(tmp_path)]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"afl\[tasks\]"):
+        demo.Plan.of(options())
+
+
+def _module(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text(text)
+    return name
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules children can run."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def test_a_childs_log_is_kept_and_followed(on_path: Path) -> None:
+    module = _module(
+        on_path,
+        "chatty",
+        "import sys\n"
+        'print(\'{"event": "hello", "message": "hi", "level": "info"}\', file=sys.stderr)\n'
+        "print('plain words', file=sys.stderr)\n"
+        "sys.exit(7)\n",
+    )
+    with Children() as children:
+        child = children.start("chatty", module, [], on_path / "log")
+        events = [children.next_event(timeout=30), children.next_event(timeout=30)]
+        assert [event.name for event in events if event is not None] == ["hello", ""]
+        assert child.wait() == 7
+        failure = demo._failure(child)
+    assert failure.exit_code == 7
+    for said in ("chatty", "exit code 7", "info: hi", "plain words", str(on_path / "log")):
+        assert said in str(failure)
+    assert (on_path / "log").read_text().endswith("plain words\n")
+
+
+SLEEPER = "import time\ntime.sleep(600)\n"
+
+STUBBORN = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    'print(\'{"event": "up"}\', file=sys.stderr, flush=True)\n'
+    "time.sleep(600)\n"
+)
+
+
+def test_a_child_that_will_not_end_is_killed(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("afl.cli.children.END_GRACE_S", 0.2)
+    module = _module(on_path, "stubborn", STUBBORN)
+    with Children() as children:
+        child = children.start("stubborn", module, [], on_path / "log")
+        event = children.next_event(timeout=30)
+        assert event is not None
+        assert event.name == "up"
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_a_signal_is_an_event(on_path: Path) -> None:
+    module = _module(on_path, "sleeper", SLEEPER)
+    before = signal.getsignal(signal.SIGTERM)
+    with Children() as children:
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = children.start("sleeper", module, [], on_path / "log")
+        with pytest.raises(KeyboardInterrupt):
+            children.next_event(timeout=30)
+    assert child.process.returncode == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _fail_with_a_child(children: Children, folder: Path) -> None:
+    with children:
+        children.start("sleeper", _module(folder, "sleeper", SLEEPER), [], folder / "log")
+        raise AflError("broken")
+
+
+def test_children_end_when_their_command_fails(on_path: Path) -> None:
+    with pytest.raises(AflError, match="broken"):
+        _fail_with_a_child(Children(), on_path)
+    assert not psutil.Process().children()
+
+
+def test_what_uncompressed_training_would_have_sent() -> None:
+    """Two workers on one connection, three rounds, d = 100, a tenth of it sent."""
+    scalars = {"scalars": 8, "envelope": 20, "indices": 0}
+    up = {"wire_bytes": 2 * 3 * 40 + 28, "payload_bytes_by_part": {"values": 240, **scalars}}
+    down = {"wire_bytes": 3 * 40 + 400 + 28, "payload_bytes_by_part": {"values": 520, **scalars}}
+    summary = {"rounds": 3, "workers": 2, "communication": {"uplink": up, "downlink": down}}
+    sent, uncompressed = demo.sent_and_uncompressed(summary, sessions=1, dim=100)
+    assert sent == 268 + 548
+    assert uncompressed == 2 * 3 * 400 + 3 * 400 + 400 + 2 * 28
+
+
+def test_a_real_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Uncompressed, so that what was sent is what uncompressed training sends."""
+    directory = tmp_path / "kept ${HOME}"
+    arguments = ["--workers", "3", "--processes", "2", "--rounds", "6", "--compressor", "identity"]
+    assert main(["demo", *arguments, "--keep", str(directory)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("worst worker, at the start", "worst worker, at the end", "1.0 times", "afl inspect"):
+        assert expected in shown
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["rounds"] == 6
+    dim = 6762
+    sent, uncompressed = demo.sent_and_uncompressed(summary, sessions=2, dim=dim)
+    assert sent == uncompressed
+    assert (directory / "model-final.safetensors").is_file()
+    assert (directory / "workers-0.log").is_file()
+    assert (directory / "workers-1-2.log").is_file()
+    assert main(["inspect", str(directory)]) == 0
+
+
+@pytest.fixture
+def heeded_sigint() -> Iterator[None]:
+    """A job in the background has SIGINT ignored, and its children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_process(
+    number: signal.Signals, tmp_path: Path, heeded_sigint: None
+) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "afl.cli", "demo", "--workers", "2", "--processes", "1"]
+    with subprocess.Popen(
+        [*command, "--rounds", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        deadline = time.monotonic() + 90
+        children: list[psutil.Process] = []
+        while len(children) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert b"interrupted" in errors
+    assert not any(child.is_running() for child in children)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,217 @@
+"""``afl inspect`` on files as a run writes them, on damaged ones and on others'."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from afl.cli.files import model_digest
+from afl.cli.main import main
+
+COUNT = {
+    "wire_bytes": 1000,
+    "wire_bytes_by_kind": {"gradient": 900, "model": 0, "evaluation": 50, "control": 50},
+    "payload_bytes_by_part": {"values": 800, "indices": 0, "scalars": 100, "envelope": 100},
+    "frames": 10,
+    "float_equivalents": 200.0,
+    "float_equivalents_as_bytes": 800.0,
+}
+
+SUMMARY = {
+    "run_id": "20260101-000000-abcdef",
+    "afl_version": "0.1.0",
+    "result": "ok",
+    "reason": "the run is complete",
+    "algorithm": "afl-com",
+    "task": "digits",
+    "workers": 2,
+    "rounds": 40,
+    "seconds": 12.5,
+    "last": None,
+    "best": None,
+    "communication": {"uplink": COUNT, "downlink": COUNT},
+    "models": [],
+}
+
+
+def metrics_lines(rounds: int, *, accuracy: bool = True) -> list[str]:
+    lines = []
+    for round_ in range(1, rounds + 1):
+        sizes = {"uplink_bytes": 1000 * round_, "downlink_bytes": 2000 * round_}
+        line = {"event": "round", "round": round_, "seconds": 0.25, "loss_max": 2.0, "loss_max_worker": 1}
+        lines.append({**line, "loss_mean": 1.5, "dual_weight_max": 0.6, **sizes})
+        evaluation = {"event": "evaluation", "round": round_, "worst_worker": round_ % 2, "max_loss": 1.5}
+        accuracies = {
+            "worst_accuracy": round_ / 100 if accuracy else None,
+            "mean_accuracy": 0.9 if accuracy else None,
+        }
+        lines.append({**evaluation, "mean_loss": 1.25, **accuracies, **sizes})
+    return [json.dumps(line) for line in lines]
+
+
+def test_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model-final.safetensors"
+    tensors = {"0.weight": torch.ones(3, 4), "0.bias": torch.zeros(3, dtype=torch.bfloat16)}
+    tensors |= {"scale": torch.tensor(2.0), "empty": torch.zeros(0, 5)}
+    save_file(tensors, path, {"afl_version": "0.1.0", "task": "digits", "rounds_applied": "7"})
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("16 in 4 tensors", "3 x 4", "bfloat16", "scalar", "0 x 5", "digits", model_digest(path)):
+        assert expected in shown
+    assert "not written by afl" not in shown
+
+
+def test_a_models_digest_is_of_its_parameters_alone(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2)}
+    one, other, changed = (tmp_path / f"{name}.safetensors" for name in ("one", "other", "changed"))
+    save_file(tensors, one, {"run_id": "1"})
+    save_file(dict(reversed(tensors.items())), other, {"run_id": "2"})
+    assert model_digest(one) == model_digest(other)
+    for change in ({"b": torch.tensor([0.0, -0.0])}, {"a": torch.arange(6.0).reshape(3, 2)}):
+        save_file({**tensors, **change}, changed, {"run_id": "1"})
+        assert model_digest(changed) != model_digest(one)
+    save_file({"a": tensors["a"], "c": tensors["b"]}, changed)
+    assert model_digest(changed) != model_digest(one)
+
+
+def test_somebody_elses_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({f"layer.{index}": torch.zeros(1) for index in range(30)}, path)
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "not written by afl" in shown
+    assert "and 10 more (--all shows them)" in shown
+    assert main(["inspect", "--all", str(path)]) == 0
+    assert "more (" not in capsys.readouterr().out
+
+
+def test_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(metrics_lines(50)) + "\n")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("50 closed", "0.0100", "0.5000", "20 of 50", "100.00 kB"):
+        assert expected in shown
+    assert main(["inspect", "--all", str(path)]) == 0
+    assert "0.4900" in capsys.readouterr().out
+
+
+def test_metrics_without_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(metrics_lines(3, accuracy=False)) + "\n")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "largest loss" in shown
+    assert "mean accuracy" not in shown
+
+
+def test_metrics_cut_in_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(metrics_lines(3))[:-20])
+    assert main(["inspect", str(path)]) == 0
+    assert "cut in the middle" in capsys.readouterr().out
+
+
+def test_metrics_damaged_before_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = metrics_lines(3)
+    path.write_text("\n".join([lines[0], lines[1][:10], *lines[2:]]))
+    assert main(["inspect", str(path)]) == 7
+    assert f"{path}:2" in capsys.readouterr().err
+
+
+def test_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(SUMMARY))
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("20260101-000000-abcdef", "40 in 12.5 s", "gradient", "900 B", "envelope", "uplink"):
+        assert expected in shown
+
+
+def test_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workers: 4\n"
+        "task: {name: synthetic}\n"
+        "algorithm: {name: afl-com, rounds: 100, eta_w: theory, smoothness: 2.0, eta_q: 0.5,\n"
+        "            uplink: {name: top-k, ratio: 0.5}}\n"
+    )
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("valid", "100 rounds", "every 10", "from theory", "top-k (ratio 0.5)", "parameters"):
+        assert expected in shown
+
+
+def test_a_configuration_whose_task_is_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')\n")
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workers: 1\ntask: {name: 'evil:Task'}\n"
+        "algorithm: {name: afl-br, rounds: 3, eta_w: 0.1, eta_q: 0.1}\n"
+    )
+    assert main(["inspect", str(path)]) == 0
+    assert "not loaded to inspect" in capsys.readouterr().out
+
+
+def test_a_wrong_configuration_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("workers: 4\ntask: {name: digits}\nalgoritm: {}\n")
+    assert main(["inspect", str(path)]) == 2
+    assert "algorithm" in capsys.readouterr().err
+
+
+def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(metrics_lines(3)))
+    for name in ("final", "best"):
+        path = tmp_path / f"model-{name}.safetensors"
+        save_file({"w": torch.ones(2)}, path, {"afl_version": "0.1.0", "rounds_applied": "3"})
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("Evaluations", "model-best.safetensors", model_digest(path), "not evaluated"):
+        assert expected in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "said"),
+    [
+        ("missing.yaml", None, 2, "no such file"),
+        ("notes.txt", b"hello", 2, "not a file that afl writes"),
+        ("m.safetensors", b"PK\x03\x04 a zip archive", 7, "damaged"),
+        ("m.safetensors", b"\xff" * 16, 7, "damaged"),
+        ("m.safetensors", b"", 7, "damaged"),
+        ("package.json", b'{"name": "x"}', 2, "not the summary of a run"),
+        ("summary.json", b"{", 7, "not JSON"),
+        ("summary.json", json.dumps({**SUMMARY, "communication": {"uplink": {}}}).encode(), 7, "lacks"),
+        ("metrics.jsonl", b"", 2, "no rounds"),
+        ("metrics.jsonl", b'{"event": "evaluation", "round": 1}\n', 7, "lacks"),
+        ("metrics.jsonl", b"[1]\n", 7, "not an object"),
+        ("run.yaml", b"\xff\xfe", 2, "UTF-8"),
+    ],
+)
+def test_other_files_are_named_for_what_they_are_not(
+    name: str,
+    content: bytes | None,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["inspect", str(path)]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert name in error
+
+
+def test_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""``afl status`` against a server that answers, one that is not ours, and none."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from afl.cli.main import main
+from afl.cli.status import status_url
+from afl.errors import ConfigError
+
+STATE = {
+    "run_id": "20260101-000000-abcdef",
+    "afl_version": "0.1.0",
+    "state": "running",
+    "task": "digits",
+    "algorithm": "afl-com",
+    "round": 20,
+    "rounds": 100,
+    "step": "training",
+    "open_round": 21,
+    "workers": 12,
+    "workers_missing": [],
+    "reports_missing": [3],
+    "open_step_seconds": 9.0,
+    "seconds": 4.0,
+    "seconds_left": 75.0,
+    "last": {
+        "round": 20,
+        "worst_worker": 7,
+        "worst_accuracy": 0.25,
+        "mean_accuracy": 0.5,
+        "max_loss": 2.0,
+        "mean_loss": 1.0,
+    },
+    "best": None,
+    "uplink_bytes": 1500,
+    "downlink_bytes": 2_500_000,
+    "uplink_float_equivalents": 1.0,
+    "downlink_float_equivalents": 1.0,
+    "dual_weights": [1 / 12] * 12,
+    "directory": "runs/x",
+}
+
+
+@contextmanager
+def serving(body: bytes, code: int = 200) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802  # the base class's name
+            self.send_response(code if self.path == "/status" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def unreachable_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment must not come between this machine and itself."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+
+def test_the_run_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(json.dumps(STATE).encode()) as address:
+        assert main(["status", address]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("20260101-000000-abcdef", "20 of 100", "1 min 15 s left", "slowest: 3", "worker 7"):
+        assert expected in shown
+    assert "1.50 kB" in shown
+    assert "2.50 MB" in shown
+
+
+def test_json_is_the_whole_state(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(json.dumps(STATE).encode()) as address:
+        assert main(["status", f"http://{address}/", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATE
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (b"nothing here", 404, "answers 404"),
+        (b"\x00\x00\x12\x04 not json", 200, "gRPC port"),
+        (b'{"hello": 1}', 200, "not an afl server"),
+        (b"[]", 200, "not an afl server"),
+    ],
+)
+def test_something_else_answers(
+    body: bytes, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(body, code) as address:
+        assert main(["status", address]) == 4
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(b"") as address:
+        pass
+    assert main(["status", address]) == 4
+    error = capsys.readouterr().err
+    assert f"nothing answers at http://{address}/status" in error
+    assert "server.http" in error
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("localhost:9090", "http://localhost:9090/status"),
+        ("http://127.0.0.1:9090", "http://127.0.0.1:9090/status"),
+        ("https://federation.example.org:443/", "https://federation.example.org:443/status"),
+        ("http://[::1]:9090/status", "http://[::1]:9090/status"),
+        ("http://proxy:80/afl/status", "http://proxy:80/afl/status"),
+    ],
+)
+def test_addresses(given: str, url: str) -> None:
+    assert status_url(given) == url
+
+
+@pytest.mark.parametrize("given", ["ftp://x:1", "localhost", "localhost:0", ":9090", "0.0.0.0:9090", ""])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError):
+        status_url(given)
