@@ -37,7 +37,7 @@ def compressor_class(name: str) -> type[Compressor]:
                 )
             return found
     near = difflib.get_close_matches(name, compressor_names(), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"no compressor is called {name!r}{hint} Installed: {', '.join(compressor_names())}")
 
 
