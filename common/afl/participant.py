@@ -92,9 +92,10 @@ class Participant:
                 f"the server sent round {step.position.round}, phase {step.position.phase} after "
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
+        digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
         for worker in self.workers:
             if self.reported(worker) != step.position:
-                answer = self._answer(worker, committed)
+                answer = self._answer(worker, committed, digest)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
 
@@ -126,16 +127,14 @@ class Participant:
             self.vector.publish()
         self.applied = step.position
 
-    def _answer(self, worker: int, committed: CommittedStep) -> Answer:
+    def _answer(self, worker: int, committed: CommittedStep, digest: bytes) -> Answer:
         position = committed.step.position
         if committed.step.kind is Kind.EVALUATE:
             metrics, examples = self._oracle.evaluate(worker)
             for name, value in metrics.items():
                 if not np.isfinite(value):
                     raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
-            report = Report(
-                worker, position, metrics["loss"], examples, (), metrics, model_digest=self.vector.digest()
-            )
+            report = Report(worker, position, metrics["loss"], examples, (), metrics, model_digest=digest)
             return report, []
         loss, examples, gradient = self._oracle.gradient(worker, position.round)
         if not np.isfinite(loss):

@@ -331,6 +331,10 @@ class Coordinator:
         await self._after(ack)
         return ack
 
+    def is_owner(self, session: Session, worker: int) -> bool:
+        """Whether the session speaks for the worker."""
+        return self._owners.get(worker) is session
+
     def is_congested(self, session: Session) -> bool:
         """Whether to stop reading from a session: what it sends must wait, and enough waits already."""
         engine = self.engine

@@ -188,7 +188,7 @@ class Session:
             self.send(ack_frame(ack, Kind.TRAIN))
 
     def _must_host(self, worker: int) -> None:
-        if worker not in self.workers:
+        if not self._coordinator.is_owner(self, worker):
             raise ProtocolError(f"worker {worker} is not one of this session's ({_ranges(self.workers)})")
 
     def _count(self, length: int, frame: pb.WorkerFrame) -> None:

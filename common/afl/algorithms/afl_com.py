@@ -275,17 +275,14 @@ class _OrderedMessages:
         self._arriving: dict[int, bytearray] = {}
         self._waiting: dict[int, tuple[Compressed, int]] = {}
         self._next = 0
+        self.waiting_bytes = 0
 
     def reset(self) -> None:
         self.total.fill(0.0)
         self._arriving.clear()
         self._waiting.clear()
         self._next = 0
-
-    @property
-    def waiting_bytes(self) -> int:
-        arriving = sum(len(buffer) for buffer in self._arriving.values())
-        return arriving + sum(size for _, size in self._waiting.values())
+        self.waiting_bytes = 0
 
     def would_wait(self, worker: int) -> bool:
         return worker > self._next
@@ -293,19 +290,24 @@ class _OrderedMessages:
     def add(self, worker: int, round_: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         buffer = self._arriving.setdefault(worker, bytearray())
         buffer += data
+        self.waiting_bytes += len(data)
         if len(buffer) < header.total_bytes:
             return
         # Decoded before its turn: a bad message must be refused while its sender can still be told.
-        message = unpack(header, self._arriving.pop(worker))
+        self.drop(worker)
+        message = unpack(header, buffer)
         self._waiting[worker] = (message, header.total_bytes)
+        self.waiting_bytes += header.total_bytes
         realization = self._realizations.of_uplink(round_)
         total = torch.from_numpy(self.total)
         while self._next in self._waiting:
-            realization.add_to(total, self._waiting.pop(self._next)[0])
+            message, size = self._waiting.pop(self._next)
+            realization.add_to(total, message)
+            self.waiting_bytes -= size
             self._next += 1
 
     def drop(self, worker: int) -> None:
-        self._arriving.pop(worker, None)
+        self.waiting_bytes -= len(self._arriving.pop(worker, b""))
 
 
 class AflComReplica(Replica):
