@@ -117,10 +117,11 @@ class Realizations:
     def _draw(self, compressor: Compressor, round_: int) -> Realization:
         key = (round_, compressor is self.uplink)
         if key not in self._drawn:
+            # Room is made first: the round asked for may be the oldest of all.
+            while len(self._drawn) >= self._KEPT:
+                del self._drawn[min(self._drawn)]
             stream = self._randomness.stream(Purpose.COMPRESSOR, round_)
             self._drawn[key] = compressor.realize(stream, self._device)
-            while len(self._drawn) > self._KEPT:
-                del self._drawn[min(self._drawn)]
         return self._drawn[key]
 
 

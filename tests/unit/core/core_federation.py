@@ -1,0 +1,239 @@
+"""A federation in one process without sockets: frames pass between the engine and participants as bytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from afl.algorithms.afl_com import AflComServer, AflComSettings
+from afl.algorithms.registry import WorkerSide
+from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
+from afl.messages import AckStatus, Payload, Report
+from afl.parameters import ParameterVector, digest_of
+from afl.participant import CommittedStep, Participant
+from afl.randomness import SharedRandomness
+from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
+from afl.wire.frames import (
+    chunk_frames,
+    commit_frame,
+    parse_server_frame,
+    parse_worker_frame,
+    report_frame,
+    report_of,
+    step_frame,
+)
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Worker i's loss is ``mean_j a_ij (w_j - b_ij - shift_t)^2``, in float64, a coordinate at a time."""
+
+    curvature: NDArray[np.float64]
+    target: NDArray[np.float64]
+    start: Vector
+
+    @classmethod
+    def random(cls, workers: int, dim: int, seed: int = 0) -> Problem:
+        generator = np.random.default_rng(seed)
+        scales = 10.0 ** generator.integers(-2, 3, (workers, dim))
+        return cls(
+            generator.uniform(0.1, 2.0, (workers, dim)) * scales,
+            generator.standard_normal((workers, dim)),
+            generator.standard_normal(dim).astype(np.float32),
+        )
+
+    @property
+    def workers(self) -> int:
+        return len(self.curvature)
+
+    @property
+    def dim(self) -> int:
+        return len(self.start)
+
+    def loss(self, worker: int, round_: int, params: Vector) -> float:
+        distance = self._distance(worker, round_, params)
+        return float((self.curvature[worker] * distance * distance).sum() / self.dim)
+
+    def gradient(self, worker: int, round_: int, params: Vector) -> Vector:
+        distance = self._distance(worker, round_, params)
+        return (2.0 * self.curvature[worker] * distance / self.dim).astype(np.float32)
+
+    def _distance(self, worker: int, round_: int, params: Vector) -> NDArray[np.float64]:
+        shift = 0.25 * ((7 * round_ + 3 * worker) % 11 - 5)
+        return params.astype(np.float64) - self.target[worker] - shift
+
+
+class _Parameters(nn.Module):
+    def __init__(self, start: Vector) -> None:
+        super().__init__()
+        cut = len(start) // 3
+        self.first = nn.Parameter(torch.from_numpy(start[:cut].copy()))
+        self.second = nn.Parameter(torch.from_numpy(start[cut:].copy()))
+
+
+class ProblemOracle:
+    """The problem at the model of one process."""
+
+    def __init__(self, problem: Problem, vector: ParameterVector) -> None:
+        self._problem = problem
+        self._vector = vector
+        self.calls = 0
+
+    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+        self.calls += 1
+        params = self._vector.numpy()
+        gradient = torch.from_numpy(self._problem.gradient(worker, round_, params))
+        return self._problem.loss(worker, round_, params), 5, gradient
+
+    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
+        return {"loss": self._problem.loss(worker, 0, self._vector.numpy())}, 10 + worker
+
+
+@dataclass
+class Outcome:
+    """What a run leaves."""
+
+    server: Vector
+    models: list[Vector]
+    uplink_residuals: NDArray[np.float32]
+    downlink_residual: Vector
+    dual_weights: list[NDArray[np.float64]] = field(default_factory=list)
+    losses: list[NDArray[np.float64]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+class Federation:
+    """A server, and processes that host its workers.
+
+    Args:
+        hosts: each process's workers; by default one process a worker.
+        chaos: shuffles arrivals, cuts payloads anywhere, cuts reports off and sends them again.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: AflComSettings,
+        *,
+        evaluate_every: int,
+        hosts: Sequence[Sequence[int]] | None = None,
+        chaos: int | None = None,
+        forward: bool = True,
+        seed: int = 7,
+    ) -> None:
+        randomness = SharedRandomness.from_int(seed)
+        self.params = torch.from_numpy(problem.start.copy())
+        self.algorithm = AflComServer(settings, self.params, randomness, forward=forward)
+        self.engine = RoundEngine(
+            self.algorithm, workers=problem.workers, rounds=settings.rounds, evaluate_every=evaluate_every
+        )
+        self.participants: list[Participant] = []
+        self.sides: list[WorkerSide] = []
+        self._assemblers: list[StepAssembler] = []
+        for workers in hosts or [(worker,) for worker in range(problem.workers)]:
+            vector = ParameterVector(_Parameters(problem.start))
+            side = WorkerSide(settings, problem.dim, randomness, workers)
+            self.sides.append(side)
+            self.participants.append(Participant(vector, side, ProblemOracle(problem, vector), workers))
+            self._assemblers.append(StepAssembler(tuple(workers), largest=12 * problem.dim + 1024))
+        self._random = None if chaos is None else random.Random(chaos)
+        self.resent = 0
+
+    def run(self) -> Outcome:
+        summaries: list[RoundSummary] = []
+        evaluations: list[Evaluation] = []
+        opening: Opening | None = self.engine.opening()
+        while opening is not None:
+            # Every process has the step's bytes before the first report is summed.
+            committed = self._broadcast(opening)
+            answers: list[tuple[Report, list[Payload]]] = []
+            for participant, step in zip(self.participants, committed, strict=True):
+                answers += [answer for _, answer in participant.take(step)]
+            self._deliver(answers)
+            round_, evaluation = self.engine.last_round, self.engine.last_evaluation
+            self.algorithm.settle()
+            self.engine.expect_digest(digest_of(self.params.numpy()))
+            opening = self.engine.advance()
+            if self.engine.last_round is not round_ and self.engine.last_round is not None:
+                summaries.append(self.engine.last_round)
+            if self.engine.last_evaluation is not evaluation and self.engine.last_evaluation is not None:
+                evaluations.append(self.engine.last_evaluation)
+        residuals = {
+            worker: half.uplink_residual.numpy().copy()  # type: ignore[attr-defined]
+            for side in self.sides
+            for worker, half in side.halves.items()
+        }
+        return Outcome(
+            self.params.numpy().copy(),
+            [participant.vector.numpy().copy() for participant in self.participants],
+            np.array([residuals[worker] for worker in sorted(residuals)]),
+            self.algorithm.downlink_residual.copy(),
+            [summary.dual_weights for summary in summaries] + [self.engine.dual_weights],
+            [summary.losses for summary in summaries],
+            evaluations,
+        )
+
+    def _broadcast(self, opening: Opening) -> list[CommittedStep]:
+        frames = [step_frame(opening.step)]
+        for index, payload in enumerate(opening.payloads):
+            frames += chunk_frames(pb.ServerFrame, payload, 64, index=index)
+        result = []
+        for participant, assembler in zip(self.participants, self._assemblers, strict=True):
+            weights = [float(opening.dual_weights[worker]) for worker in participant.workers]
+            commit = commit_frame(opening.step.position, opening.step.kind, weights)
+            for frame in frames:
+                assert assembler.feed(parse_server_frame(frame.data)) is None
+            step = assembler.feed(parse_server_frame(commit.data))
+            assert step is not None
+            result.append(step)
+        return result
+
+    def _deliver(self, answers: list[tuple[Report, list[Payload]]]) -> None:
+        sending = [self._send(report, payloads) for report, payloads in answers]
+        while sending:
+            current = self._random.choice(sending) if self._random else sending[0]
+            if next(current, None) is None:
+                sending.remove(current)
+
+    def _send(self, report: Report, payloads: list[Payload]) -> Iterator[str]:
+        """One worker's report and its pieces, one a step."""
+        worker = report.worker
+        (read,) = parse_worker_frame(report_frame(report, self.engine.step.kind).data).reports
+        data = b"".join(section for payload in payloads for section in payload.sections)
+        while True:
+            ack = self.engine.begin_report(report_of(read))
+            yield "opened"
+            offset = 0
+            while offset < len(data):
+                size = self._piece_size(len(data) - offset)
+                ack = self.engine.add_piece(worker, 0, offset, data[offset : offset + size])
+                offset += size
+                if ack is None and self._random is not None and self._random.random() < 0.1:
+                    break
+                yield "piece"
+            if ack is not None:
+                break
+            self.resent += 1
+            self.engine.cut(worker)
+            yield "cut"
+        assert ack.status is AckStatus.ACCEPTED
+
+    def _piece_size(self, left: int) -> int:
+        if self._random is None:
+            return left
+        size = self._random.randint(1, left)
+        # Values that are summed as they come are cut between values only.
+        return (
+            min(left, max(4, size - size % 4))
+            if self.algorithm.realizations.uplink.additive_idempotent
+            else size
+        )
