@@ -27,6 +27,7 @@ class Broadcast:
         self.base = base
         self.frames: list[Frame] = [step_frame(step)]
         self.dual_weights: Sequence[float] | None = None
+        self.is_abandoned = False
         self._sent_bytes = 0
         self._changed = asyncio.Event()
 
@@ -67,6 +68,11 @@ class Broadcast:
         if sum(len(frame.data) for frame in self.frames) < JOIN_BELOW_BYTES and self._sent_bytes == 0:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
+        self.announce()
+
+    def abandon(self) -> None:
+        """It will never close: its followers stop, and a step without its commit was never there."""
+        self.is_abandoned = True
         self.announce()
 
     def forget_payload(self) -> None:

@@ -165,7 +165,7 @@ async def _start_timeout(coordinator: Coordinator) -> None:
     if limit is None:
         return
     await asyncio.sleep(limit)
-    missing = coordinator.missing_workers
+    missing = coordinator.roster.missing()
     if missing and coordinator.records.round is None:
         await coordinator.abort(
             ExitCode.ABORTED,

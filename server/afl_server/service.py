@@ -131,7 +131,7 @@ class FederationService:
         while True:
             await asyncio.sleep(server.heartbeat)
             now = time.monotonic()
-            for session in list(self._coordinator.sessions):
+            for session in self._coordinator.roster:
                 if session.state is State.NEW:
                     continue
                 session.beat()

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 MAX_WORKERS_A_SESSION = 65536
 
 
-_HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
+HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
+HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
 
 
 class State(enum.Enum):
@@ -88,7 +89,7 @@ class Session:
     def beat(self) -> None:
         """Queue a heartbeat, unless the peer has yet to take what is queued: it is alive or it is not."""
         if self._outbox.empty():
-            self.send(_HEARTBEAT)
+            self.send(HEARTBEAT)
 
     def end(self, status: GoodbyeStatus, reason: str) -> None:
         """Say goodbye and end after what is queued has been sent."""
@@ -112,6 +113,8 @@ class Session:
     async def _follow(self, broadcast: Broadcast) -> AsyncIterator[Frame]:
         sent = 0
         while broadcast.dual_weights is None:
+            if broadcast.is_abandoned:
+                return
             while sent < len(broadcast.frames):
                 yield broadcast.frames[sent]
                 sent += 1
@@ -125,7 +128,7 @@ class Session:
         for frame in rest:
             yield frame
         yield commit
-        self._coordinator.count_commit(self, broadcast)
+        self._coordinator.tallies.charge_step(broadcast.headers, len(self.workers))
 
     # Incoming.
 
@@ -141,14 +144,16 @@ class Session:
         self.heard.set()
         chunk = lone_chunk_of_worker(data)
         if chunk is not None and self.state is State.READY:
-            self._coordinator.count_chunk(len(data), chunk)
+            engine = self._coordinator.engine
+            header = engine.incoming_header(chunk.worker)
+            self._coordinator.tallies.count_chunk(len(data), chunk, header, engine.step.kind)
             self._must_host(chunk.worker)
             self._answer(await self._coordinator.add_piece(chunk))
             return
         try:
             frame = parse_worker_frame(data)
         except ProtocolError:
-            self._coordinator.count_received(len(data), FrameContent(Traffic.CONTROL))
+            self._coordinator.tallies.uplink.add(len(data), FrameContent(Traffic.CONTROL))
             raise
         self._count(len(data), frame)
         if self.state is State.ENDED:
@@ -166,7 +171,7 @@ class Session:
         if frame.reports or frame.chunks:
             await self._reports(frame)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
-            self.send(_HEARTBEAT)
+            self.send(HEARTBEAT)
         if frame.HasField("failure"):
             self._coordinator.fail(self, frame.failure)
         if frame.HasField("goodbye"):
@@ -194,7 +199,7 @@ class Session:
     def _count(self, length: int, frame: pb.WorkerFrame) -> None:
         engine = self._coordinator.engine
         content = content_of_worker_frame(frame, engine.incoming_header, traffic_of_kind(engine.step.kind))
-        self._coordinator.count_received(length, content)
+        self._coordinator.tallies.uplink.add(length, content)
 
 
 def read_join(message: pb.Join) -> tuple[tuple[int, ...], dict[int, Position]]:

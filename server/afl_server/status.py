@@ -28,7 +28,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "step": "evaluation" if engine.step.kind is Kind.EVALUATE else "training",
         "open_round": position.round,
         "workers": engine.workers,
-        "workers_missing": coordinator.missing_workers,
+        "workers_missing": coordinator.roster.missing(),
         "reports_missing": engine.missing(),
         "open_step_seconds": time.monotonic() - coordinator.round_started_at,
         "seconds": time.monotonic() - coordinator.started_at,
@@ -47,7 +47,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
 def _state(coordinator: Coordinator) -> str:
     if coordinator.is_over:
         return "over"
-    if coordinator.records.round is None and coordinator.missing_workers:
+    if coordinator.records.round is None and coordinator.roster.missing():
         return "waiting for workers"
     return "running"
 

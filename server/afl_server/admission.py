@@ -1,0 +1,91 @@
+"""Why a worker cannot take part, in words that its operator can act on."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from afl._version import __version__
+from afl.errors import ConfigError
+from afl.tasks.registry import task_identity
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import PROTOCOL
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a worker must have in common with the run.
+
+    Attributes:
+        layout_hash: of the model's parameters.
+        dim: their number.
+        realization_digest: of the first round's shared randomness.
+    """
+
+    run_id: str
+    task: str
+    workers: int
+    layout_hash: bytes
+    dim: int
+    realization_digest: bytes
+
+    def of_join(self, message: pb.Join) -> str:
+        """Why a Join is refused; empty if it is not."""
+        return self._version(message) or self._identity(message)
+
+    @staticmethod
+    def _version(message: pb.Join) -> str:
+        if message.protocol != PROTOCOL:
+            return (
+                f"protocol version {message.protocol} (afl {message.package_version}) cannot talk to "
+                f"protocol version {PROTOCOL} (afl {__version__}); install the same afl at both ends"
+            )
+        if message.package_version != __version__:
+            return (
+                f"this worker runs afl {message.package_version}, the server afl {__version__}; "
+                "mixed versions are refused: install the same at both ends"
+            )
+        return ""
+
+    def _identity(self, message: pb.Join) -> str:
+        if message.run_id and message.run_id != self.run_id:
+            return (
+                f"this worker belongs to run {message.run_id}; this server runs {self.run_id}. "
+                "Restart the worker to join the new run"
+            )
+        if message.task and not _is_same_task(message.task, self.task):
+            return (
+                f"this worker was started for the task {message.task!r}; the run's is {self.task!r}. "
+                "Start it without --task, or with the run's"
+            )
+        outside = next((entry.worker for entry in message.workers if entry.worker >= self.workers), None)
+        if outside is not None:
+            return (
+                f"worker {outside} is out of range: the run has {self.workers} workers, "
+                f"0 to {self.workers - 1}"
+            )
+        if message.layout_hash and message.layout_hash != self.layout_hash:
+            return "the model's layout is not the run's: names, shapes, types and order must be the same"
+        return ""
+
+    def of_ready(self, message: pb.Ready) -> str:
+        """Why a Ready is refused; empty if it is not."""
+        if message.layout_hash != self.layout_hash:
+            return (
+                f"the model's layout differs: this worker's has {message.dim} trainable parameters, the "
+                f"run's {self.dim}; names, shapes, types and order must be the same (is the task's "
+                "version, or an option of it, another?)"
+            )
+        if not hmac.compare_digest(message.realization_digest, self.realization_digest):
+            return (
+                "the shared randomness differs: this worker draws another first realization from the same "
+                "seed, so it would decode wrongly (is its afl or a compressor plugin another version?)"
+            )
+        return ""
+
+
+def _is_same_task(one: str, other: str) -> bool:
+    try:
+        return task_identity(one) == task_identity(other)
+    except ConfigError:
+        return False

@@ -1,0 +1,100 @@
+"""Who is connected, and which session speaks for which worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from afl.messages import GoodbyeStatus
+from afl_server.session import HEARTBEAT_WITH_REPLY, Session, State
+
+LOG = logging.getLogger("afl.server")
+
+PROBE_TIMEOUT_S = 5.0
+"""How long a session may take to prove that it is alive when another claims one of its workers."""
+
+
+class Roster:
+    """The open sessions of a run.
+
+    Args:
+        workers: m.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._sessions: set[Session] = set()
+        self._owners: dict[int, Session] = {}
+        self._incarnations: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions))
+
+    def add(self, session: Session) -> None:
+        """A stream has opened."""
+        self._sessions.add(session)
+
+    def remove(self, session: Session) -> list[int]:
+        """A stream has ended; the workers it spoke for until now."""
+        self._sessions.discard(session)
+        freed = [worker for worker in session.workers if self._owners.get(worker) is session]
+        for worker in freed:
+            del self._owners[worker]
+        return freed
+
+    def ready(self) -> list[Session]:
+        """The sessions that take steps."""
+        return [session for session in self._sessions if session.state is State.READY]
+
+    def owner(self, worker: int) -> Session | None:
+        """The session that speaks for a worker."""
+        return self._owners.get(worker)
+
+    def give(self, session: Session) -> None:
+        """From now on the session speaks for its workers."""
+        for worker in session.workers:
+            self._owners[worker] = session
+
+    def missing(self) -> list[int]:
+        """Workers without a session that is ready."""
+        owners = map(self._owners.get, range(self._workers))
+        return [
+            worker for worker, owner in enumerate(owners) if owner is None or owner.state is not State.READY
+        ]
+
+    def newcomers(self, session: Session) -> list[int]:
+        """The session's workers that another process, or none, ran before."""
+        return [worker for worker in session.workers if self._incarnations.get(worker) != session.incarnation]
+
+    def was_known(self, worker: int) -> bool:
+        """Whether some process has been ready as this worker."""
+        return worker in self._incarnations
+
+    def remember(self, session: Session) -> None:
+        """The session's process is ready as its workers."""
+        self._incarnations.update(dict.fromkeys(session.workers, session.incarnation))
+
+    async def rival(self, worker: int, incarnation: bytes) -> Session | None:
+        """The session that holds a worker against a newcomer: another process, and alive.
+
+        The same process come back replaces its own session; another must not answer a probe. A session
+        that is replaced is told so; its stream then ends.
+        """
+        owner = self._owners.get(worker)
+        if owner is None:
+            return None
+        if owner.incarnation != incarnation:
+            owner.heard.clear()
+            owner.send(HEARTBEAT_WITH_REPLY)
+            try:
+                await asyncio.wait_for(owner.heard.wait(), PROBE_TIMEOUT_S)
+            except TimeoutError:
+                LOG.warning("%s does not answer and is replaced", owner.label, extra={"event": "replaced"})
+            else:
+                return self._owners.get(worker)
+        owner.end(GoodbyeStatus.TRY_LATER, "replaced by a newer session")
+        return None

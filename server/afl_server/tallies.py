@@ -1,0 +1,40 @@
+"""Counters of a run, read by metrics and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from afl.messages import Kind, PayloadHeader
+from afl.wire.accounting import FrameContent, WireCount, float_equivalents
+from afl.wire.fast_chunk import ChunkView
+from afl.wire.frames import traffic_of_kind
+
+
+@dataclass
+class Tallies:
+    """What has happened so far."""
+
+    uplink: WireCount = field(default_factory=WireCount)
+    downlink: WireCount = field(default_factory=WireCount)
+    sessions: int = 0
+    refused: int = 0
+    reconnections: int = 0
+    lost_residuals: int = 0
+    digest_mismatches: int = 0
+    failures: int = 0
+    refused_reports: int = 0
+
+    def count_chunk(self, length: int, chunk: ChunkView, header: PayloadHeader | None, kind: Kind) -> None:
+        """A frame of ``length`` bytes with one chunk and nothing else has come in."""
+        in_indices = max(0, min(len(chunk.data), (header.index_bytes if header else 0) - chunk.offset))
+        values = len(chunk.data) - in_indices
+        self.uplink.add(length, FrameContent(traffic_of_kind(kind), values=values, indices=in_indices))
+
+    def charge_report(self, headers: Sequence[PayloadHeader]) -> None:
+        """What the paper charges for a report: its payloads and one loss."""
+        self.uplink.float_equivalents += 1 + sum(map(float_equivalents, headers))
+
+    def charge_step(self, headers: Sequence[PayloadHeader], workers: int) -> None:
+        """What the paper charges for a step: its payloads and one dual weight, for each worker."""
+        self.downlink.float_equivalents += workers * (1 + sum(map(float_equivalents, headers)))
