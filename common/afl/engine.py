@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from afl.algorithms.base import ServerAlgorithm
 from afl.codecs.payload import check_header
-from afl.errors import NonFiniteError, ProtocolError
+from afl.errors import AflError, NonFiniteError, ProtocolError
 from afl.messages import (
     EVALUATION_PHASE,
     Ack,
@@ -157,7 +157,7 @@ class RoundEngine:
                 f"worker {worker} reports round {position.round}, phase {position.phase}; "
                 f"round {self.step.position.round}, phase {self.step.position.phase} is open"
             )
-        if position < self.step.position:
+        if position < self.step.position or self.finished:
             return self._answer_closed(report)
         if worker in self._reports:
             return self._answer_repeated(report, self._reports[worker])
@@ -192,7 +192,12 @@ class RoundEngine:
             )
         fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
         if fresh:
-            self.algorithm.add_piece(worker, header, fresh)
+            try:
+                self.algorithm.add_piece(worker, header, fresh)
+            except AflError:
+                # The rest must not complete a message that the sum does not have.
+                self.cut(worker)
+                raise
         incoming.received += len(data)
         if incoming.received < header.total_bytes:
             return None
