@@ -91,9 +91,12 @@ class ParameterVector:
         for entry in self._entries:
             if not entry.is_view:
                 entry.parameter.grad = None
-            elif entry.parameter.grad is None:
-                # The task's own code may have called zero_grad, which drops the views.
-                entry.parameter.grad = self.gradient[entry.start : entry.stop].view(entry.parameter.shape)
+                continue
+            grad, view = entry.parameter.grad, self.gradient[entry.start : entry.stop]
+            # The task's own code may have called zero_grad, which drops the views: backward then puts a
+            # tensor of its own there, which would still hold that round's gradient.
+            if grad is None or grad.data_ptr() != view.data_ptr():
+                entry.parameter.grad = view.view(entry.parameter.shape)
 
     def collect_gradient(self) -> Tensor:
         """:attr:`gradient` after ``backward``: float32 ``[dim]``, zero where nothing flowed."""
