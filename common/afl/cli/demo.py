@@ -22,7 +22,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from afl.cli.children import Child, Children, Event
+from afl.cli.children import Child, Children
 from afl.cli.status import fetch_status
 from afl.cli.view import describe_workers, facts, make_console, run_view
 from afl.config import config_from_mapping, dump_config
@@ -46,9 +46,9 @@ EVALUATIONS: Final = 30
 BYTES_A_VALUE: Final = 4
 
 _COMPRESSORS: Final[Mapping[str, str]] = {
-    "rand-k": "a tenth of the coordinates, the same random ones at every worker, so no indices travel",
-    "top-k": "each worker's tenth of the coordinates that changed most, and where they are",
-    "identity": "whole vectors, uncompressed",
+    "rand-k": "a random tenth of each update, the same coordinates at every worker",
+    "top-k": "the largest tenth of each worker's update, and where it belongs",
+    "identity": "whole updates, uncompressed",
 }
 
 _INTRODUCTION: Final = """\
@@ -191,8 +191,8 @@ def result_table(directory: Path, *, sessions: int, dim: int, seconds: float) ->
             f"(worker {last['worst_worker']}, after round {last['round']})",
             "mean over the workers": f"from {first['mean_accuracy']:.3f} to {last['mean_accuracy']:.3f}",
             "time": f"{shown_seconds(seconds)} in all, most of it to start the processes",
-            "on the wire": f"{shown_bytes(sent)}; uncompressed it would have been "
-            f"{shown_bytes(uncompressed)} ({uncompressed / sent:.1f} times as much)",
+            "on the wire": f"{shown_bytes(sent)}; uncompressed: {shown_bytes(uncompressed)}, "
+            f"{uncompressed / sent:.1f} times as much",
             "the model": str(directory / "model-final.safetensors"),
         },
         title=f"{summary['rounds']} rounds with {summary['workers']} workers",

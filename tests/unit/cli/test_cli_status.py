@@ -49,7 +49,7 @@ STATE = {
 @contextmanager
 def serving(body: bytes, code: int = 200) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # the base class's name
+        def do_GET(self) -> None:  # the base class's name
             self.send_response(code if self.path == "/status" else 404)
             self.end_headers()
             self.wfile.write(body)

@@ -1,0 +1,31 @@
+"""What is generated and checked in is what the code gives now."""
+
+import importlib.util
+
+import pytest
+
+from afl.errors import ExitCode
+from afl_lab import protobuf, readme
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
+def test_the_protobuf_modules_are_fresh() -> None:
+    assert protobuf.differing() == [], "run `make proto`"
+
+
+def test_the_readmes_tables_are_fresh() -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.with_tables(text) == text, "run `make docs`"
+
+
+def test_the_tables_hold_what_they_should() -> None:
+    table = readme.metrics_table()
+    assert "| `afl_wire_bytes_total` | counter | direction, kind |" in table
+    assert "| `afl_dual_weight` | gauge | worker |" in table
+    assert "| `afl_round` | gauge |  |" in table
+    assert all(f"| {int(code)} | {code.meaning} |" in readme.exit_codes_table() for code in ExitCode)
+
+
+def test_a_missing_marker_is_an_error() -> None:
+    with pytest.raises(ValueError, match="must have each"):
+        readme.with_tables("# no markers here\n")
