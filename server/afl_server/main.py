@@ -16,7 +16,7 @@ from afl.cli.parser import common_options, make_parser
 from afl.config import Config, load_config
 from afl.config.address import Address, check_plaintext
 from afl.config.document import help_text
-from afl.errors import AflError, ExitCode
+from afl.errors import AddressError, AflError, ExitCode
 from afl.initialization import build_vector
 from afl.logs import set_up_logs
 from afl.randomness import SharedRandomness
@@ -93,6 +93,9 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         _announce(coordinator, service.port, http)
         code, reason = await _until_over(coordinator, live=live)
         await coordinator.farewell()
+    except AddressError:
+        records.discard()
+        raise
     finally:
         await service.stop()
         if http is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -117,6 +118,16 @@ class RunRecords:
         except OSError as error:
             raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
         return records
+
+    def discard(self) -> None:
+        """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        for name in (CONFIG_FILE, METRICS_FILE):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
         """A closed round: one line."""

@@ -110,7 +110,8 @@ class FederationService:
             timeout = None
             try:
                 await session.receive(data)
-            except SessionOverError:
+            except SessionOverError as goodbye:
+                LOG.info("%s leaves: %s", session.label, goodbye, extra={"event": "goodbye"})
                 return
             except (ProtocolError, NonFiniteError) as error:
                 self._coordinator.refuse(session, str(error))

@@ -27,10 +27,10 @@ class RawClient:
 
     Args:
         port: the server's, on loopback.
-        reads: whether it takes what the server sends; one that does not holds the server's writes up.
+        options: of the gRPC channel, with two underscores for a dot.
     """
 
-    def __init__(self, port: int, *, reads: bool = True, **options: int) -> None:
+    def __init__(self, port: int, **options: int) -> None:
         self.incarnation = os.urandom(16)
         self.status: grpc.StatusCode | None = None
         """How gRPC says that the stream ended."""
@@ -46,10 +46,11 @@ class RawClient:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", list({**defaults, **named}.items()))
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         self._call = call(self._requests())
-        self._reader: threading.Thread | None = None
-        if reads:
-            self._reader = threading.Thread(target=self._read, name="raw client", daemon=True)
-            self._reader.start()
+        self.takes = threading.Event()
+        """Clear it to take nothing more from the server, so that its writes are held up."""
+        self.takes.set()
+        self._reader = threading.Thread(target=self._read, name="raw client", daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +62,8 @@ class RawClient:
         """End the stream, without a word."""
         self._outbox.put(None)
         self._call.cancel()
-        if self._reader is not None:
-            self._reader.join(ANSWER_S)
+        self.takes.set()
+        self._reader.join(ANSWER_S)
         self._channel.close()
 
     # Frames.
@@ -111,13 +112,13 @@ class RawClient:
 
     # The handshake.
 
-    def join_message(self, workers: Sequence[int], **changes: Any) -> pb.Join:
+    def join_message(self, ids: Sequence[int], /, **changes: Any) -> pb.Join:
         """A correct Join for a process that has just started, with these fields changed."""
         fields: dict[str, Any] = {
             "protocol": PROTOCOL,
             "package_version": __version__,
             "incarnation": self.incarnation,
-            "workers": [pb.Standing(worker=worker) for worker in workers],
+            "workers": [pb.Standing(worker=worker) for worker in ids],
         }
         return pb.Join(**{**fields, **changes})
 
@@ -135,9 +136,9 @@ class RawClient:
         }
         return pb.Ready(**{**fields, **changes})
 
-    def join(self, workers: Sequence[int], **changes: Any) -> pb.Welcome:
+    def join(self, ids: Sequence[int], /, **changes: Any) -> pb.Welcome:
         """Send a Join; the Welcome."""
-        self.send(join=self.join_message(workers, **changes))
+        self.send(join=self.join_message(ids, **changes))
         welcome: pb.Welcome = self.receive_part("welcome")
         return welcome
 
@@ -157,6 +158,7 @@ class RawClient:
         try:
             for data in self._call:
                 self._inbox.put(pb.ServerFrame.FromString(data))
+                self.takes.wait()
             self.status = grpc.StatusCode.OK
         except grpc.RpcError as error:
             self.status = error.code() if isinstance(error, grpc.Call) else None

@@ -44,8 +44,8 @@ class Reference:
     random_round: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], seed: int = 7) -> Reference:
-        """Run what a configuration describes."""
+    def of(cls, config: Mapping[str, Any], *, seed: int = 7, stop_after: int | None = None) -> Reference:
+        """Run what a configuration describes, or its first ``stop_after`` rounds."""
         task, algorithm = config["task"], config["algorithm"]
         options: dict[str, Any] = {
             "dim": 100,
@@ -70,7 +70,7 @@ class Reference:
         server_residual = np.zeros(dim, dtype=np.float32)
         run.weights.append(w)
         run.dual_weights.append(q)
-        for t in range(1, rounds + 1):
+        for t in range(1, (stop_after or rounds) + 1):
             total = np.zeros(dim, dtype=np.float32)
             losses = np.zeros(workers)
             for i, (centre, zeta, v) in enumerate(data):

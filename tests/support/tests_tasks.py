@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -87,20 +85,3 @@ class Frozen(_Linear):
 
     def model(self) -> nn.Module:
         return nn.Linear(4, 1).requires_grad_(False)
-
-
-class Gated(Synthetic):
-    """``synthetic`` whose gradients wait from the given call on until the file ``TESTS_GATE`` exists."""
-
-    def __init__(self, after: int = 0, **options: object) -> None:
-        super().__init__(**options)
-        self.after = after
-        self._calls = 0
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        if model.training:
-            self._calls += 1
-            gate = Path(os.environ["TESTS_GATE"])
-            while self._calls > self.after and not gate.exists():
-                time.sleep(0.01)
-        return super().loss(model, batch)

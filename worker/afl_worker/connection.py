@@ -69,6 +69,8 @@ class Connection:
         self._heartbeat = HANDSHAKE_HEARTBEAT_S
         self._peer_timeout = HANDSHAKE_TIMEOUT_S
         self._closed = threading.Event()
+        self._hurry = threading.Event()
+        """Ends the wait for the next heartbeat."""
         self._channel = grpc.insecure_channel(str(address), options=options)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         self._call = call(self._requests())
@@ -95,6 +97,7 @@ class Connection:
         """The run's own interval and limit, in seconds."""
         self._heartbeat = heartbeat
         self._peer_timeout = peer_timeout
+        self._hurry.set()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
@@ -102,6 +105,7 @@ class Connection:
         if drain_s:
             self._threads[0].join(drain_s)
         self._closed.set()
+        self._hurry.set()
         self._call.cancel()
         self._channel.close()
         for thread in self._threads:
@@ -153,7 +157,11 @@ class Connection:
         return False
 
     def _beat(self) -> None:
-        while not self._closed.wait(self._heartbeat):
+        while True:
+            self._hurry.wait(self._heartbeat)
+            self._hurry.clear()
+            if self._closed.is_set():
+                return
             self.send_control(heartbeat=pb.Heartbeat())
             if time.monotonic() - self._heard > self._peer_timeout:
                 self._call.cancel()

@@ -109,9 +109,10 @@ class WorkerProcess:
             )
             try:
                 ending, was_welcomed = self._converse(self._connection)
-            finally:
-                self._connection.close()
-                self._connection = None
+            except AflError:
+                self._close()
+                raise
+            self._close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
                 LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
                 return ending.reason
@@ -131,8 +132,14 @@ class WorkerProcess:
             time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnections; no secret
             backoff = min(2 * backoff, LARGEST_BACKOFF_S)
 
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def leave(self, reason: str) -> None:
-        """Tell the server, if there is one, that this process goes."""
+        """Tell the server, if there is one, that this process goes: after an interrupt, which leaves the
+        connection open for it."""
         if self._connection is not None:
             self._connection.send_control(
                 goodbye=pb.Goodbye(status=number(GoodbyeStatus.LEAVING), reason=reason)

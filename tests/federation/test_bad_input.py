@@ -1,0 +1,607 @@
+"""Wrong configurations, wrong command lines, broken tasks, and peers that lie.
+
+Two rules: what a person did wrong is named, with the exit code the documents give it; and a federation that
+is attacked ends with the bits it would have ended with alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from afl.codecs.indices import Coding, encode_as
+from afl.errors import ExitCode
+from afl.v1 import federation_pb2 as pb
+from support import Federation, Process, Proxy, RawClient, Reference
+from support.federation import completed
+
+Change = Callable[[pb.WorkerFrame], object]
+
+DIM, WORKERS, VICTIM = 100, 4, 3
+K = 10
+CONFIG: dict[str, Any] = {
+    "workers": WORKERS,
+    "task": {"name": "synthetic", "batch_size": 8},
+    "algorithm": {
+        "name": "afl-com",
+        "rounds": 400,
+        "eta_w": 0.9,
+        "eta_q": 0.3,
+        "uplink": {"name": "top-k", "ratio": K / DIM},
+    },
+    "evaluation": {"every": 100},
+    "server": {"handshake_timeout": "700ms", "max_sessions": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A federation in its first round that waits for the report of worker 3 alone."""
+    with Federation(CONFIG, tmp_path_factory.mktemp("besieged")) as federation:
+        federation.start("0-2")
+        federation.wait_until(lambda status: status["reports_missing"] == [VICTIM])
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[Proxy]:
+    with Proxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def training(besieged: Federation, link: Proxy) -> Federation:
+    """The same federation once worker 3 has come; its slow line keeps the rounds slow."""
+    link.aim(besieged.port)
+    link.delay = 0.05
+    besieged.start(str(VICTIM), server=link.address)
+    besieged.wait_until(lambda status: status["round"] >= 3)
+    return besieged
+
+
+# A worker that lies in its reports.
+
+
+def packed(indices: Sequence[int]) -> bytes:
+    """Indices of 7 bits each, in the order given: 7 bits of every integer, from the lowest bit on."""
+    value = sum(index << (7 * place) for place, index in enumerate(indices))
+    return value.to_bytes((7 * len(indices) + 7) // 8, "little")
+
+
+def honest_report(dual_weight: float, *, coded: bytes | None = None) -> pb.WorkerFrame:
+    """A report for round 1 that the server would take, of values that are nobody's gradient."""
+    data = packed(range(K)) if coded is None else coded
+    payload = pb.Payload(
+        role="ROLE_UPDATE",
+        encoding="ENCODING_INDEXED",
+        value_type="VALUE_TYPE_FLOAT32",
+        dim=DIM,
+        count=K,
+        index_coding="INDEX_CODING_PACKED",
+        index_bytes=len(data),
+        value_bytes=4 * K,
+    )
+    report = pb.Report(
+        worker=VICTIM, position=pb.Position(round=1), loss=dual_weight, examples=8, payloads=[payload]
+    )
+    values = np.full(K, 1e3, dtype="<f4").tobytes()
+    return pb.WorkerFrame(reports=[report], chunks=[pb.Chunk(worker=VICTIM, data=data + values)])
+
+
+def with_values(frame: pb.WorkerFrame, value: float) -> None:
+    chunk = frame.chunks[0]
+    chunk.data = chunk.data[: -4 * K] + np.array([1.0] * (K - 1) + [value], dtype="<f4").tobytes()
+
+
+def with_indices(indices: Sequence[int]) -> Change:
+    def change(frame: pb.WorkerFrame) -> None:
+        chunk = frame.chunks[0]
+        chunk.data = packed(indices) + chunk.data[-4 * K :]
+
+    return change
+
+
+def with_bitmap(frame: pb.WorkerFrame) -> None:
+    """A bitmap of nine ones for ten values."""
+    data = encode_as(Coding.BITMAP, np.arange(K - 1), DIM).data[:9]
+    payload, chunk = frame.reports[0].payloads[0], frame.chunks[0]
+    payload.index_coding = pb.INDEX_CODING_BITMAP
+    payload.index_bytes = len(data)
+    chunk.data = data + chunk.data[-4 * K :]
+
+
+def field(path: str, value: Any) -> Change:
+    """Set ``reports[0].loss`` and the like."""
+
+    def change(frame: pb.WorkerFrame) -> None:
+        target: Any = frame
+        *steps, last = re.findall(r"\w+", path)
+        for step in steps:
+            target = target[int(step)] if step.isdecimal() else getattr(target, step)
+        setattr(target, last, value)
+
+    return change
+
+
+HUGE = 1 << 60
+BAD_REPORTS: dict[str, tuple[Change, str]] = {
+    "too few bytes announced": (field("reports.0.payloads.0.value_bytes", 4 * K - 4), "value_bytes is 36"),
+    "payload longer than announced": (
+        lambda frame: setattr(frame.chunks[0], "data", frame.chunks[0].data + b"\0"),
+        "a chunk of 50 bytes at byte 0 of a payload of 49 bytes",
+    ),
+    "empty chunk": (field("chunks.0.data", b""), "a chunk of 0 bytes"),
+    "indices not ascending": (with_indices([9, 8, *range(8)]), "ascending"),
+    "repeated index": (with_indices([0, 0, *range(1, 9)]), "ascending"),
+    "index out of range": (with_indices([*range(9), 120]), "120"),
+    "bitmap with too few ones": (with_bitmap, "bitmap"),
+    "unknown index coding": (field("reports.0.payloads.0.index_coding", 77), "77"),
+    "a round to come": (field("reports.0.position.round", 2), "round 2"),
+    "a phase to come": (field("reports.0.position.phase", 1), "phase 1"),
+    "value not a number": (lambda frame: with_values(frame, float("nan")), "not finite"),
+    "infinite value": (lambda frame: with_values(frame, float("inf")), "not finite"),
+    "loss not a number": (field("reports.0.loss", float("nan")), "loss"),
+    "infinite loss": (field("reports.0.loss", float("-inf")), "loss"),
+    "no examples": (field("reports.0.examples", 0), "0 examples"),
+    "no payload": (lambda frame: frame.reports[0].ClearField("payloads"), "0 payloads; 1 are due"),
+    "two payloads": (
+        lambda frame: frame.reports[0].payloads.append(frame.reports[0].payloads[0]),
+        "2 payloads; 1 are due",
+    ),
+    "payload of 2^60 bytes": (field("reports.0.payloads.0.value_bytes", HUGE), str(HUGE)),
+    "indices of 2^60 bytes": (field("reports.0.payloads.0.index_bytes", HUGE), str(HUGE)),
+    "2^60 values": (field("reports.0.payloads.0.count", HUGE), str(HUGE)),
+    "dimension 2^60": (field("reports.0.payloads.0.dim", HUGE), str(HUGE)),
+    "another dimension": (field("reports.0.payloads.0.dim", DIM + 1), "dim is 101"),
+    "chunk at byte 2^60": (field("chunks.0.offset", HUGE), str(HUGE)),
+    "chunk of payload 5": (field("chunks.0.payload", 5), "payload 5"),
+    "another worker's report": (field("reports.0.worker", 1), "worker 1 is not one of this session's"),
+    "another worker's chunk": (field("chunks.0.worker", 1), "worker 1 is not one of this session's"),
+    "worker 2^31": (field("reports.0.worker", 1 << 31), "is not one of this session's"),
+    "unknown role": (field("reports.0.payloads.0.role", 99), "role of a payload: 99"),
+    "unknown encoding": (field("reports.0.payloads.0.encoding", 99), "encoding of a payload: 99"),
+    "unknown value type": (field("reports.0.payloads.0.value_type", 99), "value type of a payload: 99"),
+    "a model instead of an update": (field("reports.0.payloads.0.role", pb.ROLE_MODEL), "role is MODEL"),
+    "values without indices": (
+        field("reports.0.payloads.0.encoding", pb.ENCODING_SEEDED),
+        "encoding is SEEDED",
+    ),
+    "metrics given twice": (
+        lambda frame: frame.reports[0].metrics.extend([pb.Metric(name="loss", value=1)] * 2),
+        "a metric twice",
+    ),
+    "a metric not a number": (
+        lambda frame: frame.reports[0].metrics.append(pb.Metric(name="loss", value=float("nan"))),
+        "metric loss is nan",
+    ),
+    "a thousand metrics": (
+        lambda frame: frame.reports[0].metrics.extend(
+            pb.Metric(name=f"m{number}", value=1) for number in range(1000)
+        ),
+        "1000 metrics",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_REPORTS)
+def test_a_bad_report_is_refused_and_counts_for_nothing(besieged: Federation, what: str) -> None:
+    change, reason = BAD_REPORTS[what]
+    with RawClient(besieged.port) as liar:
+        liar.handshake([VICTIM])
+        frame = honest_report(0.1)
+        change(frame)
+        liar.send(frame)
+        goodbye = liar.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
+    assert reason in goodbye.reason
+    assert besieged.server.logged("refused")[-1]["message"].endswith(goodbye.reason)
+    assert besieged.status()["reports_missing"] == [VICTIM]
+
+
+def test_a_chunk_without_a_report_is_passed_over(besieged: Federation) -> None:
+    """It may belong to a report that was answered as a duplicate; it moves nothing."""
+    with RawClient(besieged.port) as liar:
+        liar.handshake([VICTIM])
+        frame = honest_report(0.1)
+        frame.ClearField("reports")
+        liar.send(frame)
+        liar.send(heartbeat=pb.Heartbeat(reply_wanted=True))
+        liar.receive_part("heartbeat")
+    assert besieged.status()["reports_missing"] == [VICTIM]
+
+
+def test_half_a_report_and_a_cut_count_for_nothing(besieged: Federation) -> None:
+    with RawClient(besieged.port) as liar:
+        liar.handshake([VICTIM])
+        frame = honest_report(0.1)
+        frame.chunks[0].data = frame.chunks[0].data[:20]
+        liar.send(frame)
+        liar.send(heartbeat=pb.Heartbeat(reply_wanted=True))
+        liar.receive_part("heartbeat")
+    assert besieged.status()["reports_missing"] == [VICTIM]
+
+
+# A peer that lies about who it is.
+
+
+def joined(**changes: Any) -> Callable[[RawClient], None]:
+    def attack(client: RawClient) -> None:
+        client.send(join=client.join_message([VICTIM], **changes))
+
+    return attack
+
+
+def readied(**changes: Any) -> Callable[[RawClient], None]:
+    def attack(client: RawClient) -> None:
+        client.send(ready=client.ready_message(client.join([VICTIM]), **changes))
+
+    return attack
+
+
+def twice(client: RawClient) -> None:
+    client.join([VICTIM])
+    client.send(join=client.join_message([VICTIM]))
+
+
+def ready_first(client: RawClient) -> None:
+    client.send(ready=pb.Ready(dim=DIM))
+
+
+def ready_twice(client: RawClient) -> None:
+    ready = client.ready_message(client.join([VICTIM]))
+    client.send(ready=ready)
+    client.send(ready=ready)
+
+
+def report_first(client: RawClient) -> None:
+    client.join([VICTIM])
+    client.send(honest_report(0.1))
+
+
+def standings(*workers: int) -> list[pb.Standing]:
+    return [pb.Standing(worker=worker) for worker in workers]
+
+
+LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
+    "another protocol version": (joined(protocol=99), "protocol version 99"),
+    "another package version": (joined(package_version="9.9.9"), "afl 9.9.9"),
+    "another run": (joined(run_id="20200101-000000-abcdef"), "belongs to run 20200101-000000-abcdef"),
+    "another task": (joined(task="fashion-mnist"), "'fashion-mnist'"),
+    "a task that does not exist": (joined(task="no-such-task"), "'no-such-task'"),
+    "another layout at once": (joined(layout_hash=b"x" * 16), "layout differs"),
+    "another layout after loading": (readied(layout_hash=b"x" * 16, dim=7), "has 7 trainable parameters"),
+    "another realization": (readied(realization_digest=b"x" * 16), "shared randomness differs"),
+    "no digest": (readied(realization_digest=b""), "shared randomness differs"),
+    "an id out of range": (joined(workers=standings(WORKERS)), f"worker {WORKERS} is out of range"),
+    "an id of 2^32 - 1": (joined(workers=standings(2**32 - 1)), "out of range"),
+    "no worker": (joined(workers=[]), "names no worker"),
+    "a worker twice": (joined(workers=standings(3, 3)), "each named once"),
+    "workers not ascending": (joined(workers=standings(3, 2)), "ascending"),
+    "seventy thousand workers": (joined(workers=standings(*range(70_000))), "70000 workers"),
+    "a second Join": (twice, "a second Join"),
+    "a Ready first": (ready_first, "must be a Join"),
+    "a second Ready": (ready_twice, "a Ready that does not follow a Join"),
+    "a report before it is ready": (report_first, "before the session is ready"),
+    "a chunk first": (lambda client: client.send(chunks=[pb.Chunk(data=b"x")]), "must be a Join"),
+    "a heartbeat first": (lambda client: client.send(heartbeat=pb.Heartbeat()), "must be a Join"),
+    "an empty frame": (lambda client: client.send(b""), "must be a Join"),
+    "garbage": (lambda client: client.send(b"\xff" * 999), "a frame of 999 bytes that cannot be parsed"),
+    "a name that is no text": (
+        lambda client: client.send(b"\x0a\x04\x12\x02\xff\xfe"),
+        "a frame of 6 bytes that cannot be parsed",
+    ),
+    "a frame cut short": (
+        lambda client: client.send(pb.WorkerFrame(join=client.join_message([0])).SerializeToString()[:-3]),
+        "cannot be parsed",
+    ),
+    "silence": (lambda client: None, "no Join within 0.7 s"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_liar_is_refused_and_told_why(besieged: Federation, what: str) -> None:
+    attack, reason = LIES[what]
+    before = besieged.metrics()["afl_refused_sessions_total"]
+    with RawClient(besieged.port) as liar:
+        attack(liar)
+        goodbye = liar.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
+    assert reason in goodbye.reason
+    assert besieged.metrics()["afl_refused_sessions_total"] == before + 1
+
+
+def test_fields_of_the_future_are_passed_over(besieged: Federation) -> None:
+    with RawClient(besieged.port) as client:
+        unknown_field = b"\xfa\x3e\x03abc"
+        client.send(pb.WorkerFrame(join=client.join_message([VICTIM])).SerializeToString() + unknown_field)
+        assert client.receive_part("welcome").run_id
+        client.send(goodbye=pb.Goodbye(status=pb.Goodbye.STATUS_LEAVING))
+        assert client.wait_for_end() is grpc.StatusCode.OK
+
+
+def test_a_failure_of_unknown_cause_is_logged(besieged: Federation) -> None:
+    with RawClient(besieged.port) as client:
+        client.join([VICTIM])
+        failure = pb.Failure(worker=VICTIM, message="odd", traceback="Traceback: here")
+        failure.cause = 55  # type: ignore[assignment]
+        client.send(failure=failure)
+        line = besieged.server.wait_for("worker_failed", worker=VICTIM)
+    assert "Traceback: here" in line["message"]
+
+
+# While it trains.
+
+
+def test_too_many_sessions_are_asked_to_come_later(training: Federation) -> None:
+    clients = [RawClient(training.port) for _ in range(6)]
+    try:
+        for client in clients:
+            # Sent one by one, so that the next finds this one there; only its answer proves it.
+            client.send(join=client.join_message([0], protocol=1, incarnation=b""))
+        with RawClient(training.port) as one_too_many:
+            assert one_too_many.goodbye().status in {
+                pb.Goodbye.STATUS_TRY_LATER,
+                pb.Goodbye.STATUS_REFUSED,
+            }
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_a_message_over_the_limit_ends_its_own_stream_only(training: Federation) -> None:
+    with RawClient(training.port) as giant:
+        giant.send(b"\0" * (64 << 20))
+        assert giant.wait_for_end() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
+    assert training.server.is_running
+
+
+@pytest.mark.parametrize("what", ["garbage", "another run", "a chunk first", "an id out of range", "silence"])
+def test_liars_while_it_trains(training: Federation, what: str) -> None:
+    attack, reason = LIES[what]
+    with RawClient(training.port) as liar:
+        attack(liar)
+        goodbye = liar.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
+    assert reason in goodbye.reason
+
+
+def test_a_second_process_with_the_same_id_is_refused(training: Federation) -> None:
+    with RawClient(training.port) as liar:
+        liar.send(join=liar.join_message([VICTIM]))
+        goodbye = liar.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
+    assert f"worker {VICTIM} is taken" in goodbye.reason
+
+
+def test_commands_that_do_not_belong(training: Federation, tmp_path: Path) -> None:
+    """Real processes, all at once."""
+    twin = training.start("2")
+    stranger = training.start("9")
+    other_task = training.start("2", "--task", "digits")
+    second = server_process(
+        tmp_path, {**CONFIG, "server": {"listen": f"127.0.0.1:{training.port}"}}, "second server"
+    )
+    try:
+        for process, reason in (
+            (twin, "worker 2 is taken"),
+            (stranger, "worker 9 is out of range"),
+            (other_task, "the task 'digits'"),
+        ):
+            process.expect(ExitCode.REFUSED)
+            assert f"afl-worker: the server refused this worker: {reason}" in plain(process.text)
+        second.expect(ExitCode.PORT)
+        assert f"afl-server: server.listen: cannot listen on 127.0.0.1:{training.port}" in second.text
+        assert not (tmp_path / "run").exists(), "a run that never was has taken its directory"
+    finally:
+        second.close()
+
+
+def plain(text: str) -> str:
+    return re.sub(r"this worker was started for the task", "the task", text)
+
+
+def test_the_attacked_run_ends_with_the_right_bits(training: Federation, link: Proxy) -> None:
+    link.delay = 0.0
+    training.finish()
+    reference = Reference.of(CONFIG)
+    assert training.model("final")["w"].numpy().tobytes() == reference.weights[-1].tobytes()
+    assert training.summary()["result"] == "ok"
+
+
+def test_a_report_begun_by_one_process_and_made_by_another(tmp_path: Path) -> None:
+    """With rand-k the first process's part is in the sum already: the round is summed again."""
+    config = {
+        **CONFIG,
+        "workers": 2,
+        "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": 30_000, "examples": 16}},
+        "algorithm": {**CONFIG["algorithm"], "rounds": 8, "uplink": {"name": "rand-k", "ratio": 0.1}},
+        "server": {"chunk_bytes": "4KiB"},
+    }
+    count = 3000
+    with Federation(config, tmp_path / "run") as federation:
+        federation.start("1")
+        federation.wait_until(lambda status: status["reports_missing"] == [0])
+        with RawClient(federation.port) as first:
+            first.handshake([0])
+            payload = pb.Payload(
+                role="ROLE_UPDATE",
+                encoding="ENCODING_SEEDED",
+                value_type="VALUE_TYPE_FLOAT32",
+                dim=30_000,
+                count=count,
+                value_bytes=4 * count,
+            )
+            report = pb.Report(position=pb.Position(round=1), loss=5.0, examples=8, payloads=[payload])
+            values = np.full(1000, 7.0, dtype="<f4").tobytes()
+            first.send(reports=[report], chunks=[pb.Chunk(data=values)])
+            first.send(heartbeat=pb.Heartbeat(reply_wanted=True))
+            first.receive_part("heartbeat")
+        federation.server.wait_for("session_ended")
+        federation.start("0")
+        federation.finish()
+        assert federation.server.logged("round_restarted", worker=0)
+    reference = Reference.of(config)
+    assert federation.model("final")["w"].numpy().tobytes() == reference.weights[-1].tobytes()
+
+
+# What a person may get wrong.
+
+
+def server_process(folder: Path, config: dict[str, Any], name: str) -> Process:
+    """A server that is expected to refuse its configuration; no federation is made of it."""
+    import yaml  # noqa: PLC0415
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(completed(config, folder / "run")), encoding="utf-8")
+    return Process(name, ["-m", "afl_server", "--config", str(path)], folder=folder)
+
+
+def worker_process(folder: Path, *arguments: str) -> Process:
+    return Process("worker", ["-m", "afl_worker", *arguments], folder=folder)
+
+
+def test_servers_that_cannot_start(tmp_path: Path) -> None:
+    misspelt: dict[str, Any] = {
+        **CONFIG,
+        "algorithm": {
+            **CONFIG["algorithm"],
+            "etaw": 0.1,
+            "uplink": {"name": "rand-k", "ratio": 1.5},
+        },
+    }
+    processes = {
+        "misspelt": server_process(tmp_path, misspelt, "misspelt"),
+        "normalized": server_process(
+            tmp_path / "n", {**CONFIG, "task": {"name": "tests_tasks:Normalized"}}, "normalized"
+        ),
+        "frozen": server_process(
+            tmp_path / "f", {**CONFIG, "task": {"name": "tests_tasks:Frozen"}}, "frozen"
+        ),
+    }
+    try:
+        for process in processes.values():
+            process.expect(ExitCode.CONFIG)
+            assert "Traceback" not in process.text
+        for said in ("misspelt.yaml", "algorithm.etaw", "eta_w", "algorithm.uplink.ratio", "1.5"):
+            assert said in processes["misspelt"].text
+        assert "a number above 0 and at most 1" in processes["misspelt"].text
+        for said in ("BatchNorm1d", "1.running_mean", "GroupNorm", 'buffers = "local"'):
+            assert said in processes["normalized"].text
+        assert "has no trainable parameter (2 parameters, all frozen or empty)" in processes["frozen"].text
+    finally:
+        for process in processes.values():
+            process.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_servers_that_are_not_there(tmp_path: Path) -> None:
+    with Proxy() as nobody:
+        port = nobody.port
+    processes = {
+        "wrong port": worker_process(
+            tmp_path, "--id", "0", "--server", f"127.0.0.1:{port}", "--give-up-after", "2s"
+        ),
+        "no such host": worker_process(
+            tmp_path, "--id", "0", "--server", "no-such-host.invalid:50051", "--give-up-after", "2s"
+        ),
+        "wildcard": worker_process(tmp_path, "--id", "0", "--server", "0.0.0.0:50051"),
+        "no port": worker_process(tmp_path, "--id", "0", "--server", "localhost"),
+        "no id": worker_process(tmp_path, "--id", "3-1", "--server", "localhost:50051"),
+    }
+    expected = {
+        "wrong port": (ExitCode.LOST_SERVER, f"the server at 127.0.0.1:{port} for"),
+        "no such host": (ExitCode.LOST_SERVER, "no-such-host.invalid"),
+        "wildcard": (ExitCode.PORT, "localhost:50051"),
+        "no port": (ExitCode.PORT, "host:port"),
+        "no id": (ExitCode.CONFIG, "'3-1' is no worker id"),
+    }
+    try:
+        for name, (status, said) in expected.items():
+            processes[name].expect(status)
+            assert said in processes[name].text
+            assert "Traceback" not in processes[name].text
+    finally:
+        for process in processes.values():
+            process.close()
+
+
+def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
+    """Each says what is wrong and ends; the server logs it and waits on, with worker 0 still there."""
+    config = {**CONFIG, "task": {"name": "tests_tasks:Troubled", "batch_size": 8}}
+    with Federation(config, tmp_path / "run") as federation:
+        port = federation.port
+        well, empty, small, raising = (
+            federation.start(ids, "--task", "tests_tasks:Troubled", server=f"127.0.0.1:{port}")
+            for ids in "0123"
+        )
+        for process, status, said in (
+            (empty, ExitCode.DATA, "worker 1 has no training examples (0 training, 4 test)"),
+            (small, ExitCode.DATA, "worker 2 has 3 training examples, fewer than task.batch_size (8)"),
+            (
+                raising,
+                ExitCode.CONFIG,
+                "worker 3, round 1: the task's code raised RuntimeError: no luck today",
+            ),
+        ):
+            process.expect(status)
+            assert said in process.text
+        line = federation.server.wait_for("worker_failed", worker=3)
+        assert "RuntimeError: no luck today" in line["message"]
+        assert "tests_tasks.py" in line["message"], "the traceback names the place"
+        assert (
+            "fewer than task.batch_size" in federation.server.wait_for("worker_failed", worker=2)["message"]
+        )
+        federation.server.wait_for("worker_failed", worker=1)
+        assert federation.server.is_running
+        assert well.is_running
+        assert federation.metrics()["afl_worker_failures_total"] == 3
+
+
+def test_data_that_is_missing_or_does_not_divide(tmp_path: Path) -> None:
+    skewed = {
+        **CONFIG,
+        "task": {"name": "digits", "batch_size": 8, "options": {"partition": "label-skew"}},
+    }
+    missing = {**CONFIG, "workers": 10, "task": {"name": "fashion-mnist", "batch_size": 8}}
+    empty = tmp_path / "no data"
+    empty.mkdir()
+    with (
+        Federation(skewed, tmp_path / "skewed") as four_workers,
+        Federation(missing, tmp_path / "missing", environment={"AFL_DATA": str(empty)}) as fashion,
+    ):
+        no_division = four_workers.start("0")
+        no_data = fashion.start("0")
+        no_division.expect(ExitCode.CONFIG)
+        assert "4 workers and 10 classes" in no_division.text
+        no_data.expect(ExitCode.DATA)
+        assert "train-images-idx3-ubyte" in no_data.text
+        assert "Download the files from" in no_data.text
+        assert str(empty) in no_data.text
+        assert "Fashion-MNIST was not found" in fashion.server.wait_for("worker_failed")["message"]
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
+    config = {
+        **CONFIG,
+        "workers": 2,
+        "task": {"name": "tests_tasks:Diverging", "batch_size": 8},
+    }
+    with Federation(config, tmp_path / "run") as federation:
+        other = federation.start("0", "--task", "tests_tasks:Diverging")
+        diverging = federation.start("1", "--task", "tests_tasks:Diverging")
+        federation.server.expect(ExitCode.DIVERGED)
+        diverging.expect(ExitCode.DIVERGED)
+        other.expect(ExitCode.ABORTED)
+    reason = "worker 1, round 5: the loss is nan"
+    assert federation.summary()["reason"] == reason
+    assert federation.summary()["result"] == "diverged"
+    assert reason in diverging.text
+    assert reason in other.text
+    assert federation.model_metadata("final")["rounds_applied"] == "4"
