@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from afl.algorithms.afl_com import AflComSettings, CompressorChoice
+from afl.codecs.payload import VALUE_BYTES
 from afl.config import Config
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
@@ -65,7 +68,8 @@ class RunSettings:
                 uplink=uplink,
                 downlink=uplink if algorithm.downlink is None else _choice(algorithm.downlink),
             ),
-            chunk_bytes=config.server.chunk_bytes,
+            # Whole values: the server sums a chunk's values as they come.
+            chunk_bytes=config.server.chunk_bytes // VALUE_BYTES * VALUE_BYTES,
             heartbeat=config.server.heartbeat,
             peer_timeout=config.server.peer_timeout,
         )
@@ -99,9 +103,19 @@ class RunSettings:
             ProtocolError: if a part is missing or malformed.
         """
         options = _json_object(message.algorithm_options, "algorithm_options")
+        block, eta_q = options.get("block", 1), options.get("eta_q", 0.0)
         counts = (message.workers, message.rounds, message.batch_size, message.evaluation_batch_size)
-        if not all(counts) or not message.chunk_bytes or message.heartbeat_seconds <= 0:
+        durations = (message.heartbeat_seconds, message.peer_timeout_seconds)
+        if not all(counts) or not message.chunk_bytes or not all(0 < value < math.inf for value in durations):
             raise ProtocolError("the server's settings lack a count, a size or a duration")
+        if message.chunk_bytes % VALUE_BYTES:
+            raise ProtocolError(f"chunks of {message.chunk_bytes} bytes would cut a value in two")
+        if type(block) is not int or block < 1:
+            raise ProtocolError(f"the server's algorithm_options: block is {block!r}, not a count of rounds")
+        if type(eta_q) not in {int, float} or not 0 <= eta_q <= sys.float_info.max:
+            raise ProtocolError(f"the server's algorithm_options: eta_q is {eta_q!r}, not a step size")
+        if not math.isfinite(message.eta_w):
+            raise ProtocolError(f"the server's eta_w is {message.eta_w}")
         return cls(
             task=message.task,
             task_options=_json_object(message.task_options, "task_options"),
@@ -112,9 +126,9 @@ class RunSettings:
             parameters=AflComSettings(
                 workers=message.workers,
                 rounds=message.rounds,
-                block=int(options.get("block", 1)),
+                block=int(block),
                 eta_w=message.eta_w,
-                eta_q=float(options.get("eta_q", 0.0)),
+                eta_q=float(eta_q),
                 uplink=_choice_of(message.uplink),
                 downlink=_choice_of(message.downlink),
             ),
@@ -139,7 +153,7 @@ def _choice_of(message: pb.CompressorSettings) -> CompressorChoice:
 def _json_object(text: str, what: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the server's {what} are not JSON") from error
     if not isinstance(value, dict):
         raise ProtocolError(f"the server's {what} are not a JSON object")

@@ -1,0 +1,178 @@
+"""What the Welcome tells workers of the run: there and back, and nothing malformed gets through."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afl.algorithms.afl_com import AflComSettings, CompressorChoice
+from afl.config import load_config
+from afl.errors import ProtocolError
+from afl.v1 import federation_pb2 as pb
+from afl.wire.settings import RunSettings
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+OPTIONS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
+CHOICES = st.builds(CompressorChoice, st.text(max_size=10), OPTIONS)
+COUNTS = st.integers(1, 2**32 - 1)
+SECONDS = st.floats(1e-3, 1e6)
+RUNS = st.builds(
+    RunSettings,
+    task=st.text(max_size=12),
+    task_options=OPTIONS,
+    batch_size=COUNTS,
+    evaluation_batch_size=COUNTS,
+    threads=COUNTS,
+    algorithm=st.text(max_size=12),
+    parameters=st.builds(
+        AflComSettings,
+        workers=COUNTS,
+        rounds=st.integers(1, 2**63),
+        block=st.integers(1, 2**63),
+        eta_w=st.floats(allow_nan=False, allow_infinity=False),
+        eta_q=st.floats(0, allow_infinity=False),
+        uplink=CHOICES,
+        downlink=CHOICES,
+    ),
+    chunk_bytes=st.integers(1, 2**30 - 1).map(lambda quarter: 4 * quarter),
+    heartbeat=SECONDS,
+    peer_timeout=SECONDS,
+)
+
+RIGHT = RunSettings(
+    task="digits",
+    task_options={"alpha": 0.5},
+    batch_size=32,
+    evaluation_batch_size=64,
+    threads=1,
+    algorithm="afl-com",
+    parameters=AflComSettings(
+        10, 100, 10, 0.1, 0.01, CompressorChoice("top-k", {"ratio": 0.1}), CompressorChoice()
+    ),
+    chunk_bytes=1 << 20,
+    heartbeat=10.0,
+    peer_timeout=60.0,
+)
+
+
+def malformed(**changes: Any) -> pb.RunSettings:
+    message = RIGHT.to_message()
+    for name, value in changes.items():
+        if isinstance(value, pb.CompressorSettings):
+            getattr(message, name).CopyFrom(value)
+        else:
+            setattr(message, name, value)
+    return message
+
+
+@given(run=RUNS)
+@settings(deadline=None)
+def test_settings_cross_the_wire_unchanged(run: RunSettings) -> None:
+    data = run.to_message().SerializeToString()
+    assert RunSettings.of_message(pb.RunSettings.FromString(data)) == run
+
+
+def test_the_message_says_what_the_settings_say() -> None:
+    message = RIGHT.to_message()
+    assert (message.workers, message.rounds, message.task, message.algorithm) == (
+        10,
+        100,
+        "digits",
+        "afl-com",
+    )
+    assert (message.uplink.name, message.uplink.options) == ("top-k", '{"ratio": 0.1}')
+    assert (message.downlink.name, message.downlink.options) == ("identity", "{}")
+    assert message.algorithm_options == '{"block": 10, "eta_q": 0.01}'
+    assert (RIGHT.workers, RIGHT.rounds) == (10, 100)
+
+
+def test_doubles_cross_the_wire_to_the_bit() -> None:
+    values = {"eta_w": 0.1 + 0.2, "eta_q": 5e-324}
+    run = dataclasses.replace(RIGHT, parameters=dataclasses.replace(RIGHT.parameters, **values))
+    read = RunSettings.of_message(run.to_message()).parameters
+    assert (read.eta_w.hex(), read.eta_q.hex()) == ((0.1 + 0.2).hex(), (5e-324).hex())
+
+
+@pytest.mark.parametrize("name", ["workers", "rounds", "batch_size", "evaluation_batch_size", "chunk_bytes"])
+def test_a_count_of_zero_is_malformed(name: str) -> None:
+    with pytest.raises(ProtocolError, match="lack a count, a size or a duration"):
+        RunSettings.of_message(malformed(**{name: 0}))
+
+
+@pytest.mark.parametrize("name", ["heartbeat_seconds", "peer_timeout_seconds"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_duration_that_is_not_positive_and_finite_is_malformed(name: str, value: float) -> None:
+    with pytest.raises(ProtocolError, match="lack a count, a size or a duration"):
+        RunSettings.of_message(malformed(**{name: value}))
+
+
+@pytest.mark.parametrize("options", ["{", "[1]", "3", "null", '"block"', "{'block': 1}", "[" * 100_000])
+@pytest.mark.parametrize("name", ["task_options", "algorithm_options", "uplink", "downlink"])
+def test_options_that_are_no_json_object_are_malformed(name: str, options: str) -> None:
+    value: Any = options
+    if name in {"uplink", "downlink"}:
+        value = pb.CompressorSettings(name="top-k", options=options)
+    with pytest.raises(ProtocolError, match=r"are not (JSON|a JSON object)$"):
+        RunSettings.of_message(malformed(**{name: value}))
+
+
+@pytest.mark.parametrize("block", ["0", "-1", "2.5", "true", "null", '"7"', "[7]", "1e3", "NaN", "Infinity"])
+def test_a_block_that_is_no_count_is_malformed(block: str) -> None:
+    with pytest.raises(ProtocolError, match="the server's algorithm_options: block is"):
+        RunSettings.of_message(malformed(algorithm_options=f'{{"block": {block}}}'))
+
+
+@pytest.mark.parametrize(
+    "eta_q", ["-0.1", "true", "null", '"1"', "{}", "NaN", "Infinity", "-Infinity", "1" + 400 * "0"]
+)
+def test_an_eta_q_that_is_no_step_size_is_malformed(eta_q: str) -> None:
+    with pytest.raises(ProtocolError, match="the server's algorithm_options: eta_q is"):
+        RunSettings.of_message(malformed(algorithm_options=f'{{"eta_q": {eta_q}}}'))
+
+
+@pytest.mark.parametrize("eta_w", [float("nan"), float("inf")])
+def test_an_eta_w_that_is_not_finite_is_malformed(eta_w: float) -> None:
+    with pytest.raises(ProtocolError, match="the server's eta_w is"):
+        RunSettings.of_message(malformed(eta_w=eta_w))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 4097, 2**32 - 1])
+def test_chunks_that_would_cut_a_value_in_two_are_malformed(chunk_bytes: int) -> None:
+    with pytest.raises(ProtocolError, match=f"chunks of {chunk_bytes} bytes would cut a value in two"):
+        RunSettings.of_message(malformed(chunk_bytes=chunk_bytes))
+
+
+def test_an_empty_message_is_malformed() -> None:
+    with pytest.raises(ProtocolError):
+        RunSettings.of_message(pb.RunSettings())
+
+
+@pytest.mark.parametrize(("configured", "used"), [("4KiB", 4096), ("4097B", 4096), ("5003B", 5000)])
+def test_a_configured_chunk_is_cut_between_values(tmp_path: Path, configured: str, used: int) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("{}\n", encoding="utf-8")
+    overrides = [
+        "task.name=digits",
+        "workers=3",
+        "algorithm.name=afl-com",
+        "algorithm.rounds=10",
+        "algorithm.eta_w=0.1",
+        "algorithm.eta_q=0.1",
+        f"server.chunk_bytes={configured}",
+    ]
+    run = RunSettings.of_config(load_config(path, overrides))
+    assert run.chunk_bytes == used
+    assert RunSettings.of_message(run.to_message()) == run
