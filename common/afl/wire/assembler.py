@@ -64,7 +64,7 @@ class StepAssembler:
         if step is None or index >= len(step.payloads):
             raise ProtocolError("a chunk that belongs to no step")
         total = step.payloads[index].total_bytes
-        if chunk.offset != self._filled[index] or chunk.offset + len(data) > total:
+        if not data or chunk.offset != self._filled[index] or chunk.offset + len(data) > total:
             raise ProtocolError(
                 f"a chunk of {len(data)} bytes at byte {chunk.offset}; byte {self._filled[index]} of {total} "
                 "comes next"
