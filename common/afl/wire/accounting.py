@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
 from afl.messages import Encoding, PayloadHeader, ValueType
@@ -80,5 +79,5 @@ def float_equivalents(header: PayloadHeader) -> float:
     if header.value_type is not ValueType.FLOAT32:
         return header.value_bytes / 4
     if header.encoding is Encoding.INDEXED:
-        return header.count * (1 + math.ceil(math.log2(max(2, header.dim))) / 32)
+        return header.count * (1 + (header.dim - 1).bit_length() / 32)
     return float(header.count)
