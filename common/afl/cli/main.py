@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -41,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"afl {options.command}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`head`) has seen enough. What is still buffered has no reader.
-        sys.stdout = None
+        # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,21 @@ MOST_NAMED = 8
 """Workers named in one line."""
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console() -> Console:
     """A console that neither colours digits nor squeezes what goes into a file."""
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(
-            stderr=stderr, highlight=False, markup=False, emoji=False, width=max(NARROWEST, console.width)
-        )
-    return console
+    is_terminal = sys.stdout.isatty()
+    return _Console(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if is_terminal else max(NARROWEST, shutil.get_terminal_size().columns),
+    )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: a reader that has seen enough is no failure."""
+        raise  # noqa: PLE0704  # rich calls this while it handles the BrokenPipeError
 
 
 def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table:
