@@ -37,9 +37,9 @@ REFRESH_S: Final = 0.25
 MOST_WORKERS: Final = 50
 """1,797 images divided by label among more workers leave some of them without any."""
 
-FEWEST_PROCESSES: Final = 5
-"""Each process imports PyTorch, about three seconds of one core: on a small machine ten would take longer
-to start than the run itself."""
+FEWEST_PROCESSES: Final = 4
+"""Each process imports PyTorch and scikit-learn, five to six seconds of one core: on a small machine ten would
+take half a minute to start, and the run itself takes five seconds."""
 
 EVALUATIONS: Final = 30
 
