@@ -274,7 +274,7 @@ LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "another run": (joined(run_id="20200101-000000-abcdef"), "belongs to run 20200101-000000-abcdef"),
     "another task": (joined(task="fashion-mnist"), "'fashion-mnist'"),
     "a task that does not exist": (joined(task="no-such-task"), "'no-such-task'"),
-    "another layout at once": (joined(layout_hash=b"x" * 16), "layout differs"),
+    "another layout at once": (joined(layout_hash=b"x" * 16), "the model's layout"),
     "another layout after loading": (readied(layout_hash=b"x" * 16, dim=7), "has 7 trainable parameters"),
     "another realization": (readied(realization_digest=b"x" * 16), "shared randomness differs"),
     "no digest": (readied(realization_digest=b""), "shared randomness differs"),
@@ -283,7 +283,7 @@ LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "no worker": (joined(workers=[]), "names no worker"),
     "a worker twice": (joined(workers=standings(3, 3)), "each named once"),
     "workers not ascending": (joined(workers=standings(3, 2)), "ascending"),
-    "seventy thousand workers": (joined(workers=standings(*range(70_000))), "70000 workers"),
+    "seventy thousand workers": (joined(workers=standings(*range(70_000))), "out of range"),
     "a second Join": (twice, "a second Join"),
     "a Ready first": (ready_first, "must be a Join"),
     "a second Ready": (ready_twice, "a Ready that does not follow a Join"),
@@ -512,15 +512,11 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             tmp_path, "--id", "0", "--server", "no-such-host.invalid:50051", "--give-up-after", "2s"
         ),
         "wildcard": worker_process(tmp_path, "--id", "0", "--server", "0.0.0.0:50051"),
-        "no port": worker_process(tmp_path, "--id", "0", "--server", "localhost"),
-        "no id": worker_process(tmp_path, "--id", "3-1", "--server", "localhost:50051"),
     }
     expected = {
         "wrong port": (ExitCode.LOST_SERVER, f"the server at 127.0.0.1:{port} for"),
         "no such host": (ExitCode.LOST_SERVER, "no-such-host.invalid"),
         "wildcard": (ExitCode.PORT, "localhost:50051"),
-        "no port": (ExitCode.PORT, "host:port"),
-        "no id": (ExitCode.CONFIG, "'3-1' is no worker id"),
     }
     try:
         for name, (status, said) in expected.items():
