@@ -35,11 +35,11 @@ HELP = "run a real federation on this machine, without a network"
 REFRESH_S: Final = 0.25
 
 MOST_WORKERS: Final = 50
-"""1,797 images divided by label among more workers leave some of them without any."""
+"""1,797 images leave each of 50 workers at least two to test on; of 100 workers some get none."""
 
 FEWEST_PROCESSES: Final = 4
-"""Each process imports PyTorch and scikit-learn, five to six seconds of one core: on a small machine ten would
-take half a minute to start, and the run itself takes five seconds."""
+"""Each process imports PyTorch and scikit-learn, five to six seconds of one core: on two cores ten would take
+half a minute to start, and the run itself takes five seconds."""
 
 EVALUATIONS: Final = 30
 
