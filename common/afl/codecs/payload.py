@@ -46,7 +46,9 @@ def unpack(header: PayloadHeader, data: bytes | bytearray | memoryview) -> Compr
     values = values_of(view[header.index_bytes :])
     if header.encoding is not Encoding.INDEXED:
         return Compressed(values)
-    indices = decode(header.index_coding, header.index_parameter, view[: header.index_bytes], header.count, header.dim)
+    indices = decode(
+        header.index_coding, header.index_parameter, view[: header.index_bytes], header.count, header.dim
+    )
     return Compressed(values, indices)
 
 
