@@ -273,6 +273,23 @@ def test_a_step_that_comes_again_is_answered_again_and_moves_nothing() -> None:
     assert [participant.reported(worker) for worker in range(WORKERS)] == [Position(1, 0)] * WORKERS
 
 
+def test_a_payload_that_comes_again_is_applied_once() -> None:
+    federation, committed = opened("identity")
+    (participant,) = federation.participants
+    for _, (report, payloads) in list(participant.take(committed)):
+        federation.engine.begin_report(report)
+        federation.engine.add_piece(report.worker, 0, 0, b"".join(payloads[0].sections))
+    opening = federation.engine.advance()
+    assert opening is not None
+    (following,) = federation._broadcast(opening)
+    federation.algorithm.settle()
+    moved = federation.params.numpy().tobytes()
+    assert moved != PROBLEM.start.tobytes()
+    for _ in range(3):
+        list(participant.take(following))
+        assert participant.vector.numpy().tobytes() == moved
+
+
 def test_a_step_from_before_is_refused() -> None:
     federation, committed = opened()
     (participant,) = federation.participants

@@ -124,6 +124,17 @@ def test_a_recycled_buffer_never_shows_through() -> None:
     assert bytes(kept.payloads[0]) == b"k" * 40
 
 
+def test_a_recycled_buffer_serves_the_next_step_of_its_size() -> None:
+    collected = assembler()
+    first = feed(collected, opening(), chunk(0, DATA[:20]), chunk(20, DATA[20:]), commit())
+    assert first is not None
+    buffer = first.payloads[0].obj
+    collected.recycle(first)
+    second = feed(collected, opening(SECOND), chunk(0, DATA[:8]), chunk(8, DATA[8:]), commit(SECOND))
+    assert second is not None
+    assert second.payloads[0].obj is buffer
+
+
 def test_a_step_without_payload_needs_no_chunk() -> None:
     step = feed(assembler(), opening(headers=()), commit())
     assert step is not None
