@@ -112,7 +112,7 @@ def test_a_channels_last_convolution_computes_the_same_and_has_the_same_gradient
     twin = nn.Conv2d(3, 4, 3)
     twin.load_state_dict(plain.state_dict())
     right = torch.autograd.grad(loss(twin), list(twin.parameters()))
-    vector = ParameterVector(plain.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    vector = ParameterVector(plain.to(memory_format=torch.channels_last))
     assert vector.values.tolist() == [*twin.weight.detach().reshape(-1).tolist(), *twin.bias.tolist()]  # type: ignore[union-attr]
     np.testing.assert_allclose(
         gradient_of(vector, loss), torch.cat([part.reshape(-1) for part in right]), rtol=1e-4, atol=1e-5
