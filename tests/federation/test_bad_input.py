@@ -6,6 +6,7 @@ is attacked ends with the bits it would have ended with alone.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ CONFIG: dict[str, Any] = {
         "uplink": {"name": "top-k", "ratio": K / DIM},
     },
     "evaluation": {"every": 100},
-    "server": {"handshake_timeout": "700ms", "max_sessions": 8},
+    "server": {"handshake_timeout": "2s", "max_sessions": 8},
 }
 
 
@@ -300,7 +301,7 @@ LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
         lambda client: client.send(pb.WorkerFrame(join=client.join_message([0])).SerializeToString()[:-3]),
         "cannot be parsed",
     ),
-    "silence": (lambda client: None, "no Join within 0.7 s"),
+    "silence": (lambda client: None, "no Join within 2 s"),
 }
 
 
@@ -339,19 +340,17 @@ def test_a_failure_of_unknown_cause_is_logged(besieged: Federation) -> None:
 
 
 def test_too_many_sessions_are_asked_to_come_later(training: Federation) -> None:
-    clients = [RawClient(training.port) for _ in range(6)]
-    try:
-        for client in clients:
-            # Sent one by one, so that the next finds this one there; only its answer proves it.
-            client.send(join=client.join_message([0], protocol=1, incarnation=b""))
-        with RawClient(training.port) as one_too_many:
-            assert one_too_many.goodbye().status in {
-                pb.Goodbye.STATUS_TRY_LATER,
-                pb.Goodbye.STATUS_REFUSED,
-            }
-    finally:
-        for client in clients:
-            client.close()
+    with contextlib.ExitStack() as silent:
+        # Each holds its place until the handshake timeout; on a busy machine it may take a second try.
+        for _ in range(3):
+            for _ in range(CONFIG["server"]["max_sessions"] - 2):
+                silent.enter_context(RawClient(training.port))
+            with RawClient(training.port) as one_too_many:
+                goodbye = one_too_many.goodbye()
+            if goodbye.status == pb.Goodbye.STATUS_TRY_LATER:
+                break
+    assert goodbye.status == pb.Goodbye.STATUS_TRY_LATER
+    assert "as many as server.max_sessions allows" in goodbye.reason
 
 
 def test_a_message_over_the_limit_ends_its_own_stream_only(training: Federation) -> None:

@@ -19,6 +19,8 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from support.proxy import Proxy
+
 KIT = Path(__file__).parent
 """Where ``tests_tasks`` lies: every process finds it."""
 
@@ -310,10 +312,14 @@ def completed(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 def run_together(
     config: Mapping[str, Any], folder: Path, groups: Sequence[str], **options: Any
 ) -> Federation:
-    """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays."""
-    with Federation(config, folder, **options) as federation:
+    """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays.
+
+    All processes start at once: the workers wait at a door for the server to open.
+    """
+    with Proxy() as door, Federation(config, folder, **options) as federation:
         for ids in groups:
-            federation.start(ids)
+            federation.start(ids, server=door.address)
+        door.aim(federation.port)
         federation.finish()
     return federation
 

@@ -23,8 +23,8 @@ from afl_worker.runtime import WorkerOptions, WorkerProcess
 LOG = logging.getLogger("afl.worker")
 
 
-class _InterruptedError(Exception):
-    """A signal asked the process to end."""
+class _InterruptedError(BaseException):
+    """A signal asked the process to end; no ``Exception``, so that what catches a task's does not catch it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
