@@ -58,8 +58,10 @@ class OrderedSum:
         self._received[worker] += len(piece)
         self._waiting[worker].append(piece)
         self.waiting_bytes += piece.nbytes
-        while worker < self._workers and self._fold(worker):
-            worker += 1
+        # A sum beyond float32 is infinite, and refused when the round closes.
+        with np.errstate(over="ignore", invalid="ignore"):
+            while worker < self._workers and self._fold(worker):
+                worker += 1
 
     def _fold(self, worker: int) -> bool:
         """Fold what can be of ``worker``; whether anything was."""

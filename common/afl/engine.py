@@ -111,6 +111,10 @@ class RoundEngine:
         """Whether the worker's report for the open step is complete."""
         return worker in self._reports
 
+    def report(self, worker: int) -> Report:
+        """The worker's complete report for the open step."""
+        return self._reports[worker]
+
     def is_partial(self, worker: int) -> bool:
         """Whether some of the worker's payload is in the sum but not all."""
         return (
@@ -300,13 +304,10 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
+        right, self._model_digest = self._model_digest, b""
         return Evaluation(
             round=self.step.position.round,
             metrics=tuple(dict(report.metrics) for report in reports),
             examples=tuple(report.examples for report in reports),
-            diverged=tuple(
-                report.worker
-                for report in reports
-                if self._model_digest and report.model_digest != self._model_digest
-            ),
+            diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from afl.compressors.base import Compressed, Realization
+from afl.errors import NonFiniteError
 
 
 class ErrorFeedback:
@@ -27,8 +28,14 @@ class ErrorFeedback:
         self.residual = torch.zeros(dim, dtype=torch.float32, device=device)
 
     def compress(self, signal: Tensor, realization: Realization) -> Compressed:
-        """One step of the recursion; ``signal`` is float32 ``[dim]`` and finite."""
+        """One step of the recursion; ``signal`` is float32 ``[dim]`` and finite.
+
+        Raises:
+            NonFiniteError: if p leaves float32's range; the residual is lost then.
+        """
         self.residual.add_(signal)
+        if not is_finite(self.residual):
+            raise NonFiniteError("the sum of the residual and the update overflows float32")
         return realization.split(self.residual)
 
 

@@ -136,12 +136,27 @@ class ParameterVector:
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
     def named_values(self) -> dict[str, Tensor]:
-        """Every parameter by name, trained in float32 and frozen in its own type, on the CPU."""
-        named = {
-            entry.name: self.values[entry.start : entry.stop].view(entry.parameter.shape)
+        """What ``load_state_dict`` of a fresh module takes, on the CPU; on a CPU these are views.
+
+        Every parameter by each of its names (tied ones have several), trained in float32 and frozen in
+        its own type, and the persistent buffers that are not floating-point. Floating-point buffers that
+        stay local to the workers are not the server's to give: loading such a model takes
+        ``strict=False``.
+        """
+        trained = {
+            id(entry.parameter): self.values[entry.start : entry.stop].view(entry.parameter.shape)
             for entry in self._entries
         }
-        named.update((name, p.detach()) for name, p in self._frozen)
+        named = {
+            name: trained.get(id(parameter), parameter.detach())
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        names_kept = self.module.state_dict().keys()
+        named.update(
+            (name, buffer)
+            for name, buffer in self.module.named_buffers(remove_duplicate=False)
+            if name in names_kept and not buffer.dtype.is_floating_point
+        )
         return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
 
     def frozen_bytes(self) -> bytes:
@@ -180,7 +195,8 @@ def _refuse_float_buffers(module: nn.Module) -> None:
         owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
         raise TaskError(
             f"the model {type(module).__name__} has floating-point buffers ({', '.join(names[:4])}"
-            f"{', ...' if len(names) > 4 else ''}, from {', '.join(sorted(owners))}), which would differ "
-            "between workers; use a layer without running statistics (GroupNorm, LayerNorm), or set "
-            '`buffers = "local"` in the task to keep each worker\'s own'
+            f"{', ...' if len(names) > 4 else ''}, from {', '.join(sorted(owners))}), and training may "
+            "change them at each worker alone; use a layer without running statistics (GroupNorm, "
+            'LayerNorm), or set `buffers = "local"` in the task to keep each worker\'s own (right too for '
+            "buffers that never change)"
         )

@@ -104,16 +104,20 @@ class Participant:
         self._side.realizations.prepare(round_)
 
     def _install(self, committed: CommittedStep) -> None:
-        for header, data in zip(committed.step.payloads, committed.payloads, strict=True):
-            if header.role is Role.MODEL and header.value_bytes == 4 * self.vector.dim:
-                self.vector.load(np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False))
-            elif header.role is Role.FROZEN and header.value_bytes == self.vector.frozen_length:
-                self.vector.load_frozen(bytes(data))
-            else:
-                raise ProtocolError(
-                    f"a model payload of {header.value_bytes} bytes; this model has {4 * self.vector.dim} "
-                    f"and {self.vector.frozen_length} bytes of frozen parameters"
-                )
+        lengths = {Role.MODEL: 4 * self.vector.dim, Role.FROZEN: self.vector.frozen_length}
+        payloads = {
+            header.role: data
+            for header, data in zip(committed.step.payloads, committed.payloads, strict=True)
+        }
+        wrong = [role for role, data in payloads.items() if len(data) != lengths.get(role)]
+        if wrong or Role.MODEL not in payloads:
+            raise ProtocolError(
+                f"a model of {', '.join(f'{len(data)} bytes' for data in payloads.values())}; this one has "
+                f"{lengths[Role.MODEL]} bytes and {lengths[Role.FROZEN]} of frozen parameters"
+            )
+        self.vector.load(np.frombuffer(payloads[Role.MODEL], dtype="<f4").astype(np.float32, copy=False))
+        if Role.FROZEN in payloads:
+            self.vector.load_frozen(bytes(payloads[Role.FROZEN]))
         # The model of a position holds its update already: the step itself, when it comes, moves nothing.
         self.applied = committed.step.position
 

@@ -20,7 +20,7 @@ from afl.algorithms.afl_com import Realizations
 from afl.algorithms.registry import server_half
 from afl.config import Config
 from afl.engine import Evaluation, Opening, RoundEngine
-from afl.errors import ExitCode
+from afl.errors import ExitCode, NonFiniteError
 from afl.initialization import realization_digest
 from afl.messages import (
     EVALUATION_PHASE,
@@ -262,8 +262,6 @@ class Coordinator:
         """A report's opening."""
         if self.is_over:
             return None
-        if self.engine.step.kind is Kind.TRAIN and report.position == self.engine.step.position:
-            self.tallies.charge_report(report.payloads)
         async with self._turn:
             ack = self.engine.begin_report(report)
         await self._after(ack)
@@ -323,10 +321,16 @@ class Coordinator:
         self._relieve()
         if not self._inline:
             await self._stream()
-        if ack is None or not self.engine.complete or self.is_over:
+        if ack is None:
+            return
+        if self.engine.step.kind is Kind.TRAIN:
+            self.tallies.charge_report(self.engine.report(ack.worker).payloads)
+        if not self.engine.complete or self.is_over:
             return
         try:
             await self._close_step()
+        except NonFiniteError as error:
+            self._spawn(self.abort(ExitCode.DIVERGED, str(error)))
         except Exception:
             # A fault of the server, not of the session whose report happened to be the last.
             LOG.exception("round %d cannot be closed", self.engine.step.position.round)

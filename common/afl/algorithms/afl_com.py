@@ -28,7 +28,8 @@ from afl.algorithms.base import Replica, ServerAlgorithm, WorkerAlgorithm
 from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, expected, pack, unpack, values_of
 from afl.compressors import Compressed, Compressor, Realization, create
 from afl.dual import DualWeights
-from afl.feedback import ErrorFeedback, weigh
+from afl.errors import NonFiniteError
+from afl.feedback import ErrorFeedback, is_finite, weigh
 from afl.messages import EVALUATION_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
 
@@ -232,10 +233,16 @@ class AflComServer(ServerAlgorithm):
         return bytes_of(self._sum.total[: self._sum.done])
 
     def close(self) -> Payload:
-        """Steps 3: D_t, e_hat and q_{t+1}."""
+        """Step 3: D_t, e_hat and q_{t+1}.
+
+        Raises:
+            NonFiniteError: if the sum leaves float32's range.
+        """
         assert self._pending is None
         assert not np.isnan(self._losses).any()
         realizations, t = self.realizations, self.round
+        if not is_finite(torch.from_numpy(self._sum.total)):
+            raise NonFiniteError(f"round {t}: the sum of the workers' updates overflows float32")
         if self._forwards:
             downlink = Compressed(self._sum.total)
         else:
@@ -349,7 +356,7 @@ class AflComWorker(WorkerAlgorithm):
     ) -> tuple[Report, list[Payload]]:
         """Weigh, compress with error feedback, and pack."""
         if self._feedback is None:
-            weigh(gradient, weight, out=self._message)
+            weigh(gradient, weight, out=self._message)  # at most the gradient, since a weight is at most 1
             compressed = Compressed(self._message.cpu().numpy())
         else:
             realization = self._realizations.of_uplink(position.round)

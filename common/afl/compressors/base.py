@@ -106,10 +106,16 @@ class Realization(abc.ABC):
         No fused multiply-add, so that every CPU and GPU gets the same bits (AFL-Com, line 13).
         """
         indices = self.indices(compressed)
+        # A step beyond float32 makes the next loss infinite, which stops the run by name.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._step(params, compressed, indices, np.float32(eta))
+
+    @staticmethod
+    def _step(params: Tensor, compressed: Compressed, indices: Tensor | None, eta: np.float32) -> None:
         if indices is None and params.device.type == "cpu":
-            _step_all(params.numpy(), compressed.values, np.float32(eta))
+            _step_all(params.numpy(), compressed.values, eta)
             return
-        change = torch.from_numpy(compressed.values * np.float32(eta)).to(params.device)
+        change = torch.from_numpy(compressed.values * eta).to(params.device)
         if indices is None:
             params.sub_(change)
         else:

@@ -359,7 +359,7 @@ def test_named_values_load_strictly_into_a_fresh_module() -> None:
     vector = ParameterVector(source)
     vector.load(np.arange(14, dtype=np.float32) / 7)
     named = vector.named_values()
-    assert [*named] == ["0.bias", "2.weight", "2.bias", "0.weight"]
+    assert [*named] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert all(tensor.is_contiguous() for tensor in named.values())
     fresh = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     fresh.load_state_dict(named, strict=True)
@@ -408,3 +408,20 @@ def test_a_frozen_parameter_stays_outside_the_vector() -> None:
     assert vector.dim == 2
     vector.values.fill_(9.0)
     assert module.get_parameter("a").tolist() == [1.0] * 5
+
+
+def test_the_saved_model_loads_strictly_with_tied_parameters_and_integer_buffers() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+            self.register_buffer("order", torch.tensor([2, 0, 1]))
+            self.register_buffer("scratch", torch.tensor([5]), persistent=False)
+
+    vector = ParameterVector(Tied())
+    vector.load(np.arange(9, dtype=np.float32))
+    fresh = Tied()
+    fresh.load_state_dict(vector.named_values())
+    assert fresh.second.weight.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
