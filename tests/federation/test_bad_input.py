@@ -423,7 +423,8 @@ def test_a_report_begun_by_one_process_and_made_by_another(tmp_path: Path) -> No
         "server": {"chunk_bytes": "4KiB"},
     }
     count = 3000
-    with Federation(config, tmp_path / "run") as federation:
+    with Proxy() as door, Federation(config, tmp_path / "run") as federation:
+        federation.start("0", server=door.address)
         federation.start("1")
         federation.wait_until(lambda status: status["reports_missing"] == [0])
         with RawClient(federation.port) as first:
@@ -442,7 +443,7 @@ def test_a_report_begun_by_one_process_and_made_by_another(tmp_path: Path) -> No
             first.send(heartbeat=pb.Heartbeat(reply_wanted=True))
             first.receive_part("heartbeat")
         federation.server.wait_for("session_ended")
-        federation.start("0")
+        door.aim(federation.port)
         federation.finish()
         assert federation.server.logged("round_restarted", worker=0)
     reference = Reference.of(config)

@@ -24,7 +24,10 @@ LOG = logging.getLogger("afl.worker")
 
 
 class _InterruptedError(BaseException):
-    """A signal asked the process to end; no ``Exception``, so that what catches a task's does not catch it."""
+    """A signal asked the process to end.
+
+    No ``Exception``: it is not the task's, and passes what catches those.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
     parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="connect in plaintext to a server on another machine (for a network that is itself trusted)",
+    )
+    parser.add_argument(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
     common_options(parser)
@@ -119,9 +127,16 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
             raise ConfigError(f"--give-up-after: {error}") from error
     if parsed.data_dir:
         os.environ["AFL_DATA"] = parsed.data_dir
+    server = parse_target(parsed.server)
+    if not (server.is_loopback or parsed.insecure):
+        raise ConfigError(
+            f"--server {server} is another machine, and without TLS anyone between could read and alter the "
+            "model and the updates; connect to the near end of an SSH tunnel or VPN on this machine, or add "
+            "--insecure if the network itself is trusted"
+        )
     return WorkerOptions(
         workers=parse_ids(parsed.id),
-        server=parse_target(parsed.server),
+        server=server,
         task=parsed.task,
         device=parsed.device,
         give_up_after=give_up_after,
