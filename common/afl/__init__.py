@@ -2,13 +2,30 @@
 
 A user subclasses :class:`Task` (or :class:`Classification`) and, to add a compressor, :class:`Compressor`.
 Everything else below this package may change without notice.
+
+The names are imported when they are first used, so that commands which need no torch start without it.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from afl._version import __version__
-from afl.compressors import Compressed, Compressor, Realization
-from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
-from afl.randomness import Purpose, SharedRandomness, Stream
-from afl.tasks import Classification, Task, TaskContext, WorkerData
+
+if TYPE_CHECKING:
+    from afl.compressors import Compressed, Compressor, Realization
+    from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
+    from afl.randomness import Purpose, SharedRandomness, Stream
+    from afl.tasks import Classification, Task, TaskContext, WorkerData
+
+_HOMES = {
+    "afl.compressors": ("Compressed", "Compressor", "Realization"),
+    "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
+    "afl.randomness": ("Purpose", "SharedRandomness", "Stream"),
+    "afl.tasks": ("Classification", "Task", "TaskContext", "WorkerData"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AflError",
@@ -28,3 +45,11 @@ __all__ = [
     "WorkerData",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'afl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value

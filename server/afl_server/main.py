@@ -29,6 +29,8 @@ from afl_server.service import FederationService
 
 LOG = logging.getLogger("afl.server")
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
@@ -142,13 +144,17 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
     stops: set[asyncio.Task[None]] = set()
 
     def stop(name: str) -> None:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+            # A second signal ends the process at once.
+            signal.signal(number, signal.SIG_DFL)
         stops.add(
             asyncio.ensure_future(
                 coordinator.abort(ExitCode.INTERRUPTED, f"the server was stopped by {name}")
             )
         )
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
     await coordinator.start()
     starting = asyncio.create_task(_start_timeout(coordinator))
@@ -159,8 +165,6 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
         return await asyncio.shield(coordinator.result)
     finally:
         starting.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 async def _start_timeout(coordinator: Coordinator) -> None:

@@ -28,7 +28,7 @@ from afl.cli.view import describe_workers, facts, make_console, run_view
 from afl.config import config_from_mapping, dump_config
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import AflError, ConfigError, ExitCode, LostServerError
-from afl.tasks.extras import INSTALL_HINT
+from afl.extras import INSTALL_HINT
 
 HELP = "run a real federation on this machine, without a network"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from afl.cli.files import Section, describe
 from afl.cli.view import make_console
 from afl.errors import ExitCode
 
@@ -28,8 +27,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Print it."""
+    # Models are read with torch, which the other commands start without.
+    from afl.cli.files import describe  # noqa: PLC0415
+
     console = make_console()
-    sections: list[Section] = describe(options.path, everything=options.all)
+    sections = describe(options.path, everything=options.all)
     for index, section in enumerate(sections):
         if index:
             console.print()

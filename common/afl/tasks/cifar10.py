@@ -15,10 +15,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import DataError
+from afl.extras import require
 from afl.tasks.arrays import StoredArray, npz_array
 from afl.tasks.base import TaskContext
 from afl.tasks.downloads import download_into
-from afl.tasks.extras import require
 from afl.tasks.images import Concatenated, ImageSource, ImageTask, standardized
 from afl.tasks.models import cifar_cnn
 from afl.tasks.options import DataOptions, parse_options
@@ -82,8 +82,8 @@ class Cifar10(ImageTask[Concatenated]):
             raise DataError(
                 f"CIFAR-10 was not found: looked for {', '.join([*wanted, _BATCHES])} in "
                 f"{', '.join(str(place) for place in self._folders())}. Download cifar-10-python.tar.gz from "
-                f"{_SOURCE} and unpack it into {self._folders()[0]}, or set task.options.download: true, "
-                "or task.options.data_dir"
+                f"{_SOURCE} and unpack it into {self._folders()[0]}, or name another folder with "
+                "--data-dir (or AFL_DATA), or start the worker with --task-option download=true"
             )
         return Concatenated(found)
 

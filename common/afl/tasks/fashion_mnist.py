@@ -15,10 +15,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import DataError
+from afl.extras import require
 from afl.tasks.arrays import StoredArray, idx_array
 from afl.tasks.base import TaskContext
 from afl.tasks.downloads import download_into
-from afl.tasks.extras import require
 from afl.tasks.images import Concatenated, ImageTask, standardized
 from afl.tasks.models import mlp
 from afl.tasks.options import DataOptions, parse_options
@@ -78,8 +78,8 @@ class FashionMnist(ImageTask[Concatenated]):
             raise DataError(
                 f"Fashion-MNIST was not found: looked for {', '.join(self._names())} (each plain or .gz) in "
                 f"{', '.join(str(place) for place in self._folders())}. Download the files from "
-                f"{_SOURCE} into {self._folders()[0]}, or set task.options.download: true, or "
-                "task.options.data_dir"
+                f"{_SOURCE} into {self._folders()[0]}, or name another folder with --data-dir "
+                "(or AFL_DATA), or start the worker with --task-option download=true"
             )
         names = self._names()
         return Concatenated(

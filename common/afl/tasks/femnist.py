@@ -76,8 +76,8 @@ class Femnist(ImageTask[WriterSource]):
         raise DataError(
             f"FEMNIST was not found: looked for {', '.join(map(str, places))} (a folder may hold LEAF's json "
             f"files, also in data/all_data or in train and test, parquet files, or an npz). Make LEAF's json "
-            f"files by {_SOURCE} and put them into {folder / _PLACES[0]}, or set "
-            "task.options.data_dir or task.options.file"
+            f"files by {_SOURCE} and put them into {folder / _PLACES[0]}, or name another folder "
+            "with --data-dir (or AFL_DATA), or a file in it with --task-option file=NAME"
         )
 
     def divide(self, source: WriterSource, context: TaskContext) -> list[Indices]:

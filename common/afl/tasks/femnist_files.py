@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.errors import DataError
+from afl.extras import require
 from afl.tasks.arrays import npz_array
-from afl.tasks.extras import require
 from afl.tasks.images import ImageSource
 from afl.tasks.partitions import Indices
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError
+from afl.extras import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
-from afl.tasks.extras import INSTALL_HINT, PROVIDED
 from afl.tasks.options import nearest
 
 GROUP = "afl.tasks"

@@ -145,7 +145,7 @@ class TestFashionMnist:
             "train-images-idx3-ubyte, train-labels-idx1-ubyte (each plain or .gz)",
             f"{tmp_path / 'own' / 'FashionMNIST' / 'raw'}, {tmp_path / 'own' / 'raw'}, {tmp_path / 'own'}, ",
             "https://github.com/zalandoresearch/fashion-mnist into",
-            "task.options.download: true",
+            "--task-option download=true",
         ):
             assert part in str(caught.value)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from afl.errors import ConfigError
+from afl.extras import require
 from afl.tasks import Task
 from afl.tasks.cifar10 import Cifar10
 from afl.tasks.digits import Digits
-from afl.tasks.extras import require
 from afl.tasks.fashion_mnist import FashionMnist, FashionMnistOptions
 from afl.tasks.femnist import Femnist
 from afl.tasks.synthetic import Synthetic

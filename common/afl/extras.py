@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError
@@ -11,6 +13,21 @@ INSTALL_HINT = "pip install 'afl[tasks]'"
 
 PROVIDED = frozenset({"sklearn", "torchvision", "pyarrow", "PIL"})
 """Top-level modules that the extra brings."""
+
+
+def packaged_file(distribution: str, path: str, purpose: str) -> Path:
+    """The file at ``path`` of an installed distribution, which is not imported.
+
+    Raises:
+        afl.ConfigError: if it is not installed, or no longer brings the file.
+    """
+    try:
+        file = Path(str(metadata.distribution(distribution).locate_file(path)))
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"the package {distribution} is needed to {purpose}: {INSTALL_HINT}") from error
+    if not file.is_file():
+        raise ConfigError(f"{file} is needed to {purpose}; this version of {distribution} does not bring it")
+    return file
 
 
 def require(module: str, purpose: str) -> Any:
