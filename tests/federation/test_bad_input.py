@@ -509,13 +509,16 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             tmp_path, "--id", "0", "--server", f"127.0.0.1:{port}", "--give-up-after", "2s"
         ),
         "no such host": worker_process(
-            tmp_path, "--id", "0", "--server", "no-such-host.invalid:50051", "--give-up-after", "2s"
+            tmp_path,
+            *("--id", "0", "--server", "no-such-host.invalid:50051", "--give-up-after", "2s", "--insecure"),
         ),
+        "plaintext": worker_process(tmp_path, "--id", "0", "--server", "no-such-host.invalid:50051"),
         "wildcard": worker_process(tmp_path, "--id", "0", "--server", "0.0.0.0:50051"),
     }
     expected = {
         "wrong port": (ExitCode.LOST_SERVER, f"the server at 127.0.0.1:{port} for"),
         "no such host": (ExitCode.LOST_SERVER, "no-such-host.invalid"),
+        "plaintext": (ExitCode.CONFIG, "--insecure if the network itself is trusted"),
         "wildcard": (ExitCode.PORT, "localhost:50051"),
     }
     try:
