@@ -24,7 +24,7 @@ LOG = logging.getLogger("afl.worker")
 
 
 class _InterruptedError(BaseException):
-    """A signal asked the process to end; no ``Exception``, so that no handler of a task's errors stops it."""
+    """A signal asked the process to end.
 
     No ``Exception``: it is not the task's, and passes what catches those.
     """
