@@ -93,7 +93,7 @@ class Stream:
         while missing:
             # Many missing: a pass that cannot overshoot. Few: one that is nearly always the last, since at
             # most half the population is taken and each candidate is new with probability one half or more.
-            sequence = self._candidates(population, missing if missing > 512 else 2 * missing + 16)
+            sequence = self._candidates(population, missing if missing > 64 else 2 * missing + 16)
             values = _distinct(sequence)
             for earlier in passes:
                 values = values[~_is_in_sorted(values, earlier)]

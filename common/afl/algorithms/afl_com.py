@@ -360,6 +360,6 @@ class AflComWorker(WorkerAlgorithm):
             compressed = Compressed(self._message.cpu().numpy())
         else:
             realization = self._realizations.of_uplink(position.round)
-            compressed = self._feedback.compress(weigh(gradient, weight, out=gradient), realization)
+            compressed = self._feedback.compress(gradient, realization, weight=weight)
         payload = pack(self._realizations.uplink, compressed)
         return Report(self._worker, position, loss, examples, (payload.header,)), [payload]

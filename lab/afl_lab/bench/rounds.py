@@ -125,6 +125,9 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for worker in range(options.workers)
         ]
         logs = [process.communicate(timeout=3600)[1] for process in workers]
+        for process, log in zip(workers, logs, strict=True):
+            if process.returncode:
+                raise RuntimeError(f"a worker ended with {process.returncode}:\n{log[-3000:]}")
         server.wait(timeout=60)
         peak.stop()
     finally:
