@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from afl.compressors.base import Compressed, Realization
 from afl.errors import NonFiniteError
-
-_BLOCK = 1 << 15
-"""128 kB of float32 a vector: two vectors and a product stay in the second-level cache."""
+from afl.vectors import accumulate
 
 
 class ErrorFeedback:
@@ -34,8 +30,7 @@ class ErrorFeedback:
         """One step of the recursion with ``x = weight * signal``.
 
         The weight is rounded to float32; then each coordinate takes one rounded product and one rounded
-        sum. The passes are made block by block: a block that is still in cache costs one trip to memory
-        where whole passes cost one each.
+        sum.
 
         Args:
             signal: float32 ``[dim]``, finite; unchanged.
@@ -43,26 +38,11 @@ class ErrorFeedback:
         Raises:
             NonFiniteError: if p leaves float32's range; the residual is lost then.
         """
-        factor = float(np.float32(weight))
-        block = _BLOCK if self.residual.device.type == "cpu" else len(signal)
-        for start in range(0, len(signal), block):
-            p = self.residual[start : start + block]
-            x = signal[start : start + block]
-            p.add_(x if factor == 1.0 else x * factor)
-            if not is_finite(p):
-                raise NonFiniteError("the sum of the residual and the update overflows float32")
+        if not accumulate(self.residual, signal, weight):
+            raise NonFiniteError("the sum of the residual and the update overflows float32")
         return realization.split(self.residual)
 
 
 def weigh(gradient: Tensor, weight: float, *, out: Tensor) -> Tensor:
     """``q_i g_i``: the weight rounded to float32, then one rounded product a coordinate."""
     return torch.mul(gradient, float(np.float32(weight)), out=out)
-
-
-def is_finite(vector: Tensor) -> bool:
-    """Whether all elements are finite; float32.
-
-    A finite sum proves it in one pass; only an infinite one needs the look at each element, since the sum
-    of finite numbers may overflow.
-    """
-    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from afl.algorithms.registry import WorkerSide
 from afl.errors import NonFiniteError, ProtocolError
-from afl.feedback import is_finite
 from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role, Step
 from afl.parameters import ParameterVector
+from afl.vectors import is_finite
 
 
 class Oracle(Protocol):

@@ -36,13 +36,27 @@ class Purpose(enum.IntEnum):
     TRAIN_TEST_SPLIT = 8
 
 
+_UNUSED = np.random.SeedSequence(0)
+_NO_WORDS = np.zeros(4, dtype=np.uint64)
+
+
 class Stream:
     """One stream of uniform 64-bit words and what is drawn from it."""
 
     def __init__(self, seed: bytes, purpose: int, round_: int, worker: int) -> None:
-        key = np.frombuffer(seed, dtype="<u8")
-        counter = np.array([0, purpose, round_, worker], dtype=np.uint64)
-        self._philox = np.random.Philox(key=key, counter=counter)
+        # Philox(key=..., counter=...) would ask the operating system for a seed that it does not use.
+        self._philox = np.random.Philox(_UNUSED)
+        self._philox.state = {
+            "bit_generator": "Philox",
+            "state": {
+                "counter": np.array([0, purpose, round_, worker], dtype=np.uint64),
+                "key": np.frombuffer(seed, dtype="<u8").astype(np.uint64, copy=False),
+            },
+            "buffer": _NO_WORDS,
+            "buffer_pos": len(_NO_WORDS),
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next ``count`` words; shape ``[count]``, uint64."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afl.errors import DataError, TaskError
 from afl.parameters import ParameterVector
@@ -61,8 +61,7 @@ class TaskOracle:
         stream = self._randomness.stream(Purpose.MINIBATCH, round_, worker)
         chosen = torch.from_numpy(stream.subset(local.train_count, local.batch_size))
         batch = self._batch(local.train, chosen)
-        module = self._vector.module
-        module.train()
+        module = self._module(training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -79,8 +78,7 @@ class TaskOracle:
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
-        module = self._vector.module
-        module.eval()
+        module = self._module(training=False)
         totals: dict[str, float] = {}
         with torch.no_grad():
             for start in range(0, local.test_count, self._evaluation_batch_size):
@@ -91,6 +89,12 @@ class TaskOracle:
         if "loss" not in totals:
             raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+
+    def _module(self, *, training: bool) -> nn.Module:
+        module = self._vector.module
+        if module.training is not training:
+            module.train(training)
+        return module
 
     def _batch(self, examples: Examples, chosen: Tensor) -> Batch:
         if isinstance(examples, torch.utils.data.Dataset):

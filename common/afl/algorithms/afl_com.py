@@ -29,9 +29,10 @@ from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, expected, pa
 from afl.compressors import Compressed, Compressor, Realization, create
 from afl.dual import DualWeights
 from afl.errors import NonFiniteError
-from afl.feedback import ErrorFeedback, is_finite, weigh
+from afl.feedback import ErrorFeedback, weigh
 from afl.messages import EVALUATION_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
+from afl.vectors import is_finite
 
 
 @dataclass(frozen=True)

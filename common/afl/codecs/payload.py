@@ -9,6 +9,7 @@ from afl.codecs.indices import EncodedIndices, decode, encode, max_size
 from afl.compressors.base import Compressed, Compressor
 from afl.errors import NonFiniteError, ProtocolError
 from afl.messages import Encoding, Payload, PayloadHeader, Role, ValueType
+from afl.vectors import array_is_finite
 
 VALUE_BYTES = 4
 
@@ -62,9 +63,7 @@ def values_of(data: bytes | memoryview) -> NDArray[np.float32]:
     if len(data) % VALUE_BYTES:
         raise ProtocolError(f"{len(data)} bytes of float32 values; the length must be a multiple of 4")
     values: NDArray[np.float32] = np.frombuffer(data, dtype="<f4")
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum()
-    if not np.isfinite(total) and not np.isfinite(values).all():
+    if not array_is_finite(values):
         place = int(np.flatnonzero(~np.isfinite(values))[0])
         raise NonFiniteError(
             f"the value {values[place]} is not finite (value {place} of {len(values)} received)"

@@ -15,9 +15,7 @@ from torch import Tensor
 from afl.errors import ConfigError
 from afl.messages import Encoding
 from afl.randomness import Stream
-
-_STEP_BLOCK = 1 << 16
-"""256 kB a block: within the second-level cache of current CPUs."""
+from afl.vectors import add_at, step_at
 
 
 @dataclass(frozen=True)
@@ -92,54 +90,15 @@ class Realization(abc.ABC):
 
     def add_to(self, total: Tensor, compressed: Compressed) -> None:
         """``total += C(x)``, rounded once a coordinate; float32 ``[dim]``."""
-        values = torch.from_numpy(writable(compressed.values)).to(total.device)
-        indices = self.indices(compressed)
-        if indices is None:
-            total.add_(values)
-        else:
-            places = indices.to(total.device)
-            total.index_copy_(0, places, total.index_select(0, places).add_(values))
+        add_at(total, self.indices(compressed), compressed.values)
 
     def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
-        """``params -= eta C(x)``: a multiplication, then a subtraction, each rounded to float32.
-
-        No fused multiply-add, so that every CPU and GPU gets the same bits (AFL-Com, line 13).
-        """
-        indices = self.indices(compressed)
-        # A step beyond float32 makes the next loss infinite, which stops the run by name.
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._step(params, compressed, indices, np.float32(eta))
-
-    @staticmethod
-    def _step(params: Tensor, compressed: Compressed, indices: Tensor | None, eta: np.float32) -> None:
-        if indices is None and params.device.type == "cpu":
-            _step_all(params.numpy(), compressed.values, eta)
-            return
-        change = torch.from_numpy(compressed.values * eta).to(params.device)
-        if indices is None:
-            params.sub_(change)
-        else:
-            places = indices.to(params.device)
-            params.index_copy_(0, places, params.index_select(0, places).sub_(change))
+        """``params -= eta C(x)``: a product, then a difference, each rounded (AFL-Com, line 13)."""
+        step_at(params, self.indices(compressed), compressed.values, eta)
 
     @abc.abstractmethod
     def digest_material(self) -> bytes:
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
-
-
-def _step_all(params: NDArray[np.float32], values: NDArray[np.float32], eta: np.float32) -> None:
-    """``params -= eta values`` in blocks that stay in cache: a new vector a round costs page faults."""
-    scratch = np.empty(min(len(params), _STEP_BLOCK), dtype=np.float32)
-    for start in range(0, len(params), _STEP_BLOCK):
-        block = params[start : start + _STEP_BLOCK]
-        change = scratch[: len(block)]
-        np.multiply(values[start : start + _STEP_BLOCK], eta, out=change)
-        np.subtract(block, change, out=block)
-
-
-def writable(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The values, copied only if they share read-only memory, which torch does not take."""
-    return values if values.flags.writeable else values.copy()
 
 
 def ratio_option(name: str, options: Mapping[str, Any]) -> float:

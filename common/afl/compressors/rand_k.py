@@ -11,6 +11,7 @@ from torch import Tensor
 from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
 from afl.messages import Encoding
 from afl.randomness import Stream
+from afl.vectors import take_out
 
 
 class RandK(Compressor):
@@ -44,9 +45,7 @@ class _Support(Realization):
         self._support = support
 
     def split(self, vector: Tensor) -> Compressed:
-        values = vector.index_select(0, self._support)
-        vector.index_fill_(0, self._support, 0.0)
-        return Compressed(values.cpu().numpy())
+        return Compressed(take_out(vector, self._support))
 
     def indices(self, compressed: Compressed) -> Tensor:  # noqa: ARG002
         return self._support

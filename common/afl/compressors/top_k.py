@@ -12,6 +12,7 @@ from torch import Tensor
 from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
 from afl.messages import Encoding
 from afl.randomness import Stream
+from afl.vectors import take_out
 
 
 class TopK(Compressor):
@@ -49,9 +50,7 @@ class _Selection(Realization):
 
     def split(self, vector: Tensor) -> Compressed:
         chosen = largest(vector, self._count)
-        values = vector.index_select(0, chosen)
-        vector.index_fill_(0, chosen, 0.0)
-        return Compressed(values.cpu().numpy(), chosen.cpu().numpy())
+        return Compressed(take_out(vector, chosen), chosen.cpu().numpy())
 
     def indices(self, compressed: Compressed) -> Tensor:
         assert compressed.indices is not None

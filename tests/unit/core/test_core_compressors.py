@@ -19,9 +19,10 @@ import afl.compressors as registry
 from afl.compressors import Compressed, Compressor, Realization, create
 from afl.compressors.base import kept
 from afl.errors import ConfigError
-from afl.feedback import ErrorFeedback, is_finite, weigh
+from afl.feedback import ErrorFeedback, weigh
 from afl.messages import Encoding
 from afl.randomness import Purpose, SharedRandomness
+from afl.vectors import is_finite
 
 Array = NDArray[np.float32]
 
