@@ -133,12 +133,11 @@ class Stream:
         halves = self.words((count + 1) // 2).astype("<u8", copy=False).view("<u4")
         # The type is named: numpy 1 would keep the halves' own and overflow.
         product: NDArray[np.uint64] = np.multiply(halves, np.uint64(population), dtype=np.uint64)
-        value = (product >> np.uint64(32)).astype(np.uint32)
+        parts = product.astype("<u8", copy=False).view("<u4")
+        low, value = parts[0::2], parts[1::2]
         threshold = (1 << 32) % population
-        if threshold:
-            accepted = product.astype(np.uint32) >= threshold
-            if not accepted.all():
-                value = value[accepted]
+        if threshold and low.min() < threshold:
+            value = value[low >= threshold]
         return value
 
 

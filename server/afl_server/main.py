@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -157,6 +158,9 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
     await coordinator.start()
+    # What is there by now stays: the collector need not look at it again in every round.
+    gc.collect()
+    gc.freeze()
     starting = asyncio.create_task(_start_timeout(coordinator))
     try:
         if live:

@@ -100,7 +100,9 @@ class FederationService:
         while session.state is not State.ENDED:
             await self._wait_turn(session)
             try:
-                data = await asyncio.wait_for(context.read(), timeout)
+                data = await (
+                    context.read() if timeout is None else asyncio.wait_for(context.read(), timeout)
+                )
             except TimeoutError:
                 self._coordinator.refuse(session, f"no Join within {timeout:g} s")
                 break

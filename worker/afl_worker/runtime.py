@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -161,7 +162,7 @@ class WorkerProcess:
         connection.send_control(join=self._join())
         was_welcomed = False
         while True:
-            with self._timings.measure(self._timings.wait):
+            with self._timings.wait:
                 event = connection.next_event()
             if isinstance(event, Lost):
                 return event, was_welcomed
@@ -267,6 +268,9 @@ class WorkerProcess:
             device,
             extra={"event": "joined", "run_id": welcome.run_id},
         )
+        # What is there by now stays: the collector need not look at it again in every round.
+        gc.collect()
+        gc.freeze()
 
     def _step(self, connection: Connection, committed: CommittedStep) -> None:
         assert self._participant is not None
@@ -274,7 +278,7 @@ class WorkerProcess:
         step = committed.step
         worker = self._options.workers[0]
         try:
-            with self._timings.measure(self._timings.codec):
+            with self._timings.codec:
                 for kind, (report, payloads) in self._participant.take(committed):
                     worker = report.worker
                     connection.send(_frames(report, kind, payloads, self._settings.chunk_bytes))
@@ -286,7 +290,7 @@ class WorkerProcess:
         if connection.assembler is not None:
             connection.assembler.recycle(committed)
         if step.kind is Kind.TRAIN and step.position.round < self._settings.rounds:
-            with self._timings.measure(self._timings.prepare):
+            with self._timings.prepare:
                 self._participant.prepare(step.position.round + 1)
 
     def _fail(self, connection: Connection, worker: int, position: Position, error: Exception) -> NoReturn:

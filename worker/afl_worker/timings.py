@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,12 +10,21 @@ from torch import Tensor
 from afl.participant import Oracle
 
 
-@dataclass
 class Spent:
-    """Seconds of wall-clock time and of this thread's CPU time."""
+    """Seconds of wall-clock time and of this thread's CPU time; ``with`` it, a block's are added."""
 
-    wall: float = 0.0
-    cpu: float = 0.0
+    __slots__ = ("_cpu", "_wall", "cpu", "wall")
+
+    def __init__(self, wall: float = 0.0, cpu: float = 0.0) -> None:
+        self.wall = wall
+        self.cpu = cpu
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter() - self._wall
+        self.cpu += time.thread_time() - self._cpu
 
 
 @dataclass
@@ -36,16 +43,6 @@ class Timings:
     prepare: Spent = field(default_factory=Spent)
     wait: Spent = field(default_factory=Spent)
     steps: int = 0
-
-    @contextmanager
-    def measure(self, spent: Spent) -> Iterator[None]:
-        """Add what the block takes."""
-        wall, cpu = time.perf_counter(), time.thread_time()
-        try:
-            yield
-        finally:
-            spent.wall += time.perf_counter() - wall
-            spent.cpu += time.thread_time() - cpu
 
     def as_dict(self) -> dict[str, float]:
         """For the log; seconds."""
@@ -67,10 +64,10 @@ class TimedOracle:
 
     def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
         """As the oracle's."""
-        with self._timings.measure(self._timings.compute):
+        with self._timings.compute:
             return self._oracle.gradient(worker, round_)
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """As the oracle's."""
-        with self._timings.measure(self._timings.compute):
+        with self._timings.compute:
             return self._oracle.evaluate(worker)
