@@ -69,6 +69,7 @@ class Connection:
         self._heartbeat = HANDSHAKE_HEARTBEAT_S
         self._peer_timeout = HANDSHAKE_TIMEOUT_S
         self._closed = threading.Event()
+        self._taken = threading.Event()
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
         self._channel = grpc.insecure_channel(str(address), options=options)
@@ -83,7 +84,12 @@ class Connection:
 
     def send(self, frames: Iterable[Frame]) -> None:
         """Queue frames; they are built as the stream takes them."""
+        self._taken.clear()
         self._outbox.put(frames)
+
+    def wait_taken(self, timeout_s: float) -> None:
+        """Wait, bounded, until gRPC has taken what is queued: until then it needs the interpreter."""
+        self._taken.wait(timeout_s)
 
     def send_control(self, **parts: object) -> None:
         """Queue one frame of control parts."""
@@ -115,6 +121,8 @@ class Connection:
         while (frames := self._outbox.get()) is not None:
             for frame in frames:
                 yield frame.data
+            if self._outbox.empty():
+                self._taken.set()
 
     def _receive(self) -> None:
         try:

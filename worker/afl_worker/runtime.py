@@ -52,6 +52,10 @@ LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 JOIN_BELOW_BYTES = 256 * 1024
 """A report whose payload is below this goes out as one message."""
 
+SEND_FIRST_S = 0.02
+"""How long the next round's randomness waits for a report to be on its way: the report is on the round's
+critical path, the randomness is not."""
+
 FAILURE_DRAIN_S = 10.0
 """How long a failing worker waits for its traceback to reach the server."""
 
@@ -290,6 +294,7 @@ class WorkerProcess:
         if connection.assembler is not None:
             connection.assembler.recycle(committed)
         if step.kind is Kind.TRAIN and step.position.round < self._settings.rounds:
+            connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:
                 self._participant.prepare(step.position.round + 1)
 
