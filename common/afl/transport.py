@@ -14,6 +14,10 @@ MIN_PING_INTERVAL_MS = 10_000
 """What a receiver tolerates; below the sender's interval, so that "too many pings" cannot happen."""
 
 
+WINDOW_BYTES = 4 * 1024 * 1024
+"""What may be under way on a stream: 80 MB/s at a round trip of 50 ms."""
+
+
 def channel_options(chunk_bytes: int) -> list[tuple[str, int]]:
     """gRPC options for server and client alike.
 
@@ -28,6 +32,10 @@ def channel_options(chunk_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_pings_without_data", 0),
+        # A fixed window instead of a probed one, which grows with the speed of the link: a server's memory
+        # would grow with it, for each stream.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         # Two servers on one port must be an error, not a lottery.
         ("grpc.so_reuseport", 0),
     ]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from torch import Tensor
-
 from afl._version import __version__
 from afl.algorithms.afl_com import Realizations
 from afl.algorithms.registry import server_half
@@ -43,7 +41,7 @@ from afl.wire.settings import RunSettings
 from afl_server.admission import Admission
 from afl_server.broadcast import Broadcast
 from afl_server.model import model_payloads
-from afl_server.records import RunRecords, copy_of
+from afl_server.records import RunRecords, Snapshot
 from afl_server.roster import Roster
 from afl_server.session import Session, State, read_join
 from afl_server.tallies import Tallies
@@ -352,6 +350,7 @@ class Coordinator:
             self._streaming = Broadcast(step, self.engine.step.position)
             # Every worker has begun its report, so every model has the open step's payload.
             self._open.forget_payload()
+            self._model = None
             self._send_to_ready(self._streaming)
         broadcast = self._streaming
         complete = len(ready) == step.payloads[0].total_bytes
@@ -375,12 +374,14 @@ class Coordinator:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
                     await self._heal(self.engine.last_evaluation)
                 await self._broadcast(closed, opening)
+            best: Snapshot | None = None
             if closed.kind is Kind.EVALUATE:
-                await self._evaluated()
+                best = await self._evaluated()
             else:
                 self._trained()
             if opening is None:
-                self._spawn(self._conclude(await self._snapshot_in_turn(), closed.position.round))
+                last = best or await self._snapshot_in_turn()
+                self._spawn(self._conclude(last, closed.position.round))
             elif opening.step.position == Position(self.random_round, 0):
                 self._save("random", await self._snapshot_in_turn(), self.random_round - 1)
             else:
@@ -417,13 +418,17 @@ class Coordinator:
         )
         self.round_started_at = now
 
-    async def _evaluated(self) -> None:
+    async def _evaluated(self) -> Snapshot | None:
+        """Record the evaluation; the model if it is the best so far."""
         evaluation = self.engine.last_evaluation
         assert evaluation is not None
         is_best = self.records.evaluation(evaluation, up=self.tallies.uplink, down=self.tallies.downlink)
         self.round_started_at = time.monotonic()
-        if is_best:
-            self._save("best", await self._snapshot_in_turn(), evaluation.round)
+        if not is_best:
+            return None
+        best = await self._snapshot_in_turn()
+        self._save("best", best, evaluation.round)
+        return best
 
     async def _heal(self, evaluation: Evaluation) -> None:
         """Send the model to workers whose copy is not the server's, before the next step reaches them."""
@@ -455,34 +460,35 @@ class Coordinator:
         self.engine.algorithm.settle()
         return self.vector.digest()
 
-    async def _snapshot(self) -> dict[str, Tensor]:
+    async def _snapshot(self) -> Snapshot:
         async with self._turn:
             return await self._snapshot_in_turn()
 
-    async def _snapshot_in_turn(self) -> dict[str, Tensor]:
+    async def _snapshot_in_turn(self) -> Snapshot:
         """A copy of the model as it is now."""
         return await self._on_engine(self._copy)
 
-    def _copy(self) -> dict[str, Tensor]:
+    def _copy(self) -> Snapshot:
         self.engine.algorithm.settle()
-        return copy_of(self.vector)
+        return Snapshot(self.vector)
 
-    def _save(self, name: str, tensors: dict[str, Tensor], rounds_applied: int) -> None:
+    def _save(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
         """Write a copy of the model, in the background; the run does not wait for the disk."""
-        self._spawn(self._write(name, tensors, rounds_applied))
+        self._spawn(self._write(name, snapshot, rounds_applied))
 
-    async def _write(self, name: str, tensors: dict[str, Tensor], rounds_applied: int) -> None:
+    async def _write(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._disk, self.records.save_model, name, tensors, rounds_applied)
-        except OSError as error:
+            await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
+        except Exception as error:
+            # Whatever it is (a full disk, most likely), the run must not wait for a file that never comes.
             LOG.exception("model-%s cannot be written", name, extra={"event": "disk_failed"})
-            reason = f"the run directory cannot be written: {error.strerror}"
+            reason = f"model-{name}.safetensors cannot be written: {error}"
             self._finish(ExitCode.INTERNAL, reason, GoodbyeStatus.ABORTED)
 
-    async def _conclude(self, tensors: dict[str, Tensor], rounds_applied: int) -> None:
+    async def _conclude(self, snapshot: Snapshot, rounds_applied: int) -> None:
         """The last model is safe before anyone is told that the run is complete."""
-        await self._write("final", tensors, rounds_applied)
+        await self._write("final", snapshot, rounds_applied)
         self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
 
     def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:

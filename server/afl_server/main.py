@@ -103,13 +103,17 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         await service.stop()
         if http is not None:
             http.close()
-    summary = records.summarize(
-        code=code,
-        reason=reason,
-        seconds=time.monotonic() - coordinator.started_at,
-        up=coordinator.tallies.uplink,
-        down=coordinator.tallies.downlink,
-    )
+    try:
+        summary = records.summarize(
+            code=code,
+            reason=reason,
+            seconds=time.monotonic() - coordinator.started_at,
+            up=coordinator.tallies.uplink,
+            down=coordinator.tallies.downlink,
+        )
+    except OSError as error:
+        LOG.error("%s; %s cannot be written: %s", reason, records.directory, error)  # noqa: TRY400
+        return ExitCode.INTERNAL
     LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
     if live:
         print_summary(summary, records.directory)

@@ -8,14 +8,12 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from safetensors.torch import save_file
-from torch import Tensor
 
 from afl._version import __version__
 from afl.config import Config, dump_config
@@ -184,7 +182,7 @@ class RunRecords:
         )
         return is_best
 
-    def save_model(self, name: str, tensors: Mapping[str, Tensor], rounds_applied: int) -> None:
+    def save_model(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
         """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module."""
         assert name in MODEL_NAMES
         standing = next((entry for entry in self.evaluations if entry.round == rounds_applied), None)
@@ -206,7 +204,7 @@ class RunRecords:
                 metadata["worst_accuracy"] = repr(standing.worst_accuracy)
         path = self.directory / f"model-{name}.safetensors"
         with _replacing(path) as temporary:
-            save_file(dict(tensors), temporary, metadata)
+            save_file(snapshot.tensors, temporary, metadata)
 
     def summarize(
         self, *, code: ExitCode, reason: str, seconds: float, up: WireCount, down: WireCount
@@ -249,9 +247,11 @@ class RunRecords:
         self._metrics.write(json.dumps({"event": event, **values}) + "\n")
 
 
-def copy_of(vector: ParameterVector) -> dict[str, Tensor]:
-    """The model's parameters as they are now, apart from those that go on changing."""
-    return {name: tensor.clone() for name, tensor in vector.named_values().items()}
+class Snapshot:
+    """A model's parameters as they are now, apart from those that go on changing."""
+
+    def __init__(self, vector: ParameterVector) -> None:
+        self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
 
 
 def new_run_id() -> str:

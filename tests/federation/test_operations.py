@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import socket
 import urllib.error
 from collections.abc import Iterator
@@ -243,6 +245,30 @@ def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:
         federation.server.expect(ExitCode.ABORTED)
         assert "workers 0, 1 did not join within server.start_timeout (1s)" in federation.server.text
     assert federation.summary()["rounds"] == 0
+
+
+def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    with Federation(with_rounds(SYNTHETIC, 20), tmp_path / "run") as federation:
+        assert federation.port  # it listens, so the directory is there
+        shutil.rmtree(federation.directory)
+        worker = federation.start("0-1")
+        federation.server.expect(ExitCode.INTERNAL)
+        worker.expect(ExitCode.ABORTED)
+        assert federation.server.logged("disk_failed")
+        assert "safetensors cannot be written" in worker.text
+
+
+def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
+    with Federation(with_rounds(SLOW, 10_000), tmp_path / "run") as federation:
+        proxy = Proxy(federation.port)
+        with proxy:
+            federation.start("0-1", *SLOW_TASK, server=proxy.address)
+            federation.wait_until(lambda status: status["round"] >= 1)
+            proxy.stall()
+            federation.server.send_signal(signal.SIGTERM)
+            federation.server.wait_for("run_aborted")
+            federation.server.send_signal(signal.SIGTERM)
+            assert federation.server.wait(timeout=5.0) == -signal.SIGTERM
 
 
 # Networks.

@@ -295,7 +295,7 @@ class Server(Section):
             le=Size("1TiB"),
             description="payload held for workers whose turn to be summed has not come; at least a chunk",
         ),
-    ] = Size("64MiB")
+    ] = Size("32MiB")
 
     @model_validator(mode="after")
     def _obeys_rules(self) -> Self:

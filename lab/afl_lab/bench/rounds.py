@@ -37,6 +37,9 @@ def main() -> None:
     parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
     result = run(options)
@@ -98,8 +101,9 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     path = folder / "server.yaml"
     path.write_text(yaml.safe_dump(config))
+    overrides = [part for text in options.set for part in ("--set", text)]
     server = subprocess.Popen(
-        [sys.executable, "-m", "afl_server", "--config", str(path), "--json-logs"],
+        [sys.executable, "-m", "afl_server", "--config", str(path), "--json-logs", *overrides],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

@@ -69,7 +69,7 @@ def test_the_smallest_configuration_has_the_defaults(load: Load) -> None:
     assert (config.server.heartbeat, config.server.peer_timeout) == (10.0, 60.0)
     assert (config.server.handshake_timeout, config.server.start_timeout) == (30.0, None)
     assert config.server.max_sessions == 4096
-    assert (config.server.chunk_bytes, config.server.reorder_buffer) == (1 << 20, 64 << 20)
+    assert (config.server.chunk_bytes, config.server.reorder_buffer) == (1 << 20, 32 << 20)
     assert config.worker.threads == 1
     assert (config.faults.non_finite, config.faults.lost_residual) == ("abort", "restart")
 

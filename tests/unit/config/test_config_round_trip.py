@@ -183,7 +183,7 @@ def test_what_is_written_out() -> None:
         "  start_timeout: 1.5s\n"
         "  max_sessions: 4096\n"
         "  chunk_bytes: 65536B\n"
-        "  reorder_buffer: 64MiB\n"
+        "  reorder_buffer: 32MiB\n"
         "worker:\n"
         "  threads: 1\n"
         "faults:\n"
