@@ -565,7 +565,8 @@ class Coordinator:
     async def _catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
         if session.applied == self._open.step.position and session.applied != NOWHERE:
-            if any(not self.engine.holds(worker) for worker in session.workers):
+            # A report that was made before the cut is sent again by itself.
+            if any(session.reported[worker] != session.applied for worker in session.workers):
                 session.send(self._repeat_open())
         elif session.applied == self._open.base and session.applied != NOWHERE:
             session.send(self._open)

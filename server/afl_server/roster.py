@@ -96,5 +96,8 @@ class Roster:
                 LOG.warning("%s does not answer and is replaced", owner.label, extra={"event": "replaced"})
             else:
                 return self._owners.get(worker)
+            if self._owners.get(worker) is not owner:
+                # Another newcomer was quicker while this one waited.
+                return self._owners.get(worker)
         owner.end(GoodbyeStatus.TRY_LATER, "replaced by a newer session")
         return None

@@ -165,11 +165,13 @@ def chunk_frame(
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
-    """One frame with the parts of all; it is for what the last one is for."""
+    """One frame with the parts of all; it is for what its payload is for, or else its last part."""
+    payloads = (frame.content for frame in frames if frame.content.values or frame.content.indices)
+    traffic = next(payloads, frames[-1].content).traffic
     return Frame(
         b"".join(frame.data for frame in frames),
         FrameContent(
-            frames[-1].content.traffic,
+            traffic,
             sum(frame.content.values for frame in frames),
             sum(frame.content.indices for frame in frames),
             sum(frame.content.scalars for frame in frames),

@@ -1,0 +1,69 @@
+"""Who may speak for a worker when several claim it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from afl_server import roster as roster_module
+from afl_server.roster import Roster
+from afl_server.session import Session, State
+
+
+def session(workers: tuple[int, ...], incarnation: bytes) -> Session:
+    made = Session(cast("Any", None), incarnation.decode())
+    made.workers, made.incarnation, made.state = workers, incarnation, State.READY
+    return made
+
+
+def test_of_two_newcomers_for_a_silent_session_the_second_meets_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roster_module, "PROBE_TIMEOUT_S", 0.05)
+
+    async def claim_twice() -> tuple[Session | None, Session | None, Session]:
+        roster = Roster(1)
+        silent, quick = session((0,), b"silent"), session((0,), b"quick")
+        roster.add(silent)
+        roster.give(silent)
+        claims = [asyncio.create_task(roster.rival(0, b"quick"))]
+        await asyncio.sleep(0.02)
+        claims.append(asyncio.create_task(roster.rival(0, b"late")))
+        first = await claims[0]
+        roster.remove(silent)
+        roster.give(quick)
+        return first, await claims[1], quick
+
+    first, second, quick = asyncio.run(claim_twice())
+    assert first is None
+    assert second is quick
+
+
+def test_a_session_that_answers_keeps_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "PROBE_TIMEOUT_S", 5.0)
+
+    async def claim() -> tuple[Session | None, Session]:
+        roster = Roster(1)
+        alive = session((0,), b"alive")
+        roster.add(alive)
+        roster.give(alive)
+        claiming = asyncio.create_task(roster.rival(0, b"other"))
+        await asyncio.sleep(0)
+        alive.heard.set()
+        return await claiming, alive
+
+    rival, alive = asyncio.run(claim())
+    assert rival is alive
+
+
+def test_the_same_process_replaces_its_own_session() -> None:
+    async def come_back() -> Session | None:
+        roster = Roster(1)
+        old = session((0,), b"same")
+        roster.add(old)
+        roster.give(old)
+        return await roster.rival(0, b"same")
+
+    assert asyncio.run(come_back()) is None
