@@ -58,9 +58,7 @@ class TaskOracle:
     def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
         local = self._local[worker]
-        stream = self._randomness.stream(Purpose.MINIBATCH, round_, worker)
-        chosen = torch.from_numpy(stream.subset(local.train_count, local.batch_size))
-        batch = self._batch(local.train, chosen)
+        batch = self._batch(local.train, self._minibatch(worker, round_))
         module = self._module(training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
@@ -89,6 +87,14 @@ class TaskOracle:
         if "loss" not in totals:
             raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+
+    def _minibatch(self, worker: int, round_: int) -> Tensor:
+        local = self._local[worker]
+        if local.batch_size == local.train_count:
+            # What the draw would give, without it.
+            return torch.arange(local.train_count)
+        stream = self._randomness.stream(Purpose.MINIBATCH, round_, worker)
+        return torch.from_numpy(stream.subset(local.train_count, local.batch_size))
 
     def _module(self, *, training: bool) -> nn.Module:
         module = self._vector.module
