@@ -36,7 +36,7 @@ _MEANINGS = {
     ExitCode.REFUSED: "the server refused this worker and said why",
     ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
     ExitCode.DIVERGED: "a loss or gradient was not finite; the log names worker and round",
-    ExitCode.PORT: "the address to listen on is taken or not usable",
+    ExitCode.PORT: "an address is taken, or cannot be listened on or connected to as written",
     ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM",

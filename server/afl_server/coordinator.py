@@ -167,10 +167,10 @@ class Coordinator:
         session = Session(self, peer)
         if len(self.roster) >= self.config.server.max_sessions:
             self.tallies.refused += 1
-            session.end(
-                GoodbyeStatus.TRY_LATER,
-                f"the server holds {len(self.roster)} sessions, as many as server.max_sessions allows",
-            )
+            reason = f"the server holds {len(self.roster)} sessions, as many as server.max_sessions allows"
+            LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
+            session.end(GoodbyeStatus.TRY_LATER, reason)
+            return session
         self.roster.add(session)
         self.tallies.sessions += 1
         return session

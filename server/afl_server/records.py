@@ -70,7 +70,8 @@ class Standing:
         if other is None:
             return True
         if self.worst_accuracy is not None and other.worst_accuracy is not None:
-            return self.worst_accuracy > other.worst_accuracy
+            # On small test sets accuracies tie; the loss then says which is better.
+            return (self.worst_accuracy, -self.max_loss) > (other.worst_accuracy, -other.max_loss)
         return self.max_loss < other.max_loss
 
 

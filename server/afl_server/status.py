@@ -53,7 +53,7 @@ def _state(coordinator: Coordinator) -> str:
 
 
 def _seconds_left(coordinator: Coordinator, closed: int) -> float | None:
-    if coordinator.first_round_at is None or closed < 2:
+    if coordinator.first_round_at is None or closed < 2 or coordinator.roster.missing():
         return None
     per_round = (time.monotonic() - coordinator.first_round_at) / (closed - 1)
     return per_round * (coordinator.engine.rounds - closed)

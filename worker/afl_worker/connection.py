@@ -66,6 +66,7 @@ class Connection:
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._heard = time.monotonic()
+        self._silence = ""
         self._heartbeat = HANDSHAKE_HEARTBEAT_S
         self._peer_timeout = HANDSHAKE_TIMEOUT_S
         self._closed = threading.Event()
@@ -135,7 +136,7 @@ class Connection:
                     return
             self._inbox.put(Lost("the server closed the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(Lost(_described(error)))
+            self._inbox.put(Lost(self._silence or _described(error)))
         except ProtocolError as error:
             self._inbox.put(Lost(f"the server broke the protocol: {error}"))
 
@@ -171,7 +172,9 @@ class Connection:
             if self._closed.is_set():
                 return
             self.send_control(heartbeat=pb.Heartbeat())
-            if time.monotonic() - self._heard > self._peer_timeout:
+            silence = time.monotonic() - self._heard
+            if silence > self._peer_timeout:
+                self._silence = f"nothing heard from the server for {silence:.0f} s"
                 self._call.cancel()
 
 
