@@ -7,10 +7,7 @@ from collections.abc import Sequence
 
 from afl.messages import NOWHERE, Payload, PayloadHeader, Position, Step
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import Frame, chunk_frame, chunk_frames, joined, step_frame
-
-JOIN_BELOW_BYTES = 256 * 1024
-"""Frames below this together go out as one message with the commit: a copy is cheaper than a message."""
+from afl.wire.frames import JOIN_BELOW_BYTES, Frame, chunk_frame, chunk_frames, joined, step_frame
 
 
 class Broadcast:

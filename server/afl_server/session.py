@@ -14,6 +14,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
     Frame,
     ack_frame,
     commit_frame,
@@ -26,7 +27,7 @@ from afl.wire.frames import (
     report_of,
     traffic_of_kind,
 )
-from afl_server.broadcast import JOIN_BELOW_BYTES, Broadcast
+from afl_server.broadcast import Broadcast
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator

@@ -35,7 +35,16 @@ from afl.tasks.base import TaskContext
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
-from afl.wire.frames import PROTOCOL, Frame, chunk_frames, joined, number, position_of, report_frame
+from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
+    PROTOCOL,
+    Frame,
+    chunk_frames,
+    joined,
+    number,
+    position_of,
+    report_frame,
+)
 from afl.wire.settings import RunSettings
 from afl_worker.connection import Connection, Farewell, Lost
 from afl_worker.oracle import TaskOracle
@@ -48,9 +57,6 @@ LARGEST_BACKOFF_S = 5.0
 
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
-
-JOIN_BELOW_BYTES = 256 * 1024
-"""A report whose payload is below this goes out as one message."""
 
 SEND_FIRST_S = 0.02
 """How long the next round's randomness waits for a report to be on its way: the report is on the round's

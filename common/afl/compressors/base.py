@@ -101,6 +101,24 @@ class Realization(abc.ABC):
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
 
 
+class Sparsifier(Compressor):
+    """Keeps k coordinates, ``k = max(1, round(ratio * d))``; its one option is ``ratio``."""
+
+    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
+        super().__init__(dim, options)
+        self._count = kept(ratio_option(self.name, options), dim)
+
+    @property
+    def count(self) -> int:
+        """k."""
+        return self._count
+
+    @property
+    def delta(self) -> float:
+        """k/d."""
+        return self._count / self.dim
+
+
 def ratio_option(name: str, options: Mapping[str, Any]) -> float:
     """The one option ``ratio`` of a sparsifier, in (0, 1].
 

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
+from afl.compressors.base import Compressed, Realization, Sparsifier
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
 
 
-class RandK(Compressor):
-    """``C(x) = P_S x``; delta = k/d; only values travel, since S follows from the shared randomness."""
+class RandK(Sparsifier):
+    """``C(x) = P_S x``; delta = k/d in expectation over S.
+
+    Only values travel, since S follows from the shared randomness.
+    """
 
     name = "rand-k"
     encoding = Encoding.SEEDED
     additive_idempotent = True
 
-    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
-        super().__init__(dim, options)
-        self._count = kept(ratio_option(self.name, options), dim)
-
-    @property
-    def count(self) -> int:
-        """k."""
-        return self._count
-
-    @property
-    def delta(self) -> float:
-        """k/d, in expectation over S."""
-        return self._count / self.dim
-
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:
         """Draw S."""
-        return _Support(torch.from_numpy(stream.subset(self.dim, self._count)).to(device))
+        return _Support(torch.from_numpy(stream.subset(self.dim, self.count)).to(device))
 
 
 class _Support(Realization):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Compressor, Realization, kept, ratio_option
+from afl.compressors.base import Compressed, Realization, Sparsifier
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
 
 
-class TopK(Compressor):
-    """The first k coordinates by (``|x|`` descending, index ascending); delta = k/d.
+class TopK(Sparsifier):
+    """The first k coordinates by (``|x|`` descending, index ascending); delta = k/d for every vector.
 
     The order is total, so that ties, devices and selection methods never change the result.
     """
@@ -25,23 +22,9 @@ class TopK(Compressor):
     encoding = Encoding.INDEXED
     additive_idempotent = False
 
-    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
-        super().__init__(dim, options)
-        self._count = kept(ratio_option(self.name, options), dim)
-
-    @property
-    def count(self) -> int:
-        """k."""
-        return self._count
-
-    @property
-    def delta(self) -> float:
-        """k/d, for every vector."""
-        return self._count / self.dim
-
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
         """The same every round: Top-k has no randomness."""
-        return _Selection(self._count)
+        return _Selection(self.count)
 
 
 class _Selection(Realization):

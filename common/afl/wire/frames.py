@@ -39,6 +39,9 @@ SERVICE = "afl.v1.Federation"
 MAX_DIM = 1 << 40
 """The largest vector the schema allows."""
 
+JOIN_BELOW_BYTES = 256 * 1024
+"""Frames that together are below this go out as one message: a copy is cheaper than a message."""
+
 MAX_FRAME_OVERHEAD = 1 << 20
 """What a frame may hold besides one chunk's data."""
 
