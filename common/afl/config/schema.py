@@ -23,7 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from afl.config import rules, theory
+from afl import theory
+from afl.config import rules
 from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, Unit

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from afl.config import Config, config_from_mapping, theory
+from afl import theory
+from afl.config import Config, config_from_mapping
 
 
 @pytest.mark.parametrize(

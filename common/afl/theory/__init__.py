@@ -1,0 +1,25 @@
+"""What the paper proves, as numbers: step sizes, bounds, complexities, and how much may be dropped.
+
+Pure functions of a run's size and of the constants of the paper's assumptions (section "Problem Setup").
+"""
+
+from afl.theory.sparsity import CompressorClass, theory_ratio
+from afl.theory.steps import (
+    FEWEST_ROUNDS,
+    FEWEST_WORKERS,
+    block_length,
+    dual_step,
+    is_covered,
+    primal_step,
+)
+
+__all__ = [
+    "FEWEST_ROUNDS",
+    "FEWEST_WORKERS",
+    "CompressorClass",
+    "block_length",
+    "dual_step",
+    "is_covered",
+    "primal_step",
+    "theory_ratio",
+]
