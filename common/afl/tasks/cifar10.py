@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from afl.errors import DataError
 from afl.extras import require
 from afl.tasks.arrays import StoredArray, npz_array
-from afl.tasks.base import TaskContext
 from afl.tasks.downloads import download_into
 from afl.tasks.images import Concatenated, ImageSource, ImageTask, standardized
 from afl.tasks.models import cifar_cnn
 from afl.tasks.options import DataOptions, parse_options
-from afl.tasks.partitions import Indices, partition_by_labels
+from afl.tasks.partitions import Indices
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training images' brightness, for red, green and blue."""
@@ -58,8 +57,8 @@ class Cifar10(ImageTask[Concatenated]):
     local_options = frozenset({"data_dir", "download"})
 
     def __init__(self, **options: object) -> None:
-        super().__init__(classes=_CLASSES)
         self.options = parse_options(Cifar10Options, options)
+        super().__init__(_CLASSES, partition=self.options.partition, alpha=self.options.alpha)
 
     def model(self) -> nn.Module:
         """The CNN; input ``[n, 3, 32, 32]``."""
@@ -86,17 +85,6 @@ class Cifar10(ImageTask[Concatenated]):
                 "--data-dir (or AFL_DATA), or start the worker with --task-option download=true"
             )
         return Concatenated(found)
-
-    def divide(self, source: Concatenated, context: TaskContext) -> list[Indices]:
-        """By the option ``partition``."""
-        return partition_by_labels(
-            self.options.partition,
-            source.labels(),
-            classes=self.classes,
-            workers=context.workers,
-            randomness=context.randomness,
-            alpha=self.options.alpha,
-        )
 
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
         """Standardized brightness, ``[n, 3, 32, 32]``, contiguous."""

@@ -12,11 +12,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.extras import packaged_file
-from afl.tasks.base import TaskContext
 from afl.tasks.images import ImageTask, standardized
 from afl.tasks.models import mlp
 from afl.tasks.options import TaskOptions, parse_options
-from afl.tasks.partitions import Indices, LabelPartition, partition_by_labels
+from afl.tasks.partitions import Indices
 
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 
@@ -40,8 +39,8 @@ class Digits(ImageTask["_EmbeddedDigits"]):
     allow_smaller_batch = True
 
     def __init__(self, **options: object) -> None:
-        super().__init__(classes=10)
         self.options = parse_options(DigitsOptions, options)
+        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha)
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 8, 8]``."""
@@ -50,18 +49,6 @@ class Digits(ImageTask["_EmbeddedDigits"]):
     def open_source(self) -> _EmbeddedDigits:
         """scikit-learn's copy."""
         return _EmbeddedDigits()
-
-    def divide(self, source: _EmbeddedDigits, context: TaskContext) -> list[Indices]:
-        """By the option ``partition``."""
-        default: LabelPartition = "label-skew" if context.workers == self.classes else "dirichlet"
-        return partition_by_labels(
-            self.options.partition or default,
-            source.labels(),
-            classes=self.classes,
-            workers=context.workers,
-            randomness=context.randomness,
-            alpha=self.options.alpha,
-        )
 
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
         """Standardized pixels, ``[n, 1, 8, 8]``."""

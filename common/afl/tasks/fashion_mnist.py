@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from afl.errors import DataError
 from afl.extras import require
 from afl.tasks.arrays import StoredArray, idx_array
-from afl.tasks.base import TaskContext
 from afl.tasks.downloads import download_into
 from afl.tasks.images import Concatenated, ImageTask, standardized
 from afl.tasks.models import mlp
 from afl.tasks.options import DataOptions, parse_options
-from afl.tasks.partitions import Indices, partition_by_labels
+from afl.tasks.partitions import Indices
 
 _MEAN, _STD = 0.2860, 0.3530
 """Of the training images' brightness, as published with torchvision's examples."""
@@ -56,8 +55,8 @@ class FashionMnist(ImageTask[Concatenated]):
     local_options = frozenset({"data_dir", "download"})
 
     def __init__(self, **options: object) -> None:
-        super().__init__(classes=10)
         self.options = parse_options(FashionMnistOptions, options)
+        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha)
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 28, 28]``."""
@@ -87,17 +86,6 @@ class FashionMnist(ImageTask[Concatenated]):
                 _IdxImages(_existing(folder, images), _existing(folder, labels))
                 for images, labels in zip(names[::2], names[1::2], strict=True)
             ]
-        )
-
-    def divide(self, source: Concatenated, context: TaskContext) -> list[Indices]:
-        """By the option ``partition``."""
-        return partition_by_labels(
-            self.options.partition,
-            source.labels(),
-            classes=self.classes,
-            workers=context.workers,
-            randomness=context.randomness,
-            alpha=self.options.alpha,
         )
 
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:

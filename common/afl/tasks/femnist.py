@@ -20,7 +20,7 @@ from afl.tasks.femnist_files import WriterSource, find_layout
 from afl.tasks.images import ImageTask, standardized
 from afl.tasks.models import femnist_cnn
 from afl.tasks.options import DataOptions, parse_options
-from afl.tasks.partitions import Indices, by_writer, partition_by_labels
+from afl.tasks.partitions import Indices, by_writer
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")
@@ -58,7 +58,8 @@ class Femnist(ImageTask[WriterSource]):
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FemnistOptions, options)
-        super().__init__(classes=self.options.classes)
+        by_labels = None if self.options.partition == "by-writer" else self.options.partition
+        super().__init__(self.options.classes, partition=by_labels, alpha=self.options.alpha)
 
     def model(self) -> nn.Module:
         """LEAF's CNN; input ``[n, 1, 28, 28]``."""
@@ -84,14 +85,7 @@ class Femnist(ImageTask[WriterSource]):
         """By the option ``partition``."""
         if self.options.partition == "by-writer":
             return by_writer(source.writers, workers=context.workers)
-        return partition_by_labels(
-            self.options.partition,
-            source.labels(),
-            classes=self.classes,
-            workers=context.workers,
-            randomness=context.randomness,
-            alpha=self.options.alpha,
-        )
+        return super().divide(source, context)
 
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
         """Standardized ink, ``[n, 1, 28, 28]``.

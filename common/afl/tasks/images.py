@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afl.errors import DataError
 from afl.tasks.base import Classification, TaskContext, WorkerData
-from afl.tasks.partitions import Indices, train_test_split
+from afl.tasks.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
 
 
 class ImageSource(Protocol):
@@ -32,12 +32,18 @@ SourceT = TypeVar("SourceT", bound=ImageSource)
 class ImageTask(Classification, Generic[SourceT]):
     """A classification task over an :class:`ImageSource`.
 
-    A subclass opens the source, divides its rows, and makes the network's input from images.
+    A subclass opens the source and makes the network's input from images.
     Source and partition are kept, for processes that host several workers.
+
+    Args:
+        partition: by the labels; ``None`` is label-skew with as many workers as classes, else Dirichlet.
+        alpha: concentration of the Dirichlet partition.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, *, partition: LabelPartition | None, alpha: float) -> None:
         self.classes = classes
+        self._partition = partition
+        self._alpha = alpha
         self._opened: SourceT | None = None
         self._divided: tuple[int, bytes, list[Indices]] | None = None
 
@@ -50,12 +56,20 @@ class ImageTask(Classification, Generic[SourceT]):
         """
 
     @abc.abstractmethod
-    def divide(self, source: SourceT, context: TaskContext) -> list[Indices]:
-        """The rows of each worker, each ascending."""
-
-    @abc.abstractmethod
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
         """The network's input, float32 ``[n, ...]``, made from images as the source stores them."""
+
+    def divide(self, source: SourceT, context: TaskContext) -> list[Indices]:
+        """The rows of each worker, each ascending."""
+        default: LabelPartition = "label-skew" if context.workers == self.classes else "dirichlet"
+        return partition_by_labels(
+            self._partition or default,
+            source.labels(),
+            classes=self.classes,
+            workers=context.workers,
+            randomness=context.randomness,
+            alpha=self._alpha,
+        )
 
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         """The worker's rows, split 80/20: two pairs (inputs float32 ``[n, ...]``, labels int64 ``[n]``)."""
