@@ -28,7 +28,7 @@ def block_length(rounds: int) -> int:
 
 def primal_step(rounds: int, smoothness: float) -> float:
     """eta_w, the step on the parameters, for the smoothness constant L of the losses (L > 0)."""
-    return 1.0 / (8.0 * smoothness * math.sqrt(rounds) * math.sqrt(math.sqrt(rounds)))
+    return 1.0 / (8.0 * smoothness * math.sqrt(rounds) * fourth_root(rounds))
 
 
 def dual_step(rounds: int, workers: int, sigma_q: float) -> float:
@@ -36,7 +36,12 @@ def dual_step(rounds: int, workers: int, sigma_q: float) -> float:
 
     Zero for one worker, whose weight is always 1.
     """
-    return 2.0 * math.sqrt(math.log(workers)) / (sigma_q * math.sqrt(math.sqrt(rounds)))
+    return 2.0 * math.sqrt(math.log(workers)) / (sigma_q * fourth_root(rounds))
+
+
+def fourth_root(rounds: int) -> float:
+    """``T^(1/4)``."""
+    return math.sqrt(math.sqrt(rounds))
 
 
 def is_covered(rounds: int, workers: int) -> bool:
