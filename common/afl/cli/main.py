@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from afl.cli import demo, inspection, status
+from afl.cli import demo, inspection, status, theory
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -27,7 +27,12 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: Mapping[str, Command] = {"demo": demo, "inspect": inspection, "status": status}
+COMMANDS: Mapping[str, Command] = {
+    "demo": demo,
+    "inspect": inspection,
+    "status": status,
+    "theory": theory,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

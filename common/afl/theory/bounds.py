@@ -137,31 +137,31 @@ def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, 
     terms = [
         Term(
             "start",
-            "how far the first model is from the best one",
+            "the first model is not the best",
             "32 L Delta_Phi / T^(1/4)",
             32 * smoothness * constants.delta_phi / root4,
         ),
         Term(
             "drift",
-            "the model moves while a block's worst mixture of workers stays fixed",
+            "the worst mixture moves in a block",
             drift_formula,
             drift * gradient * gamma / root4,
         ),
         Term(
             "dual weights",
-            "the weights must find the worst workers among m from noisy losses",
+            "the worst worker hides in noise",
             "16 L sigma_q sqrt(ln m) / T^(1/4)",
             16 * smoothness * constants.sigma_q * math.sqrt(math.log(workers)) / root4,
         ),
         Term(
             "restarts",
-            "each block begins with uniform weights",
+            "blocks begin with equal weights",
             "10 Gamma_w^2 / T^(1/2)",
             10 * gamma**2 / root2,
         ),
         Term(
             "gradient noise",
-            "steps along stochastic gradients",
+            "steps follow noisy gradients",
             "Gamma_w^2 / (2 T^(3/4))",
             gamma**2 / (2 * root2 * root4),
         ),
@@ -170,7 +170,7 @@ def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, 
         terms.append(
             Term(
                 "residuals",
-                "what compression has held back and not sent yet",
+                "compression holds a part back",
                 residual_formula,
                 residual * gradient * gamma / (root2 * root4),
             )

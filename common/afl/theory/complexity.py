@@ -95,7 +95,7 @@ _ROWS: Final[tuple[tuple[str, str, str, _Value, str, _Value, str], ...]] = (
     ),
     (
         "afl-com",
-        "rand-k, shared randomness",
+        "rand-k",
         "(log m)^2 eps^-8",
         lambda _, log, e: log**2 * e**8,
         "d m (log m)^(-1/2)",

@@ -1,0 +1,270 @@
+"""``afl theory``, as a person and as a program read it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afl.cli.main import main
+from afl.cli.theory_view import number
+from afl.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SIZE = ["--workers", "10", "--rounds", "10000"]
+
+PROBLEM = ["--smoothness=2", "--sigma-q=0.25", "--gradient-bound=3", "--sigma-w=4", "--delta-phi=0.5"]
+"""As in the tests of the bounds: T^(1/4) = 10, Gamma_w = 5."""
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["theory", *arguments, "--json"]) == ExitCode.OK
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a person sees, with its line breaks and columns as single spaces."""
+    assert main(["theory", *arguments]) == ExitCode.OK
+    return " ".join(capsys.readouterr().out.split())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["theory", *arguments]) == ExitCode.CONFIG
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "server.yaml"
+    path.write_text(
+        "workers: 10\n"
+        "task: {name: synthetic, options: {dim: 60}}\n"
+        "algorithm: {name: afl-com, rounds: 10000, eta_w: theory, smoothness: 2, eta_q: theory,\n"
+        "  sigma_q: 0.25, uplink: {name: rand-k, ratio: 0.5}}\n"
+    )
+    return path
+
+
+def test_the_command_as_a_user_would_run_it() -> None:
+    command = [sys.executable, "-m", "afl.cli", "theory", *SIZE, *PROBLEM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    text = " ".join(done.stdout.split())
+    for expected in (
+        "block 100 ceil(sqrt T)",
+        "eta_w 6.25e-05 1 / (8 L T^(3/4)) step on the parameters",
+        "eta_q 1.214 2 sqrt(ln m)",
+        "start 3.2",
+        "sum 12.93",
+        "a norm of 3.595",
+        "no model at all is above G^2 = 9",
+        "AFL-Com, rand-k",
+    ):
+        assert expected in text
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert not done.stderr
+
+
+def test_step_sizes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = asked(capsys, *SIZE, "--smoothness=2", "--sigma-q=0.5")
+    assert answer["step_sizes"] == {
+        "block": 100,
+        "eta_w": pytest.approx(6.25e-5, rel=1e-14),
+        "eta_q": pytest.approx(0.6069708517540585, rel=1e-14),
+    }
+    assert answer["covered"]
+    assert answer["warnings"] == []
+    assert answer["bound"] is None
+    assert answer["missing"] == ["--gradient-bound", "--sigma-w", "--delta-phi"]
+
+
+def test_the_bound_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    bound = asked(capsys, *SIZE, *PROBLEM)["bound"]
+    # By hand: 3.2 + 6 + 1.2139417 + 2.5 + 0.0125.
+    assert bound["value"] == pytest.approx(12.9264417, rel=1e-8)
+    assert bound["norm"] == pytest.approx(math.sqrt(12.9264417), rel=1e-8)
+    assert [term["name"] for term in bound["terms"]] == [
+        "start",
+        "drift",
+        "dual weights",
+        "restarts",
+        "gradient noise",
+    ]
+    assert (bound["theorem"], bound["delta"], bound["trivial"], bound["vacuous"]) == (1, 1.0, 9.0, True)
+    assert 10_000 < bound["rounds_until_informative"] < bound["rounds_for_epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "theorem", "delta"),
+    [
+        (["--compressor=rand-k", "--ratio=0.1"], 3, 0.1),
+        (["--compressor=top-k", "--ratio=0.1"], 2, 0.1),
+        (["--compressor=identity"], 1, 1.0),
+        # 0.659 and 0.812 of 1000, rounded.
+        (["--compressor=rand-k", "--ratio=theory"], 3, 0.659),
+        (["--compressor=top-k", "--ratio=theory"], 2, 0.812),
+    ],
+)
+def test_the_compressor_chooses_the_theorem(
+    compressor: list[str], theorem: int, delta: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = asked(capsys, *SIZE, *PROBLEM, "--dim=1000", *compressor)
+    assert (answer["bound"]["theorem"], answer["bound"]["delta"]) == (theorem, pytest.approx(delta))
+    assert [row["k"] for row in answer["ratios"]] == [812, 659]
+
+
+def test_a_compressor_below_the_ratio_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, *SIZE, "--dim=1000", "--compressor=rand-k", "--ratio=0.1")
+    assert "This run: rand-k (ratio 0.1) both ways, delta = 0.1. That is below 0.659" in text
+    text = shown(capsys, *SIZE, "--dim=1000", "--compressor=rand-k", "--ratio=0.7")
+    assert "delta = 0.7. Theorem" not in text
+    assert "That is below" not in text
+
+
+def test_table_1_is_for_this_run(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = asked(capsys, *SIZE, "--dim=7", "--epsilon=0.5")["complexities"]
+    log = math.log(10)
+    assert rows[3]["total"]["value"] == pytest.approx(7 * 10 * log**2 * 256)
+    assert rows[0]["per_round"]["value"] == 70
+    bare = asked(capsys, *SIZE, "--epsilon=0.5")
+    assert bare["complexities"][0]["per_round"]["value"] == 10
+    assert bare["communication_unit"] == "entries / d"
+
+
+def test_what_the_theorems_do_not_cover(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--workers=1", "--rounds=8", *PROBLEM)
+    assert "do not cover m = 1 (at least 2) and T = 8 (at least 9)" in text
+    assert "1 worker, 8 rounds" in text
+    assert not asked(capsys, "--workers=2", "--rounds=8")["covered"]
+
+
+def test_a_bound_that_says_something_has_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--workers=10", "--rounds=100000000", *PROBLEM)
+    assert "Warning" not in text
+    assert "A norm of 0.1 (--epsilon) is guaranteed from T =" in text
+
+
+def test_a_configuration_gives_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = asked(capsys, "--config", str(config), "--gradient-bound=3", "--sigma-w=4", "--delta-phi=0.5")
+    assert (answer["workers"], answer["rounds"], answer["dim"], answer["warnings"]) == (10, 10_000, 60, [])
+    assert answer["step_sizes"]["eta_w"] == pytest.approx(6.25e-5, rel=1e-14)
+    assert answer["bound"]["theorem"] == 3
+    # By hand: 3.2 + 16 * 15 / (0.5 * 10) + 1.2139417 + 2.5 + 0.0125 + 6 * 15 / (0.5 * 1000).
+    assert answer["bound"]["value"] == pytest.approx(3.2 + 48 + 1.2139417 + 2.5 + 0.0125 + 0.18, rel=1e-8)
+
+
+def test_a_configuration_s_compressors_may_differ(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def compression(downlink: str) -> dict[str, Any]:
+        answer = asked(capsys, "--config", str(config), "--set", f"algorithm.downlink={downlink}")
+        found: dict[str, Any] = answer["compression"]
+        return found
+
+    mixed = compression("{name: top-k, ratio: 0.1}")
+    assert (mixed["theorem"], mixed["delta"]) == (2, 0.1)
+    assert mixed["description"] == "rand-k (ratio 0.5) up, top-k (ratio 0.1) down"
+    # Nothing is lost on the way down: Theorem 3's proof asks for no more.
+    assert compression("{name: identity}")["theorem"] == 3
+
+
+def test_a_configuration_with_its_own_step_sizes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--set", "algorithm={name: afl-br, rounds: 100, block: 7, eta_w: 0.1, eta_q: theory, sigma_q: 1}"]
+    text = shown(capsys, "--config", str(config), *own)
+    assert "Warning: the configuration sets eta_w = 0.1, block = 7; the theorems speak of the values" in text
+    assert "needs --smoothness" in text
+    given = asked(capsys, "--config", str(config), *own, "--smoothness=2")
+    assert given["step_sizes"]["eta_w"] == pytest.approx(1 / (16 * 100**0.75))
+
+
+def test_the_server_s_example_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = asked(capsys, "--config", str(ROOT / "deploy" / "server.yaml"))
+    assert answer["step_sizes"]["block"] == math.ceil(math.sqrt(answer["rounds"]))
+    assert answer["dim"] == 235_914
+
+
+def test_a_task_that_is_not_installed_leaves_the_size_open(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = ["--config", str(config), "--set", "task={name: my_task:MyTask}"]
+    answer = asked(capsys, *elsewhere)
+    assert answer["compression"] is None
+    assert "--dim" in answer["missing"]
+    assert "my_task:MyTask is not an installed one" in answer["warnings"][0]
+    assert asked(capsys, *elsewhere, "--dim=10")["compression"]["delta"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--workers is missing"),
+        (["--workers=3"], "--rounds is missing"),
+        ([*SIZE, "--ratio=0.1"], "--ratio needs --compressor"),
+        ([*SIZE, "--compressor=rand-k", "--ratio=0.1"], "--compressor rand-k needs --dim"),
+        ([*SIZE, "--dim=9", "--compressor=rand-k"], "nothing, and rand-k needs it"),
+        ([*SIZE, "--dim=9", "--compressor=randk", "--ratio=1"], "did you mean 'rand-k'?"),
+        ([*SIZE, "--set=workers=4"], "there is none: add --config"),
+        (["--config=nowhere.yaml"], "no such file"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+def test_nothing_is_said_twice(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = refused(capsys, "--config", str(config), "--rounds=10")
+    assert "--rounds and --config both say it; use --set algorithm.rounds=" in both
+    both = refused(capsys, "--config", str(config), "--smoothness=1")
+    assert "--smoothness is also algorithm.smoothness" in both
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--workers", "0"),
+        ("--workers", "2.5"),
+        ("--rounds", "many"),
+        ("--smoothness", "0"),
+        ("--smoothness", "nan"),
+        ("--sigma-q", "-1"),
+        ("--delta-phi", "inf"),
+        ("--epsilon", "1e-9"),
+        ("--ratio", "1.5"),
+    ],
+)
+def test_a_value_out_of_bounds_is_shown(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["theory", *SIZE, f"{option}={value}"])
+    assert end.value.code == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert f"argument {option}: '{value}' is n" in error
+
+
+def test_the_largest_values_have_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    huge = [
+        "--smoothness=1e12",
+        "--sigma-q=1e12",
+        "--gradient-bound=1e12",
+        "--sigma-w=1e12",
+        "--delta-phi=1e12",
+    ]
+    answer = asked(capsys, "--workers=1000000000000", "--rounds=9", "--epsilon=1e-6", *huge)
+    assert answer["bound"]["rounds_for_epsilon"] > 10**100
+
+
+def test_numbers_as_a_person_reads_them() -> None:
+    assert [number(x) for x in (2000, 10**8, 0.5, 12345.678, 1.5e-5, 0.0, 3e9)] == [
+        "2,000",
+        "1e+08",
+        "0.5",
+        "1.235e+04",
+        "1.5e-05",
+        "0",
+        "3e+09",
+    ]
