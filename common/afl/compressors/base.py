@@ -74,31 +74,73 @@ class Compressor(abc.ABC):
 
 
 class Realization(abc.ABC):
-    """A compressor with its randomness fixed: a deterministic operator."""
+    """A compressor with its randomness fixed: a deterministic operator.
+
+    What it needs is :meth:`split` and :meth:`decode`; the others follow from them.
+    """
 
     @abc.abstractmethod
     def split(self, vector: Tensor) -> Compressed:
         """Take ``C(vector)`` out of ``vector``, which keeps the residual ``vector - C(vector)``.
 
+        The residual is of what is decoded: ``vector -= decode(...)`` to the bit, which ``self.step(vector,
+        compressed, 1.0)`` does.
+
         Args:
             vector: float32 ``[dim]``, finite; changed in place.
+
+        Raises:
+            NonFiniteError: if the message or the residual leaves float32's range; the vector is lost then.
         """
 
     @abc.abstractmethod
-    def indices(self, compressed: Compressed) -> Tensor | None:
-        """The coordinates that ``compressed.values`` are for, int64 ``[count]``; ``None`` for all."""
+    def decode(self, compressed: Compressed) -> Tensor:
+        """``C(x)`` as a vector, float32 ``[dim]``, on any device, in memory of its own.
+
+        Every party decodes the same message, so the bits should not depend on the machine.
+        """
 
     def add_to(self, total: Tensor, compressed: Compressed) -> None:
         """``total += C(x)``, rounded once a coordinate; float32 ``[dim]``."""
-        add_at(total, self.indices(compressed), compressed.values)
+        add_at(total, None, self.decode(compressed).cpu().numpy())
 
     def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
         """``params -= eta C(x)``: a product, then a difference, each rounded (AFL-Com, line 13)."""
-        step_at(params, self.indices(compressed), compressed.values, eta)
+        step_at(params, None, self.decode(compressed).cpu().numpy(), eta)
 
-    @abc.abstractmethod
     def digest_material(self) -> bytes:
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
+        return b""
+
+
+class Selection(Realization):
+    """The realization of a sparsifier: some coordinates as they are, zeros elsewhere.
+
+    Args:
+        dim: d.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim
+
+    @abc.abstractmethod
+    def indices(self, compressed: Compressed) -> Tensor:
+        """The coordinates that ``compressed.values`` are for, int64 ``[count]``."""
+
+    def decode(self, compressed: Compressed) -> Tensor:
+        """The values at their places."""
+        places = self.indices(compressed)
+        dense = np.zeros(self._dim, dtype=np.float32)
+        dense[places.cpu().numpy()] = compressed.values
+        return torch.from_numpy(dense)
+
+    def add_to(self, total: Tensor, compressed: Compressed) -> None:
+        """``total += C(x)``; only the coordinates that travel are touched."""
+        add_at(total, self.indices(compressed), compressed.values)
+
+    def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
+        """``params -= eta C(x)``; only the coordinates that travel are touched."""
+        step_at(params, self.indices(compressed), compressed.values, eta)
 
 
 class Sparsifier(Compressor):

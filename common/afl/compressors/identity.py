@@ -12,6 +12,7 @@ from afl.compressors.base import Compressed, Compressor, Realization
 from afl.errors import ConfigError
 from afl.messages import Encoding
 from afl.randomness import Stream
+from afl.vectors import add_at, step_at
 
 
 class Identity(Compressor):
@@ -48,8 +49,11 @@ class _IdentityRealization(Realization):
         vector.zero_()
         return Compressed(values)
 
-    def indices(self, compressed: Compressed) -> None:  # noqa: ARG002
-        return None
+    def decode(self, compressed: Compressed) -> Tensor:
+        return torch.from_numpy(compressed.values.copy())
 
-    def digest_material(self) -> bytes:
-        return b""
+    def add_to(self, total: Tensor, compressed: Compressed) -> None:
+        add_at(total, None, compressed.values)
+
+    def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
+        step_at(params, None, compressed.values, eta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Realization, Sparsifier
+from afl.compressors.base import Compressed, Realization, Selection, Sparsifier
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
@@ -23,11 +23,12 @@ class RandK(Sparsifier):
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:
         """Draw S."""
-        return _Support(torch.from_numpy(stream.subset(self.dim, self.count)).to(device))
+        return _Support(self.dim, torch.from_numpy(stream.subset(self.dim, self.count)).to(device))
 
 
-class _Support(Realization):
-    def __init__(self, support: Tensor) -> None:
+class _Support(Selection):
+    def __init__(self, dim: int, support: Tensor) -> None:
+        super().__init__(dim)
         self._support = support
 
     def split(self, vector: Tensor) -> Compressed:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Realization, Sparsifier
+from afl.compressors.base import Compressed, Realization, Selection, Sparsifier
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
@@ -24,11 +24,12 @@ class TopK(Sparsifier):
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
         """The same every round: Top-k has no randomness."""
-        return _Selection(self.count)
+        return _Largest(self.dim, self.count)
 
 
-class _Selection(Realization):
-    def __init__(self, count: int) -> None:
+class _Largest(Selection):
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__(dim)
         self._count = count
 
     def split(self, vector: Tensor) -> Compressed:
@@ -38,9 +39,6 @@ class _Selection(Realization):
     def indices(self, compressed: Compressed) -> Tensor:
         assert compressed.indices is not None
         return torch.from_numpy(compressed.indices)
-
-    def digest_material(self) -> bytes:
-        return b""
 
 
 def largest(vector: Tensor, count: int) -> Tensor:
