@@ -1,4 +1,4 @@
-"""The sum over workers in ascending worker id, whatever the order of arrival, piece by piece."""
+"""Sums over workers in ascending worker id, whatever the order of arrival, piece by piece."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class OrderedSum:
-    """``total = ((0 + c_0) + c_1) + ...`` in float32, folded as pieces come.
+    """``total = ((0 + a_0 c_0) + a_1 c_1) + ...`` in float32, folded as pieces come.
 
     Float addition is not associative, so the order is part of the result. A piece of worker i is added as
     soon as worker i-1's values for the same places have been; until then it waits. Pieces of one worker
@@ -26,6 +26,9 @@ class OrderedSum:
         self.total: NDArray[np.float32] = np.zeros(length, dtype=np.float32)
         self._folded = [0] * workers
         self._received = [0] * workers
+        self.factors: list[np.float32 | None] = [None] * workers
+        """a_i, which multiplies (rounded once) before the sum; ``None`` for none. Set before worker i's
+        first piece."""
         self._waiting: list[deque[NDArray[np.float32]]] = [deque() for _ in range(workers)]
         self.waiting_bytes = 0
         """Bytes of pieces whose turn has not come."""
@@ -36,6 +39,7 @@ class OrderedSum:
         for worker in range(self._workers):
             self._folded[worker] = 0
             self._received[worker] = 0
+            self.factors[worker] = None
             self._waiting[worker].clear()
         self.waiting_bytes = 0
 
@@ -71,8 +75,8 @@ class OrderedSum:
         while waiting and start < limit:
             piece = waiting[0]
             count = min(len(piece), limit - start)
-            target = self.total[start : start + count]
-            np.add(target, piece[:count], out=target)
+            target, factor = self.total[start : start + count], self.factors[worker]
+            np.add(target, piece[:count] if factor is None else piece[:count] * factor, out=target)
             if count == len(piece):
                 waiting.popleft()
             else:

@@ -1,7 +1,12 @@
-"""The dual weights: KL mirror ascent with blockwise restarts (AFL-BR, Algorithm 1, line 8; equation 3)."""
+"""The dual weights q on the simplex, and the rules that move them.
+
+AFL-BR and AFL-Com take KL mirror ascent with blockwise restarts (Algorithm 1, line 8; equation 3); AFL
+(Mohri et al.) and DRFA take Euclidean projected ascent.
+"""
 
 from __future__ import annotations
 
+import abc
 import math
 
 import numpy as np
@@ -11,8 +16,29 @@ LOWEST_LOG_WEIGHT = -1e290
 """A log weight never falls below this, so that no sum of losses within a block reaches minus infinity."""
 
 
-class DualWeights:
-    """The dual weights q on the simplex, kept as logarithms.
+class DualRule(abc.ABC):
+    """Dual weights and how they follow the losses.
+
+    Attributes:
+        weights: q, float64 ``[m]``, uniform at first.
+    """
+
+    def __init__(self, workers: int) -> None:
+        assert workers >= 1
+        self.weights: NDArray[np.float64] = np.full(workers, 1.0 / workers)
+
+    @abc.abstractmethod
+    def update(self, round_: int, losses: NDArray[np.float64]) -> None:
+        """Go from q_t to q_{t+1}.
+
+        Args:
+            round_: t, 1-based.
+            losses: finite, float64 ``[m]``; the caller has refused any other.
+        """
+
+
+class DualWeights(DualRule):
+    """KL mirror ascent with restarts; the weights are kept as logarithms.
 
     Updating logarithms cannot overflow for any finite loss, and a weight that underflows to zero is still
     known by its logarithm.
@@ -24,14 +50,13 @@ class DualWeights:
     """
 
     def __init__(self, workers: int, eta_q: float, block: int) -> None:
-        assert workers >= 1
+        super().__init__(workers)
         assert block >= 1
         assert eta_q >= 0
         self._eta_q = eta_q
         self._block = block
         self._uniform_log = -math.log(workers)
         self.log_weights: NDArray[np.float64] = np.full(workers, self._uniform_log)
-        self.weights: NDArray[np.float64] = np.full(workers, 1.0 / workers)
 
     def update(self, round_: int, losses: NDArray[np.float64]) -> None:
         """Go from q_t to q_{t+1}: uniform if ``t mod B == 0``, else proportional to q_t exp(eta_q l).
@@ -54,3 +79,43 @@ class DualWeights:
         raised -= math.log(float(np.exp(raised).sum()))
         self.log_weights = raised
         self.weights = np.exp(raised)
+
+
+class ProjectedAscent(DualRule):
+    """``q <- Pi(q + eta_q l)`` with the Euclidean projection onto the simplex.
+
+    Args:
+        workers: m.
+        eta_q: dual step size.
+    """
+
+    def __init__(self, workers: int, eta_q: float) -> None:
+        super().__init__(workers)
+        assert eta_q >= 0
+        self._eta_q = eta_q
+
+    def update(self, round_: int, losses: NDArray[np.float64]) -> None:  # noqa: ARG002  # every round alike
+        """One step of ascent, projected."""
+        assert losses.shape == self.weights.shape
+        assert bool(np.isfinite(losses).all())
+        with np.errstate(over="ignore"):
+            # The projection does not see what is added to all alike, so losses are taken from the largest.
+            gain = 2.0 * self._eta_q * (0.5 * losses - 0.5 * losses.max())
+        self.weights = project_to_simplex(self.weights + np.maximum(gain, LOWEST_LOG_WEIGHT))
+
+
+def project_to_simplex(point: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest point of the simplex in the Euclidean norm; finite float64 ``[m]``.
+
+    By sorting (Held, Wolfe, Crowder 1974; Duchi et al. 2008): ``max(x - theta, 0)`` for the one theta
+    for which it sums to 1.
+    """
+    descending = np.sort(point)[::-1]
+    # Only the distances to the largest matter; taken from it, sums stay exact where the answer is.
+    excess = np.cumsum(descending - descending[0]) - 1.0
+    counts = np.arange(1, len(point) + 1)
+    positive = int(np.flatnonzero((descending - descending[0]) * counts > excess)[-1])
+    theta = descending[0] + excess[positive] / counts[positive]
+    projected: NDArray[np.float64] = np.maximum(point - theta, 0.0)
+    projected /= projected.sum()
+    return projected

@@ -33,11 +33,17 @@ MAX_METRICS = 64
 
 @dataclass(frozen=True)
 class Opening:
-    """A step to broadcast: its header, its payload, and each worker's dual weight ``[m]``."""
+    """A step to broadcast.
+
+    Attributes:
+        dual_weights: q, ``[m]``.
+        participants: the workers that answer it, ascending; the others need not hear of it.
+    """
 
     step: Step
     payloads: tuple[Payload, ...]
     dual_weights: NDArray[np.float64]
+    participants: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,12 @@ class Evaluation:
     """What the workers reported of the model after ``round`` updates, indexed by worker id.
 
     Attributes:
+        synchronization: the synchronization round it follows.
         diverged: workers whose copy of the model is not the server's.
     """
 
     round: int
+    synchronization: int
     metrics: tuple[dict[str, float], ...]
     examples: tuple[int, ...]
     diverged: tuple[int, ...]
@@ -56,38 +64,51 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """A closed training round.
+    """A closed synchronization round.
 
     Attributes:
-        losses: l_i, ``[m]``.
+        round: how many update rounds are complete with it.
+        synchronization: its number; the same as ``round`` unless workers take several local steps.
+        losses: l_i, ``[m]``; NaN for a worker that was not asked.
         dual_weights: q_t that the round used, ``[m]``.
     """
 
     round: int
+    synchronization: int
     losses: NDArray[np.float64]
     dual_weights: NDArray[np.float64]
 
 
 @dataclass
 class _Incoming:
+    """A report whose payloads are coming: ``received`` bytes of payload number ``payload``, the first
+    ``skipped`` of which were summed before a cut."""
+
     report: Report
+    payload: int = 0
     received: int = 0
     skipped: int = 0
+
+    @property
+    def header(self) -> PayloadHeader:
+        return self.report.payloads[self.payload]
 
 
 class RoundEngine:
     """Drives a server algorithm through its rounds and the evaluations between them.
 
+    A step's position counts synchronization rounds; what is recorded counts update rounds.
+
     Args:
-        workers: m.
-        rounds: T.
-        evaluate_every: an evaluation follows each multiple of it, and the last round.
+        evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
+            multiple of it, and the last.
     """
 
-    def __init__(self, algorithm: ServerAlgorithm, *, workers: int, rounds: int, evaluate_every: int) -> None:
+    def __init__(self, algorithm: ServerAlgorithm, *, evaluate_every: int) -> None:
         self.algorithm = algorithm
-        self.workers = workers
-        self.rounds = rounds
+        self.workers = algorithm.settings.workers
+        self.rounds = algorithm.settings.rounds
+        self.synchronizations = algorithm.settings.synchronizations
         self.evaluate_every = evaluate_every
         self.step = Step(Position(1, 0), Kind.TRAIN)
         self.dual_weights: NDArray[np.float64] = algorithm.dual_weights.copy()
@@ -97,6 +118,8 @@ class RoundEngine:
         self.last_evaluation: Evaluation | None = None
         self.last_round: RoundSummary | None = None
         self._model_digest = b""
+        self._participants: Sequence[int] = algorithm.participants
+        self._losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         self._reports: dict[int, Report] = {}
         self._previous: dict[int, Report] = {}
         self._incoming: dict[int, _Incoming] = {}
@@ -105,7 +128,24 @@ class RoundEngine:
 
     def opening(self) -> Opening:
         """The open step without a payload: for a worker that already has the model."""
-        return Opening(Step(self.step.position, self.step.kind), (), self.dual_weights)
+        return Opening(Step(self.step.position, self.step.kind), (), self.dual_weights, self._participants)
+
+    @property
+    def participants(self) -> Sequence[int]:
+        """The workers that answer the open step."""
+        return self._participants
+
+    @property
+    def open_round(self) -> int:
+        """The update round that the open synchronization ends with."""
+        return self.algorithm.settings.updates_after(self.step.position.round)
+
+    @property
+    def updates_applied(self) -> int:
+        """How many update rounds the server's model has behind it, once settled."""
+        position = self.step.position
+        closed = position.round if position.phase > 0 else position.round - 1
+        return self.algorithm.settings.updates_after(closed)
 
     def holds(self, worker: int) -> bool:
         """Whether the worker's report for the open step is complete."""
@@ -117,25 +157,24 @@ class RoundEngine:
 
     def is_partial(self, worker: int) -> bool:
         """Whether some of the worker's payload is in the sum but not all."""
-        return (
-            self.step.kind is Kind.TRAIN
-            and worker not in self._reports
-            and self.algorithm.received(worker) > 0
-        )
+        if self.step.kind is Kind.EVALUATE or worker in self._reports or worker not in self._participants:
+            return False
+        expected = self.algorithm.expected_payloads(self.step.position)
+        return any(self.algorithm.received(worker, payload) > 0 for payload in range(len(expected)))
 
     def incoming_header(self, worker: int) -> PayloadHeader | None:
         """The payload that the worker's next chunk belongs to."""
         incoming = self._incoming.get(worker)
-        return incoming.report.payloads[0] if incoming else None
+        return incoming.header if incoming else None
 
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
-        return [worker for worker in range(self.workers) if worker not in self._reports]
+        return [worker for worker in self._participants if worker not in self._reports]
 
     @property
     def complete(self) -> bool:
         """Whether the open step can be closed."""
-        return len(self._reports) == self.workers
+        return len(self._reports) == len(self._participants)
 
     def next_step(self) -> Step | None:
         """The header of the step after the open one, if its payload may be sent before this one closes."""
@@ -166,13 +205,13 @@ class RoundEngine:
         if worker in self._reports:
             return self._answer_repeated(report, self._reports[worker])
         self._check(report)
+        if self.step.kind is not Kind.EVALUATE:
+            self.algorithm.open_report(report)
         if not report.payloads:
             return self._accept(report)
-        incoming = _Incoming(report)
         # A worker that was cut off sends its payload from the start; what is summed is passed over.
-        incoming.skipped = self.algorithm.received(worker)
+        self._incoming[worker] = _Incoming(report, skipped=self.algorithm.received(worker, 0))
         self.algorithm.drop(worker)
-        self._incoming[worker] = incoming
         return None
 
     def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
@@ -185,9 +224,12 @@ class RoundEngine:
         incoming = self._incoming.get(worker)
         if incoming is None:
             raise ProtocolError(f"a chunk for worker {worker}, which has no report open")
-        header = incoming.report.payloads[0]
-        if payload != 0:
-            raise ProtocolError(f"a chunk of payload {payload}; the report has 1 (numbered from 0)")
+        header = incoming.header
+        if payload != incoming.payload:
+            raise ProtocolError(
+                f"a chunk of payload {payload}; payload {incoming.payload} of "
+                f"{len(incoming.report.payloads)} comes next (numbered from 0)"
+            )
         if offset != incoming.received:
             raise ProtocolError(f"a chunk at byte {offset}; byte {incoming.received} comes next")
         if not data or offset + len(data) > header.total_bytes:
@@ -197,13 +239,17 @@ class RoundEngine:
         fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
         if fresh:
             try:
-                self.algorithm.add_piece(worker, header, fresh)
+                self.algorithm.add_piece(worker, payload, header, fresh)
             except AflError:
                 # The rest must not complete a message that the sum does not have.
                 self.cut(worker)
                 raise
         incoming.received += len(data)
         if incoming.received < header.total_bytes:
+            return None
+        if payload + 1 < len(incoming.report.payloads):
+            skipped = self.algorithm.received(worker, payload + 1)
+            self._incoming[worker] = _Incoming(incoming.report, payload + 1, skipped=skipped)
             return None
         del self._incoming[worker]
         return self._accept(incoming.report)
@@ -226,35 +272,53 @@ class RoundEngine:
         """Close the open step; the next one, or ``None`` at the end of the run."""
         assert self.complete
         assert not self.finished
-        reports = [self._reports[worker] for worker in range(self.workers)]
+        reports = [self._reports[worker] for worker in self._participants]
         self._previous, self._reports = self._reports, {}
+        position = self.step.position
         if self.step.kind is Kind.EVALUATE:
             self.last_evaluation = self._evaluate(reports)
-            if self.step.position.round == self.rounds:
+            if position.round == self.synchronizations:
                 self.finished = True
                 return None
-            self.step = Step(Position(self.step.position.round + 1, 0), Kind.TRAIN)
+            self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
             return self.opening()
-        self.last_round = RoundSummary(
-            self.step.position.round, np.array([report.loss for report in reports]), self.dual_weights
-        )
+        if position.phase == 0:
+            self._losses = np.full(self.workers, np.nan)
+            self._losses[list(self._participants)] = [report.loss for report in reports]
         payload = self.algorithm.close()
+        if position.phase == self.algorithm.phases - 1:
+            settings = self.algorithm.settings
+            self.last_round = RoundSummary(
+                settings.updates_after(position.round), position.round, self._losses, self.dual_weights
+            )
+        self._open(self._following((payload.header,)))
+        return Opening(self.step, (payload,), self.dual_weights, self._participants)
+
+    def _open(self, step: Step) -> None:
+        self.step = step
         self.dual_weights = self.algorithm.dual_weights.copy()
-        self.step = self._following((payload.header,))
-        return Opening(self.step, (payload,), self.dual_weights)
+        is_evaluation = step.kind is Kind.EVALUATE
+        self._participants = range(self.workers) if is_evaluation else self.algorithm.participants
 
     def expect_digest(self, digest: bytes) -> None:
         """The digest of the server's own model, for the open evaluation."""
         self._model_digest = digest
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
-        round_ = self.step.position.round
-        if round_ % self.evaluate_every == 0 or round_ == self.rounds:
+        """The header of the step after the open training step."""
+        round_, phase = self.step.position
+        if phase + 1 < self.algorithm.phases:
+            return Step(Position(round_, phase + 1), Kind.LOSS, headers)
+        settings, every = self.algorithm.settings, self.evaluate_every
+        before, after = settings.updates_after(round_ - 1), settings.updates_after(round_)
+        if before // every != after // every or round_ == self.synchronizations:
             return Step(Position(round_, EVALUATION_PHASE), Kind.EVALUATE, headers)
         return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
 
     def _check(self, report: Report) -> None:
         where = f"worker {report.worker}, round {report.position.round}"
+        if report.worker not in self._participants:
+            raise ProtocolError(f"{where}: a report that was not asked for")
         if not math.isfinite(report.loss):
             raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
         for name, value in report.metrics.items():
@@ -265,7 +329,7 @@ class RoundEngine:
         if report.examples < 1:
             raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
         expected: Sequence[PayloadHeader] = ()
-        if self.step.kind is Kind.TRAIN:
+        if self.step.kind is not Kind.EVALUATE:
             expected = self.algorithm.expected_payloads(self.step.position)
         elif "loss" not in report.metrics:
             raise ProtocolError(f"{where}: an evaluation without the metric loss")
@@ -276,7 +340,7 @@ class RoundEngine:
 
     def _accept(self, report: Report) -> Ack:
         self._reports[report.worker] = report
-        if self.step.kind is Kind.TRAIN:
+        if self.step.kind is not Kind.EVALUATE:
             self.algorithm.add_loss(report.worker, report.loss)
         return Ack(report.worker, report.position, AckStatus.ACCEPTED)
 
@@ -306,7 +370,8 @@ class RoundEngine:
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
         right, self._model_digest = self._model_digest, b""
         return Evaluation(
-            round=self.step.position.round,
+            round=self.algorithm.settings.updates_after(self.step.position.round),
+            synchronization=self.step.position.round,
             metrics=tuple(dict(report.metrics) for report in reports),
             examples=tuple(report.examples for report in reports),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),

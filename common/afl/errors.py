@@ -21,6 +21,7 @@ class ExitCode(enum.IntEnum):
     PORT = 6
     DATA = 7
     ABORTED = 8
+    STORAGE = 9
     INTERRUPTED = 130
 
     @property
@@ -36,11 +37,17 @@ _MEANINGS = {
     ExitCode.REFUSED: "the server refused this worker and said why",
     ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
     ExitCode.DIVERGED: "a loss or gradient was not finite; the log names worker and round",
-    ExitCode.PORT: "an address is taken, or cannot be listened on or connected to as written",
+    ExitCode.PORT: "an address cannot be listened on: it is taken, or not one of this machine",
     ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
+    ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
     ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM",
 }
+
+
+def place(worker: int, round_: int) -> str:
+    """Where something happened, for a message: ``worker 3, round 5``; round 0 is before its first."""
+    return f"worker {worker}, {f'round {round_}' if round_ else 'before its first round'}"
 
 
 class AflError(Exception):
@@ -95,6 +102,12 @@ class AddressError(AflError):
     """An address that cannot be listened on or connected to as written."""
 
     exit_code = ExitCode.PORT
+
+
+class StorageError(AflError):
+    """A file of the run that cannot be written: the disk is full, or the run directory is gone."""
+
+    exit_code = ExitCode.STORAGE
 
 
 class RunAbortedError(AflError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,8 +40,3 @@ class ErrorFeedback:
         if not accumulate(self.residual, signal, weight):
             raise NonFiniteError("the sum of the residual and the update overflows float32")
         return realization.split(self.residual)
-
-
-def weigh(gradient: Tensor, weight: float, *, out: Tensor) -> Tensor:
-    """``q_i g_i``: the weight rounded to float32, then one rounded product a coordinate."""
-    return torch.mul(gradient, float(np.float32(weight)), out=out)

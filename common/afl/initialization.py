@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from afl.algorithms.afl_com import Realizations
 from afl.errors import TaskError
 from afl.parameters import DIGEST_BYTES, ParameterVector
 from afl.randomness import Purpose, SharedRandomness
@@ -36,6 +36,14 @@ def build_vector(
     return ParameterVector(module, device, local_buffers=task.buffers == "local")
 
 
-def realization_digest(realizations: Realizations) -> bytes:
-    """16 bytes that server and worker share exactly if they draw the same compressors in round 1."""
-    return hashlib.blake2b(realizations.digest_material(), digest_size=DIGEST_BYTES).digest()
+class Drawn(Protocol):
+    """Whatever draws from the shared randomness: a server's or a worker's half."""
+
+    def digest_material(self) -> bytes:
+        """Bytes that determine what is drawn in round 1."""
+        ...
+
+
+def realization_digest(drawn: Drawn) -> bytes:
+    """16 bytes that server and worker share exactly if they draw the same in round 1."""
+    return hashlib.blake2b(drawn.digest_material(), digest_size=DIGEST_BYTES).digest()

@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     TRAIN = 1
     EVALUATE = 2
     MODEL = 3
+    LOSS = 4
 
 
 class Role(enum.IntEnum):
@@ -35,6 +36,8 @@ class Role(enum.IntEnum):
     UPDATE = 1
     MODEL = 2
     FROZEN = 3
+    SNAPSHOT = 4
+    ITERATE = 7
 
 
 class Encoding(enum.IntEnum):
@@ -111,6 +114,8 @@ class Report:
         examples: how many examples it is the mean of.
         metrics: means over the test data, by name (evaluation).
         model_digest: of the parameters the worker holds (evaluation), else empty.
+        weight: how much the report counts in a mean over workers, where the algorithm takes one that the
+            workers weigh (FedAvg by samples: their number of training examples), else 0.
     """
 
     worker: int
@@ -120,6 +125,7 @@ class Report:
     payloads: tuple[PayloadHeader, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     model_digest: bytes = b""
+    weight: float = 0.0
 
 
 class AckStatus(enum.IntEnum):

@@ -13,19 +13,52 @@ from afl.algorithms.registry import WorkerSide
 from afl.errors import NonFiniteError, ProtocolError
 from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role, Step
 from afl.parameters import ParameterVector
-from afl.vectors import is_finite
 
 
 class Oracle(Protocol):
     """What a participant asks of the task and its data, at the model as it now is."""
 
+    def train_examples(self, worker: int) -> int:
+        """How many training examples the worker has."""
+        ...
+
     def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
         """The minibatch loss, the minibatch size, and the gradient, float32 ``[dim]``, free to change."""
+        ...
+
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """The loss on a minibatch of its own, and the minibatch size."""
         ...
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Means over the worker's test data, by name with ``loss`` among them, and how many examples."""
         ...
+
+
+class _WorkerModel:
+    """One worker's view of the process's model: an :class:`afl.algorithms.base.LocalModel`."""
+
+    def __init__(self, worker: int, vector: ParameterVector, oracle: Oracle) -> None:
+        self._worker = worker
+        self._vector = vector
+        self._oracle = oracle
+
+    @property
+    def params(self) -> Tensor:
+        return self._vector.values
+
+    @property
+    def train_examples(self) -> int:
+        return self._oracle.train_examples(self._worker)
+
+    def publish(self) -> None:
+        self._vector.publish()
+
+    def gradient(self, update: int) -> tuple[float, int, Tensor]:
+        return self._oracle.gradient(self._worker, update)
+
+    def loss(self, synchronization: int) -> tuple[float, int]:
+        return self._oracle.loss(self._worker, synchronization)
 
 
 @dataclass(frozen=True)
@@ -34,13 +67,17 @@ class CommittedStep:
 
     Attributes:
         payloads: the bytes of each of ``step.payloads``.
-        dual_weights: of the hosted workers, by worker id.
+        dual_weights: of the hosted workers, by worker id; empty where the algorithm tells none.
+        participants: the hosted workers that answer; ``None`` for all.
     """
 
     step: Step
     payloads: tuple[memoryview, ...]
     dual_weights: Mapping[int, float]
+    participants: frozenset[int] | None = None
 
+
+_TRAINED = frozenset({Role.UPDATE, Role.ITERATE, Role.SNAPSHOT})
 
 Answer = tuple[Report, list[Payload]]
 
@@ -60,6 +97,7 @@ class Participant:
         self.applied: Position = NOWHERE
         self._side = side
         self._oracle = oracle
+        self._models = {worker: _WorkerModel(worker, vector, oracle) for worker in workers}
         self._held: dict[int, tuple[Kind, Answer]] = {}
 
     def reported(self, worker: int) -> Position:
@@ -93,15 +131,18 @@ class Participant:
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
         digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
+        asked = committed.participants
         for worker in self.workers:
+            if asked is not None and worker not in asked:
+                continue
             if self.reported(worker) != step.position:
                 answer = self._answer(worker, committed, digest)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
 
-    def prepare(self, round_: int) -> None:
-        """Draw a coming round's realizations, off the critical path."""
-        self._side.realizations.prepare(round_)
+    def prepare(self, synchronization: int) -> None:
+        """Draw a coming round's randomness, off the critical path."""
+        self._side.prepare(synchronization)
 
     def _install(self, committed: CommittedStep) -> None:
         lengths = {Role.MODEL: 4 * self.vector.dim, Role.FROZEN: self.vector.frozen_length}
@@ -124,7 +165,7 @@ class Participant:
     def _apply(self, committed: CommittedStep) -> None:
         step = committed.step
         for header, data in zip(step.payloads, committed.payloads, strict=True):
-            if header.role is not Role.UPDATE:
+            if header.role not in _TRAINED:
                 raise ProtocolError(f"a {step.kind.name} step with a {header.role.name} payload")
             self._side.replica.apply(step.position, self.vector.values, header, data)
         if step.payloads:
@@ -140,10 +181,10 @@ class Participant:
                     raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
             report = Report(worker, position, metrics["loss"], examples, (), metrics, model_digest=digest)
             return report, []
-        loss, examples, gradient = self._oracle.gradient(worker, position.round)
-        if not np.isfinite(loss):
-            raise NonFiniteError(f"the loss is {loss}")
-        if not is_finite(gradient):
-            raise NonFiniteError("the gradient has an element that is not finite")
-        weight = committed.dual_weights[worker]
-        return self._side.halves[worker].report(position, weight, loss, examples, gradient)
+        half, model = self._side.halves[worker], self._models[worker]
+        if committed.step.kind is Kind.LOSS:
+            return half.measure(position, model)
+        weight = committed.dual_weights.get(worker) if half.takes_weight else 1.0
+        if weight is None:
+            raise ProtocolError(f"a training step without a dual weight for worker {worker}")
+        return half.train(position, weight, model)

@@ -35,6 +35,9 @@ class Purpose(enum.IntEnum):
     PARTITION = 6
     SYNTHETIC_DATA = 7
     TRAIN_TEST_SPLIT = 8
+    MODEL_SAMPLING = 9
+    LOSS_SAMPLING = 10
+    LOSS_MINIBATCH = 11
 
 
 _UNUSED = np.random.SeedSequence(0)

@@ -41,6 +41,21 @@ def array_is_finite(values: NDArray[np.float32]) -> bool:
     return True
 
 
+def scale(vector: Tensor, factor: float, *, out: Tensor) -> bool:
+    """``out = factor * vector``, the factor rounded to float32; whether all products are finite."""
+    if vector.device.type != "cpu":
+        torch.mul(vector, float(np.float32(factor)), out=out)
+        return is_finite(out)
+    terms, products, rounded = vector.numpy(), out.numpy(), np.float32(factor)
+    finite = True
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(terms), BLOCK):
+            block = products[start : start + BLOCK]
+            np.multiply(terms[start : start + BLOCK], rounded, out=block)
+            finite = finite and bool(block.dot(_ZEROS[: len(block)]) == 0.0)
+    return finite
+
+
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> bool:
     """``total += weight * vector``, the weight rounded to float32; whether all sums are finite.
 

@@ -54,9 +54,11 @@ class Admission:
                 "Restart the worker to join the new run"
             )
         if message.task and not _is_same_task(message.task, self.task):
+            # A worker loads a class that is named by its module only if its own command line says so.
+            without = "" if ":" in self.task else ", or without --task"
             return (
                 f"this worker was started for the task {message.task!r}; the run's is {self.task!r}. "
-                "Start it without --task, or with the run's"
+                f"Start it with --task {self.task}{without}"
             )
         outside = next((entry.worker for entry in message.workers if entry.worker >= self.workers), None)
         if outside is not None:

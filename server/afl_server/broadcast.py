@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from afl.messages import NOWHERE, Payload, PayloadHeader, Position, Step
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import JOIN_BELOW_BYTES, Frame, chunk_frame, chunk_frames, joined, step_frame
+from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
+    Frame,
+    chunk_frame,
+    chunk_frames,
+    commit_frame,
+    joined,
+    step_frame,
+)
 
 
 class Broadcast:
@@ -16,14 +24,18 @@ class Broadcast:
     Attributes:
         step: what is broadcast.
         base: the position a model must be at for this step's payload to apply.
-        dual_weights: ``[m]``, once closed.
+        participants: the workers that answer the step.
+        is_closed: whether all frames are there.
+        dual_weights: ``[m]``, once closed; empty where workers are told none.
     """
 
-    def __init__(self, step: Step, base: Position) -> None:
+    def __init__(self, step: Step, base: Position, participants: Sequence[int]) -> None:
         self.step = step
         self.base = base
+        self.participants = participants
         self.frames: list[Frame] = [step_frame(step)]
-        self.dual_weights: Sequence[float] | None = None
+        self.is_closed = False
+        self.dual_weights: Sequence[float] = ()
         self.is_abandoned = False
         self._sent_bytes = 0
         self._changed = asyncio.Event()
@@ -34,15 +46,29 @@ class Broadcast:
         step: Step,
         base: Position,
         payloads: Sequence[Payload],
+        *,
         dual_weights: Sequence[float],
+        participants: Sequence[int],
         chunk_bytes: int,
     ) -> Broadcast:
         """A step whose payloads are complete."""
-        broadcast = cls(step, base)
+        broadcast = cls(step, base, participants)
         for index, payload in enumerate(payloads):
             broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
         broadcast.close(dual_weights)
         return broadcast
+
+    def is_for(self, workers: Iterable[int]) -> bool:
+        """Whether one of the workers answers it."""
+        return any(worker in self.participants for worker in workers)
+
+    def commit(self, workers: Sequence[int]) -> Frame:
+        """The closing part for a session of these workers."""
+        weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
+        asked = [worker for worker in workers if worker in self.participants]
+        return commit_frame(
+            self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
+        )
 
     @property
     def headers(self) -> tuple[PayloadHeader, ...]:
@@ -65,6 +91,7 @@ class Broadcast:
         if sum(len(frame.data) for frame in self.frames) < JOIN_BELOW_BYTES and self._sent_bytes == 0:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
+        self.is_closed = True
         self.announce()
 
     def abandon(self) -> None:

@@ -13,15 +13,16 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afl._version import __version__
-from afl.algorithms.afl_com import Realizations
 from afl.algorithms.registry import server_half
 from afl.config import Config
 from afl.engine import Evaluation, Opening, RoundEngine
-from afl.errors import ExitCode, NonFiniteError
+from afl.errors import ExitCode, NonFiniteError, StorageError, place
 from afl.initialization import realization_digest
 from afl.messages import (
-    EVALUATION_PHASE,
     NOWHERE,
     Ack,
     Encoding,
@@ -81,13 +82,9 @@ class Coordinator:
         self.vector = vector
         self.records = records
         algorithm = server_half(self.settings.parameters, vector.values, randomness)
-        self.engine = RoundEngine(
-            algorithm,
-            workers=config.workers,
-            rounds=config.algorithm.rounds,
-            evaluate_every=config.evaluation.every,
-        )
-        self.random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(config.algorithm.rounds) + 1
+        self.engine = RoundEngine(algorithm, evaluate_every=config.evaluation.every)
+        synchronizations = self.engine.synchronizations
+        self.random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(synchronizations) + 1
         self.roster = Roster(config.workers)
         self.result: asyncio.Future[tuple[ExitCode, str]] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
@@ -100,13 +97,9 @@ class Coordinator:
             workers=config.workers,
             layout_hash=vector.layout_hash(),
             dim=vector.dim,
-            realization_digest=realization_digest(
-                Realizations(self.settings.parameters, vector.dim, randomness)
-            ),
+            realization_digest=realization_digest(algorithm),
         )
-        self._open: Broadcast = Broadcast.whole(
-            self.engine.step, NOWHERE, (), self.engine.dual_weights.tolist(), self.settings.chunk_bytes
-        )
+        self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
         self._streaming: Broadcast | None = None
         self._model: Broadcast | None = None
         self._inline = vector.dim <= INLINE_DIM
@@ -128,15 +121,20 @@ class Coordinator:
         """Whether the run has ended, well or badly."""
         return self.result.done()
 
-    async def abort(self, code: ExitCode, reason: str) -> None:
-        """End the run before its last round."""
+    def abort(self, code: ExitCode, reason: str) -> None:
+        """End the run before its last round; the model as it is becomes the final one."""
         if self.is_over:
             return
         LOG.error("the run stops: %s", reason, extra={"event": "run_aborted", "code": int(code)})
         self._finish(code, reason, GoodbyeStatus.ABORTED)
-        position = self.engine.step.position
-        is_applied = position.phase == EVALUATION_PHASE
-        self._save("final", await self._snapshot(), position.round if is_applied else position.round - 1)
+        if self.records.directory.is_dir():
+            self._spawn(self._save_as_it_is())
+
+    async def _save_as_it_is(self) -> None:
+        async with self._turn:
+            snapshot = await self._snapshot_in_turn()
+            applied = self.engine.updates_applied
+        await self._write("final", snapshot, applied)
 
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
         if self.is_over:
@@ -243,16 +241,16 @@ class Coordinator:
         """A worker could not do a step."""
         self.tallies.failures += 1
         position = position_of(message.position)
-        where = f"worker {message.worker}, round {position.round}"
+        where = place(message.worker, position.round)
         LOG.error(
             "%s failed: %s\n%s",
             where,
             message.message,
             message.traceback,
-            extra={"event": "worker_failed", "worker": message.worker, "round": position.round},
+            extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
         )
         if int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers:
-            self._spawn(self.abort(ExitCode.DIVERGED, f"{where}: {message.message}"))
+            self.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
 
     # Reports.
 
@@ -321,14 +319,16 @@ class Coordinator:
             await self._stream()
         if ack is None:
             return
-        if self.engine.step.kind is Kind.TRAIN:
+        if self.engine.step.kind is not Kind.EVALUATE:
             self.tallies.charge_report(self.engine.report(ack.worker).payloads)
         if not self.engine.complete or self.is_over:
             return
         try:
             await self._close_step()
         except NonFiniteError as error:
-            self._spawn(self.abort(ExitCode.DIVERGED, str(error)))
+            self.abort(ExitCode.DIVERGED, str(error))
+        except StorageError as error:
+            self.abort(ExitCode.STORAGE, str(error))
         except Exception:
             # A fault of the server, not of the session whose report happened to be the last.
             LOG.exception("round %d cannot be closed", self.engine.step.position.round)
@@ -347,7 +347,7 @@ class Coordinator:
         if self._streaming is None:
             if len(ready) < self.settings.chunk_bytes:
                 return
-            self._streaming = Broadcast(step, self.engine.step.position)
+            self._streaming = Broadcast(step, self.engine.step.position, range(self.config.workers))
             # Every worker has begun its report, so every model has the open step's payload.
             self._open.forget_payload()
             self._model = None
@@ -377,32 +377,43 @@ class Coordinator:
             best: Snapshot | None = None
             if closed.kind is Kind.EVALUATE:
                 best = await self._evaluated()
-            else:
+            elif self.engine.last_round is not self.records.round:
                 self._trained()
             if opening is None:
                 last = best or await self._snapshot_in_turn()
-                self._spawn(self._conclude(last, closed.position.round))
+                self._spawn(self._conclude(last, self.engine.rounds))
             elif opening.step.position == Position(self.random_round, 0):
-                self._save("random", await self._snapshot_in_turn(), self.random_round - 1)
+                self._save("random", await self._snapshot_in_turn(), self.engine.updates_applied)
             else:
                 self._settle_soon()
 
     async def _broadcast(self, closed: Step, opening: Opening) -> None:
-        weights = opening.dual_weights.tolist()
         if self._streaming is not None:
             assert self._streaming.step == opening.step
             self._open, self._streaming = self._streaming, None
-            self._open.close(weights)
+            self._open.close(self._told(opening.dual_weights))
             return
-        chunk_bytes = self.settings.chunk_bytes
-        self._open = await self._on_engine(
-            Broadcast.whole, opening.step, closed.position, opening.payloads, weights, chunk_bytes
-        )
+        self._open = await self._on_engine(self._framed, opening, closed.position)
         self._send_to_ready(self._open)
+
+    def _framed(self, opening: Opening, base: Position) -> Broadcast:
+        return Broadcast.whole(
+            opening.step,
+            base,
+            opening.payloads,
+            dual_weights=self._told(opening.dual_weights),
+            participants=opening.participants,
+            chunk_bytes=self.settings.chunk_bytes,
+        )
+
+    def _told(self, dual_weights: NDArray[np.float64]) -> list[float]:
+        """What workers are told of q."""
+        return dual_weights.tolist() if self.engine.algorithm.sends_dual_weights else []
 
     def _send_to_ready(self, broadcast: Broadcast) -> None:
         for session in self.roster.ready():
-            session.send(broadcast)
+            if broadcast.is_for(session.workers):
+                session.send(broadcast)
 
     def _trained(self) -> None:
         now = time.monotonic()
@@ -480,8 +491,11 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
+        except StorageError as error:
+            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+            self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
         except Exception as error:
-            # Whatever it is (a full disk, most likely), the run must not wait for a file that never comes.
+            # Whatever it is, the run must not wait for a file that never comes.
             LOG.exception("model-%s cannot be written", name, extra={"event": "disk_failed"})
             reason = f"model-{name}.safetensors cannot be written: {error}"
             self._finish(ExitCode.INTERNAL, reason, GoodbyeStatus.ABORTED)
@@ -513,7 +527,7 @@ class Coordinator:
 
     def _lost_residuals(self, session: Session) -> list[int]:
         """Workers whose earlier process took an uplink residual with it."""
-        if self.settings.parameters.uplink.name == "identity":
+        if not self.engine.algorithm.keeps_residuals:
             return []
         is_first_round = self.engine.step.position == Position(1, 0)
         return [
@@ -564,6 +578,11 @@ class Coordinator:
 
     async def _catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
+        if not self._open.is_for(session.workers):
+            # Its next step brings the model; what is not trained comes at the first contact only.
+            if session.applied == NOWHERE:
+                await self._send_model(session)
+            return
         if session.applied == self._open.step.position and session.applied != NOWHERE:
             # A report that was made before the cut is sent again by itself.
             if any(session.reported[worker] != session.applied for worker in session.workers):
@@ -578,10 +597,7 @@ class Coordinator:
 
     def _repeat_open(self) -> Broadcast:
         """The open step without its payload, for a model that already has it."""
-        opening = self.engine.opening()
-        return Broadcast.whole(
-            opening.step, self._open.base, (), opening.dual_weights.tolist(), self.settings.chunk_bytes
-        )
+        return self._framed(self.engine.opening(), self._open.base)
 
     async def _send_model(self, session: Session) -> None:
         if self._model is None:
@@ -590,10 +606,16 @@ class Coordinator:
 
     def _model_broadcast(self) -> Broadcast:
         self.engine.algorithm.settle()
-        payloads = model_payloads(self.vector)
+        payloads = model_payloads(self.vector, self.engine.algorithm.worker_params)
         step = Step(self.engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
-        weights = self.engine.dual_weights.tolist()
-        return Broadcast.whole(step, NOWHERE, payloads, weights, self.settings.chunk_bytes)
+        return Broadcast.whole(
+            step,
+            NOWHERE,
+            payloads,
+            dual_weights=(),
+            participants=range(self.config.workers),
+            chunk_bytes=self.settings.chunk_bytes,
+        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -17,7 +17,7 @@ from afl.cli.parser import common_options, make_parser
 from afl.config import Config, load_config
 from afl.config.address import Address, check_plaintext
 from afl.config.document import help_text
-from afl.errors import AddressError, AflError, ExitCode
+from afl.errors import AddressError, AflError, ExitCode, StorageError
 from afl.initialization import build_vector
 from afl.logs import set_up_logs
 from afl.randomness import SharedRandomness
@@ -31,6 +31,9 @@ from afl_server.service import FederationService
 LOG = logging.getLogger("afl.server")
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+DIRECTORY_CHECK_S = 2.0
+"""Between two looks at whether the run directory is still there: files that are open outlive their names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,9 +114,14 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
             up=coordinator.tallies.uplink,
             down=coordinator.tallies.downlink,
         )
-    except OSError as error:
-        LOG.error("%s; %s cannot be written: %s", reason, records.directory, error)  # noqa: TRY400
-        return ExitCode.INTERNAL
+    except StorageError as error:
+        if code is not ExitCode.STORAGE:
+            reason = f"{reason}; {error}"
+        code = ExitCode.STORAGE if code is ExitCode.OK else code
+        LOG.error("%s", reason, extra={"event": "run_over", "code": int(code)})  # noqa: TRY400
+        return code
+    finally:
+        records.close()
     LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
     if live:
         print_summary(summary, records.directory)
@@ -146,18 +154,13 @@ def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> N
 
 async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode, str]:
     loop = asyncio.get_running_loop()
-    stops: set[asyncio.Task[None]] = set()
 
     def stop(name: str) -> None:
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
             # A second signal ends the process at once.
             signal.signal(number, signal.SIG_DFL)
-        stops.add(
-            asyncio.ensure_future(
-                coordinator.abort(ExitCode.INTERRUPTED, f"the server was stopped by {name}")
-            )
-        )
+        coordinator.abort(ExitCode.INTERRUPTED, f"the server was stopped by {name}")
 
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
@@ -165,14 +168,15 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
-    starting = asyncio.create_task(_start_timeout(coordinator))
+    watches = [asyncio.create_task(watch(coordinator)) for watch in (_start_timeout, _directory_watch)]
     try:
         if live:
             async with LiveView(coordinator):
                 return await asyncio.shield(coordinator.result)
         return await asyncio.shield(coordinator.result)
     finally:
-        starting.cancel()
+        for watch in watches:
+            watch.cancel()
 
 
 async def _start_timeout(coordinator: Coordinator) -> None:
@@ -182,7 +186,15 @@ async def _start_timeout(coordinator: Coordinator) -> None:
     await asyncio.sleep(limit)
     missing = coordinator.roster.missing()
     if missing and coordinator.records.round is None:
-        await coordinator.abort(
+        coordinator.abort(
             ExitCode.ABORTED,
             f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit})",
         )
+
+
+async def _directory_watch(coordinator: Coordinator) -> None:
+    while not coordinator.is_over:
+        reason = coordinator.records.lost()
+        if reason:
+            coordinator.abort(ExitCode.STORAGE, reason)
+        await asyncio.sleep(DIRECTORY_CHECK_S)

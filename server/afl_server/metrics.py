@@ -15,7 +15,8 @@ from afl_server.coordinator import Coordinator
 DOCUMENTATION = {
     "afl_run_info": "1, labelled with the run's id, algorithm and task",
     "afl_round": "the open update round",
-    "afl_rounds": "T, the rounds of the run",
+    "afl_synchronization": "the open synchronization round; not the same where workers take local steps",
+    "afl_rounds": "T, the update rounds of the run",
     "afl_workers": "m, the workers of the run",
     "afl_workers_ready": "workers with a session that is ready",
     "afl_workers_missing_reports": "workers whose report the open step waits for",
@@ -58,7 +59,8 @@ class RunCollector(Collector):
         info = _gauge("afl_run_info", ["run_id", "algorithm", "task"])
         info.add_metric([coordinator.run_id, config.algorithm.name, config.task.name], 1)
         yield info
-        yield _one("afl_round", engine.step.position.round)
+        yield _one("afl_round", engine.open_round)
+        yield _one("afl_synchronization", engine.step.position.round)
         yield _one("afl_rounds", engine.rounds)
         yield _one("afl_workers", engine.workers)
         yield _one("afl_workers_ready", engine.workers - len(coordinator.roster.missing()))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from afl.codecs.payload import bytes_of
+from torch import Tensor
+
+from afl.algorithms.local_sgd import model_payload
 from afl.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 from afl.parameters import ParameterVector
 
 
-def model_payloads(vector: ParameterVector) -> list[Payload]:
-    """The trained parameters and, where there are any, the frozen ones."""
-    dim = vector.dim
-    payloads = [
-        Payload(PayloadHeader(Role.MODEL, Encoding.DENSE, dim, dim, 4 * dim), (bytes_of(vector.numpy()),))
-    ]
+def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, and, where there are any, the frozen ones."""
+    payloads = [model_payload(params.numpy(), Role.MODEL)]
     frozen = vector.frozen_bytes()
     if frozen:
         size = len(frozen)

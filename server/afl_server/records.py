@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.engine import Evaluation, RoundSummary
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ConfigError, ExitCode, StorageError
 from afl.parameters import ParameterVector
 from afl.wire.accounting import Direction, WireCount
 
@@ -113,39 +114,61 @@ class RunRecords:
                 )
             _write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             records = cls(run_id, directory, config)
-            records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8")
+            # By lines, so that a server that is killed leaves all rounds that it closed.
+            records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
         return records
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        self.close()
         for name in (CONFIG_FILE, METRICS_FILE):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
+    def lost(self) -> str:
+        """What has become of the directory, if it is no longer the one that this run writes to."""
+        assert self._metrics is not None
+        path = self.directory / METRICS_FILE
+        try:
+            is_ours = os.path.samestat(path.stat(), os.fstat(self._metrics.fileno()))
+        except OSError:
+            is_ours = False
+        if is_ours:
+            return ""
+        if not self.directory.is_dir():
+            return f"the run directory {self.directory} is gone"
+        return f"{path} is gone, or another file has its place"
+
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
-        """A closed round: one line."""
+        """A closed round: one line.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
         self.round = summary
         self.round_seconds = seconds
-        worst = int(summary.losses.argmax())
+        worst = int(np.nanargmax(summary.losses))
         self._line(
             "round",
             round=summary.round,
+            synchronization=summary.synchronization,
             seconds=round(seconds, 6),
             loss_max=float(summary.losses[worst]),
             loss_max_worker=worst,
-            loss_mean=float(summary.losses.mean()),
+            loss_mean=float(np.nanmean(summary.losses)),
             dual_weight_max=float(summary.dual_weights.max()),
             **_bytes(up, down),
         )
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> bool:
-        """An evaluation: one line; whether it is the best so far."""
+        """An evaluation: one line; whether it is the best so far.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
         standing = Standing.of(evaluation)
         self.evaluations.append(standing)
         self.last_evaluation = evaluation
@@ -164,8 +187,6 @@ class RunRecords:
             examples=list(evaluation.examples),
             **_bytes(up, down),
         )
-        if self._metrics is not None:
-            self._metrics.flush()
         LOG.info(
             "round %d: worst worker %d, %s",
             standing.round,
@@ -184,7 +205,11 @@ class RunRecords:
         return is_best
 
     def save_model(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
-        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module."""
+        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
         assert name in MODEL_NAMES
         standing = next((entry for entry in self.evaluations if entry.round == rounds_applied), None)
         metadata = {
@@ -204,13 +229,20 @@ class RunRecords:
             if standing.worst_accuracy is not None:
                 metadata["worst_accuracy"] = repr(standing.worst_accuracy)
         path = self.directory / f"model-{name}.safetensors"
-        with _replacing(path) as temporary:
-            save_file(snapshot.tensors, temporary, metadata)
+        try:
+            with _replacing(path) as temporary:
+                save_file(snapshot.tensors, temporary, metadata)
+        except (OSError, SafetensorError) as error:
+            raise self._unwritten(path.name, error) from error
 
     def summarize(
         self, *, code: ExitCode, reason: str, seconds: float, up: WireCount, down: WireCount
     ) -> dict[str, Any]:
-        """Write and return ``summary.json``."""
+        """Write and return ``summary.json``; nothing is written after it.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
         last = self.evaluations[-1] if self.evaluations else None
         summary = {
             "run_id": self.run_id,
@@ -237,15 +269,32 @@ class RunRecords:
             },
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
-        _write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        try:
+            _write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
+        except OSError as error:
+            raise self._unwritten(SUMMARY_FILE, error) from error
         return summary
+
+    def close(self) -> None:
+        """Write no more metrics."""
+        if self._metrics is not None:
+            # What a full disk did not take is still buffered and fails again.
+            with contextlib.suppress(OSError):
+                self._metrics.close()
+            self._metrics = None
 
     def _line(self, event: str, **values: Any) -> None:
         assert self._metrics is not None
-        self._metrics.write(json.dumps({"event": event, **values}) + "\n")
+        try:
+            self._metrics.write(json.dumps({"event": event, **values}) + "\n")
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+
+    def _unwritten(self, name: str, error: Exception) -> StorageError:
+        if not self.directory.is_dir():
+            return StorageError(f"{name} cannot be written: the run directory {self.directory} is gone")
+        reason = error.strerror if isinstance(error, OSError) else error
+        return StorageError(f"{self.directory / name} cannot be written: {reason}")
 
 
 class Snapshot:

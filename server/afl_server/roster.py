@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 
 from afl.messages import GoodbyeStatus
@@ -27,6 +28,7 @@ class Roster:
         self._sessions: set[Session] = set()
         self._owners: dict[int, Session] = {}
         self._incarnations: dict[int, bytes] = {}
+        self._lost_at: dict[int, float] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -44,6 +46,8 @@ class Roster:
         freed = [worker for worker in session.workers if self._owners.get(worker) is session]
         for worker in freed:
             del self._owners[worker]
+            if self.was_known(worker):
+                self._lost_at.setdefault(worker, time.monotonic())
         return freed
 
     def ready(self) -> list[Session]:
@@ -66,6 +70,13 @@ class Roster:
             worker for worker, owner in enumerate(owners) if owner is None or owner.state is not State.READY
         ]
 
+    def absence(self, worker: int) -> float | None:
+        """Seconds since a missing worker was lost; ``None`` if it has never been ready."""
+        if not self.was_known(worker):
+            return None
+        now = time.monotonic()
+        return now - self._lost_at.get(worker, now)
+
     def newcomers(self, session: Session) -> list[int]:
         """The session's workers that another process, or none, ran before."""
         return [worker for worker in session.workers if self._incarnations.get(worker) != session.incarnation]
@@ -77,6 +88,8 @@ class Roster:
     def remember(self, session: Session) -> None:
         """The session's process is ready as its workers."""
         self._incarnations.update(dict.fromkeys(session.workers, session.incarnation))
+        for worker in session.workers:
+            self._lost_at.pop(worker, None)
 
     async def rival(self, worker: int, incarnation: bytes) -> Session | None:
         """The session that holds a worker against a newcomer: another process, and alive.

@@ -17,6 +17,7 @@ from afl.messages import GoodbyeStatus
 from afl.transport import channel_options
 from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
+from afl_server.listening import check_listen
 from afl_server.session import Session, SessionOverError, State
 
 LOG = logging.getLogger("afl.server")
@@ -46,13 +47,11 @@ class FederationService:
         Raises:
             AddressError: if the address cannot be listened on.
         """
+        check_listen("server.listen", address)
         try:
             self.port = self._server.add_insecure_port(str(address))
         except RuntimeError as error:
-            raise AddressError(
-                f"server.listen: cannot listen on {address}: the port is taken by another process, or the "
-                "address is not one of this machine"
-            ) from error
+            raise AddressError(f"server.listen: cannot listen on {address}: {error}") from error
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._watch = asyncio.create_task(self._watch_sessions())

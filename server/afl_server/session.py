@@ -17,7 +17,6 @@ from afl.wire.frames import (
     JOIN_BELOW_BYTES,
     Frame,
     ack_frame,
-    commit_frame,
     content_of_worker_frame,
     control,
     joined,
@@ -113,23 +112,24 @@ class Session:
 
     async def _follow(self, broadcast: Broadcast) -> AsyncIterator[Frame]:
         sent = 0
-        while broadcast.dual_weights is None:
+        while not broadcast.is_closed:
             if broadcast.is_abandoned:
                 return
             while sent < len(broadcast.frames):
                 yield broadcast.frames[sent]
                 sent += 1
-            if broadcast.dual_weights is None:
+            if not broadcast.is_closed:
                 await broadcast.change()
-        weights = [broadcast.dual_weights[worker] for worker in self.workers]
-        commit = commit_frame(broadcast.step.position, broadcast.step.kind, weights)
+        commit = broadcast.commit(self.workers)
         rest = broadcast.frames[sent:]
         if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
             commit = joined([rest.pop(), commit])
         for frame in rest:
             yield frame
         yield commit
-        self._coordinator.tallies.charge_step(broadcast.headers, len(self.workers))
+        answering = sum(worker in broadcast.participants for worker in self.workers)
+        has_weights = bool(broadcast.dual_weights)
+        self._coordinator.tallies.charge_step(broadcast.headers, answering, has_weights=has_weights)
 
     # Incoming.
 

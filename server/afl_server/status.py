@@ -11,12 +11,16 @@ from afl_server.coordinator import Coordinator
 
 
 def snapshot(coordinator: Coordinator) -> dict[str, Any]:
-    """The present state; durations in seconds."""
+    """The present state; durations in seconds.
+
+    ``workers_missing_seconds`` goes with ``workers_missing``: how long ago each was lost, ``None`` for one
+    that has not come yet.
+    """
     engine, records = coordinator.engine, coordinator.records
     tallies, config = coordinator.tallies, coordinator.config
-    position = engine.step.position
     last = records.evaluations[-1] if records.evaluations else None
     closed = records.round.round if records.round else 0
+    missing = coordinator.roster.missing()
     return {
         "run_id": coordinator.run_id,
         "afl_version": __version__,
@@ -26,9 +30,10 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "round": closed,
         "rounds": engine.rounds,
         "step": "evaluation" if engine.step.kind is Kind.EVALUATE else "training",
-        "open_round": position.round,
+        "open_round": engine.open_round,
         "workers": engine.workers,
-        "workers_missing": coordinator.roster.missing(),
+        "workers_missing": missing,
+        "workers_missing_seconds": [coordinator.roster.absence(worker) for worker in missing],
         "reports_missing": engine.missing(),
         "open_step_seconds": time.monotonic() - coordinator.round_started_at,
         "seconds": time.monotonic() - coordinator.started_at,
@@ -53,7 +58,8 @@ def _state(coordinator: Coordinator) -> str:
 
 
 def _seconds_left(coordinator: Coordinator, closed: int) -> float | None:
-    if coordinator.first_round_at is None or closed < 2 or coordinator.roster.missing():
+    first = coordinator.engine.algorithm.settings.updates_after(1)
+    if coordinator.first_round_at is None or closed <= first or coordinator.roster.missing():
         return None
-    per_round = (time.monotonic() - coordinator.first_round_at) / (closed - 1)
+    per_round = (time.monotonic() - coordinator.first_round_at) / (closed - first)
     return per_round * (coordinator.engine.rounds - closed)

@@ -35,6 +35,6 @@ class Tallies:
         """What the paper charges for a report: its payloads and one loss."""
         self.uplink.float_equivalents += 1 + sum(map(float_equivalents, headers))
 
-    def charge_step(self, headers: Sequence[PayloadHeader], workers: int) -> None:
-        """What the paper charges for a step: its payloads and one dual weight, for each worker."""
-        self.downlink.float_equivalents += workers * (1 + sum(map(float_equivalents, headers)))
+    def charge_step(self, headers: Sequence[PayloadHeader], workers: int, *, has_weights: bool) -> None:
+        """What the paper charges for a step: its payloads and, if sent, one dual weight, for each worker."""
+        self.downlink.float_equivalents += workers * (has_weights + sum(map(float_equivalents, headers)))

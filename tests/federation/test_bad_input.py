@@ -393,9 +393,16 @@ def test_commands_that_do_not_belong(training: Federation, tmp_path: Path) -> No
             (other_task, "the task 'digits'"),
         ):
             process.expect(ExitCode.REFUSED)
-            assert f"afl-worker: the server refused this worker: {reason}" in plain(process.text)
+            (end,) = process.logged("ended")
+            assert plain(end["message"]).startswith(f"the server refused this worker: {reason}")
+            assert end["code"] == ExitCode.REFUSED
+            assert process.text.count("the server refused this worker") == 1, "said once"
+        assert other_task.logged("ended")[0]["message"].endswith(
+            "the run's is 'synthetic'. Start it with --task synthetic, or without --task"
+        )
         second.expect(ExitCode.PORT)
-        assert f"afl-server: server.listen: cannot listen on 127.0.0.1:{training.port}" in second.text
+        taken = f"server.listen: cannot listen on 127.0.0.1:{training.port}: another process listens there"
+        assert second.text == f"afl-server: {taken}; name another port, or end that process\n"
         assert not (tmp_path / "run").exists(), "a run that never was has taken its directory"
     finally:
         second.close()
@@ -514,33 +521,68 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
         ),
         "plaintext": worker_process(tmp_path, "--id", "0", "--server", "no-such-host.invalid:50051"),
         "wildcard": worker_process(tmp_path, "--id", "0", "--server", "0.0.0.0:50051"),
+        "no port": worker_process(tmp_path, "--id", "0", "--server", "localhost"),
     }
     expected = {
         "wrong port": (ExitCode.LOST_SERVER, f"the server at 127.0.0.1:{port} for"),
-        "no such host": (ExitCode.LOST_SERVER, "no-such-host.invalid"),
+        "no such host": (ExitCode.LOST_SERVER, "the last try: no such host: no-such-host.invalid"),
         "plaintext": (ExitCode.CONFIG, "--insecure if the network itself is trusted"),
-        "wildcard": (ExitCode.PORT, "localhost:50051"),
+        "wildcard": (ExitCode.CONFIG, "localhost:50051"),
+        "no port": (
+            ExitCode.CONFIG,
+            "--server: 'localhost' has no port; write host:port, for example localhost:50051",
+        ),
     }
     try:
         for name, (status, said) in expected.items():
             processes[name].expect(status)
-            assert said in processes[name].text
+            assert processes[name].text.count(said) == 1
             assert "Traceback" not in processes[name].text
+        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}); trying again in"
+        assert all(
+            line["message"].startswith(refused) for line in processes["wrong port"].logged("reconnecting")
+        )
+        (end,) = processes["wrong port"].logged("ended")
+        assert end["message"].endswith(f"the last try: nothing listens at 127.0.0.1:{port}")
     finally:
         for process in processes.values():
             process.close()
 
 
+def test_a_server_that_takes_the_connection_and_says_nothing(tmp_path: Path) -> None:
+    """The worker's own limit ends the try, long before the silence that ends a connection does."""
+    with Proxy() as mute:
+        worker = worker_process(
+            tmp_path, "--id", "0", "--server", f"127.0.0.1:{mute.port}", "--give-up-after", "1s"
+        )
+        try:
+            worker.expect(ExitCode.LOST_SERVER)
+            (end,) = worker.logged("ended")
+            assert end["message"].endswith("(--give-up-after 1.0 s); the last try: no answer")
+            assert not worker.logged("reconnecting")
+        finally:
+            worker.close()
+
+
 def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
     """Each says what is wrong and ends; the server logs it and waits on, with worker 0 still there."""
-    config = {**CONFIG, "task": {"name": "tests_tasks:Troubled", "batch_size": 8}}
+    config = {**CONFIG, "workers": 6, "task": {"name": "tests_tasks:Troubled", "batch_size": 8}}
     with Federation(config, tmp_path / "run") as federation:
         port = federation.port
         well, empty, small, raising = (
             federation.start(ids, "--task", "tests_tasks:Troubled", server=f"127.0.0.1:{port}")
             for ids in "0123"
         )
+        unnamed = federation.start("4", server=f"127.0.0.1:{port}")
+        other = federation.start("5", "--task", "digits", server=f"127.0.0.1:{port}")
+        named = "--task tests_tasks:Troubled"
         for process, status, said in (
+            (unnamed, ExitCode.CONFIG, f"only if this machine's own command line names it: add {named}"),
+            (
+                other,
+                ExitCode.REFUSED,
+                f"the task 'digits'; the run's is 'tests_tasks:Troubled'. Start it with {named}",
+            ),
             (empty, ExitCode.DATA, "worker 1 has no training examples (0 training, 4 test)"),
             (small, ExitCode.DATA, "worker 2 has 3 training examples, fewer than task.batch_size (8)"),
             (
@@ -551,6 +593,11 @@ def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
         ):
             process.expect(status)
             assert said in process.text
+            assert "round 0" not in process.text
+            assert "without --task" not in process.text
+        line = federation.server.wait_for("worker_failed", worker=4)
+        assert line["message"].startswith("worker 4, before its first round failed: task tests_tasks:Troub")
+        assert line["round"] is None
         line = federation.server.wait_for("worker_failed", worker=3)
         assert "RuntimeError: no luck today" in line["message"]
         assert "tests_tasks.py" in line["message"], "the traceback names the place"
@@ -560,7 +607,7 @@ def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
         federation.server.wait_for("worker_failed", worker=1)
         assert federation.server.is_running
         assert well.is_running
-        assert federation.metrics()["afl_worker_failures_total"] == 3
+        assert federation.metrics()["afl_worker_failures_total"] == 4
 
 
 def test_data_that_is_missing_or_does_not_divide(tmp_path: Path) -> None:

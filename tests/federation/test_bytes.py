@@ -137,10 +137,9 @@ def test_float_equivalents_follow_the_paper(outcome: Outcome) -> None:
     charge = outcome.case.charge
     up, down = (outcome.communication[direction]["float_equivalents"] for direction in ("uplink", "downlink"))
     assert up == pytest.approx(WORKERS * ROUNDS * (charge + 1), rel=1e-12)
-    # A dual weight goes with the first model, with the first step, with each update, and with each step that
-    # follows an evaluation.
+    # A dual weight goes with the first step, with each update, and with each step that follows an evaluation.
     updates = ROUNDS * (charge + 1)
-    assert down == pytest.approx(WORKERS * ((DIM + 1) + 1 + updates + (EVALUATIONS - 1)), rel=1e-12)
+    assert down == pytest.approx(WORKERS * (DIM + 1 + updates + (EVALUATIONS - 1)), rel=1e-12)
 
 
 def test_the_wire_is_lean(outcome: Outcome) -> None:

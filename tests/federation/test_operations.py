@@ -14,13 +14,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from afl.cli.main import main
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
 from afl_server.metrics import DOCUMENTATION
 from support import Federation, Process, Proxy, RawClient, Reference
-from support.federation import fetch
+from support.federation import completed, fetch
 
 SYNTHETIC: dict[str, Any] = {
     "workers": 2,
@@ -124,7 +126,8 @@ def test_a_worker_that_is_terminated_says_goodbye(digits: Federation) -> None:
     assert "workers 0-1" in line["message"]
     assert "stopped by SIGTERM" in line["message"]
     digits.server.wait_for("session_ended")
-    assert digits.status()["workers_missing"] == [0, 1]
+    status = digits.wait_until(lambda status: min(status["workers_missing_seconds"], default=0) > 0)
+    assert status["workers_missing"] == [0, 1]
 
 
 def test_another_takes_its_place(digits: Federation) -> None:
@@ -165,7 +168,9 @@ def test_a_server_that_is_terminated_saves_and_tells_its_workers(digits: Federat
 # Coming early, coming late, being left alone.
 
 
-def test_a_worker_before_its_server_and_a_server_that_dies(tmp_path: Path) -> None:
+def test_a_worker_before_its_server_and_a_server_that_dies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = with_rounds(SLOW, 5_000)
     with Proxy() as nobody:
         closed = nobody.port
@@ -175,6 +180,10 @@ def test_a_worker_before_its_server_and_a_server_that_dies(tmp_path: Path) -> No
         worker = Process("early worker", arguments, folder=tmp_path)
         federation.workers.append(worker)
         worker.wait_for("reconnecting", count=2)
+        assert federation.port
+        status = federation.status()
+        assert status["workers_missing"] == [0, 1]
+        assert status["workers_missing_seconds"] == [None, None]
         proxy.aim(federation.port)
         worker.wait_for("joined")
         federation.wait_until(lambda status: status["round"] >= 2)
@@ -192,6 +201,12 @@ def test_a_worker_before_its_server_and_a_server_that_dies(tmp_path: Path) -> No
         left_alone.expect(ExitCode.LOST_SERVER)
         assert f"no session with the server at 127.0.0.1:{federation.port} for" in left_alone.text
         assert "(--give-up-after 3" in left_alone.text
+        assert main(["inspect", str(federation.directory)]) == 0
+        shown = capsys.readouterr().out
+        assert "UNFINISHED" in shown
+        last = federation.records("round")[-1]["round"]
+        assert last >= status["round"]
+        assert f"{last} is the last that metrics.jsonl has" in shown
 
 
 def test_a_worker_after_the_end(tmp_path: Path) -> None:
@@ -248,14 +263,73 @@ def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path) -> None:
-    with Federation(with_rounds(SYNTHETIC, 20), tmp_path / "run") as federation:
-        assert federation.port  # it listens, so the directory is there
+    """Within seconds, whether or not a model is due."""
+    with Federation(with_rounds(SLOW, 100_000), tmp_path / "run") as federation:
+        worker = federation.start("0-1", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 1)
         shutil.rmtree(federation.directory)
-        worker = federation.start("0-1")
-        federation.server.expect(ExitCode.INTERNAL)
+        federation.server.expect(ExitCode.STORAGE)
         worker.expect(ExitCode.ABORTED)
-        assert federation.server.logged("disk_failed")
-        assert "safetensors cannot be written" in worker.text
+        (end,) = federation.server.logged("run_over")
+        assert end["message"] == f"the run directory {federation.directory} is gone"
+        assert end["code"] == ExitCode.STORAGE
+        assert f"the run was stopped: {end['message']}" in worker.text
+        assert "Traceback" not in federation.server.text + worker.text
+        assert not federation.directory.exists()
+
+
+@pytest.mark.parametrize(("rounds", "dim", "lost"), [(200, 100, "metrics.jsonl"), (20, 10_000, "model-")])
+def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
+    tmp_path: Path, rounds: int, dim: int, lost: str
+) -> None:
+    """A limit on the size of files, 16 KiB, stands for a full disk."""
+    program = (
+        "import resource, runpy, sys; from afl_server.records import RunRecords; create = RunRecords.create\n"
+        "def limited(*arguments):\n"
+        "    records = create(*arguments)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+        "    return records\n"
+        "RunRecords.create = limited\n"
+        "runpy.run_module('afl_server', run_name='__main__')\n"
+    )
+    config = with_rounds(SYNTHETIC, rounds)
+    config["task"] = {**config["task"], "options": {"dim": dim}}
+    folder, directory = tmp_path, tmp_path / "run"
+    (folder / "server.yaml").write_text(yaml.safe_dump(completed(config, directory)))
+    server = Process("server", ["-c", program, "--config", "server.yaml"], folder=folder)
+    worker: Process | None = None
+    try:
+        address = f"127.0.0.1:{server.wait_for('listening')['port']}"
+        worker = Process("worker", ["-m", "afl_worker", "--id", "0-1", "--server", address], folder=folder)
+        server.expect(ExitCode.STORAGE)
+        worker.expect(ExitCode.ABORTED)
+        (end,) = server.logged("run_over")
+        assert end["message"].startswith(str(directory / lost))
+        assert " cannot be written: " in end["message"]
+        assert "Traceback" not in server.text
+    finally:
+        server.close()
+        if worker is not None:
+            worker.close()
+
+
+def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) -> None:
+    """The second goes on without the first's residual; the first is refused once it goes on."""
+    with Federation(with_rounds(SLOW, 100_000), tmp_path / "run") as federation:
+        first = federation.start("0-1", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 1)
+        first.send_signal(signal.SIGSTOP)
+        second = federation.start("0-1", *SLOW_TASK)
+        federation.server.wait_for("replaced")
+        federation.server.wait_for("lost_residual", worker=0)
+        federation.server.wait_for("lost_residual", worker=1)
+        round_ = federation.status()["round"]
+        federation.wait_until(lambda status: status["round"] > round_)
+        first.send_signal(signal.SIGCONT)
+        first.expect(ExitCode.REFUSED)
+        assert "worker 0 is taken: another process" in first.text
+        assert second.is_running
+        assert federation.server.is_running
 
 
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
@@ -314,6 +388,9 @@ def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path
         proxy.resume()
         federation.finish()
         assert federation.server.logged("worker_ready", workers="[1]")
+        (again,) = distant.logged("joined_again")
+        assert again["message"] == f"joined again: run {again['run_id']}, round {again['round']}"
+        assert 2 <= again["round"] <= rounds
         assert len(federation.server.logged("peer_timeout")) == 1
     reference = Reference.of(config)
     assert len(reference.losses) == rounds

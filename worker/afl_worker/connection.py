@@ -20,6 +20,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+from afl_worker.reasons import plain_reason
 
 LOG = logging.getLogger("afl.worker")
 
@@ -73,6 +74,7 @@ class Connection:
         self._taken = threading.Event()
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
+        self._address = address
         self._channel = grpc.insecure_channel(str(address), options=options)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         self._call = call(self._requests())
@@ -96,9 +98,12 @@ class Connection:
         """Queue one frame of control parts."""
         self.send((control(pb.WorkerFrame(**parts)),))  # type: ignore[arg-type]
 
-    def next_event(self) -> Event:
-        """Wait for the next event."""
-        return self._inbox.get()
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for the next event; ``None`` if there is none within ``timeout_s``."""
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
     def set_liveness(self, *, heartbeat: float, peer_timeout: float) -> None:
         """The run's own interval and limit, in seconds."""
@@ -136,7 +141,7 @@ class Connection:
                     return
             self._inbox.put(Lost("the server closed the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(Lost(self._silence or _described(error)))
+            self._inbox.put(Lost(self._silence or self._described(error)))
         except ProtocolError as error:
             self._inbox.put(Lost(f"the server broke the protocol: {error}"))
 
@@ -165,6 +170,13 @@ class Connection:
             return True
         return False
 
+    def _described(self, error: grpc.RpcError) -> str:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        name = code.name.lower().replace("_", " ") if code else "error"
+        details = str(error.details() if isinstance(error, grpc.Call) else error)
+        LOG.debug("gRPC says: %s: %s", name, details)
+        return plain_reason(name, details, self._address)
+
     def _beat(self) -> None:
         while True:
             self._hurry.wait(self._heartbeat)
@@ -176,9 +188,3 @@ class Connection:
             if silence > self._peer_timeout:
                 self._silence = f"nothing heard from the server for {silence:.0f} s"
                 self._call.cancel()
-
-
-def _described(error: grpc.RpcError) -> str:
-    code = error.code() if isinstance(error, grpc.Call) else None
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    return f"{code.name.lower().replace('_', ' ') if code else 'error'}: {details}"

@@ -16,7 +16,7 @@ import yaml
 from afl.cli.parser import common_options, make_parser
 from afl.config.address import parse_target
 from afl.config.quantities import Duration
-from afl.errors import AflError, ConfigError, ExitCode
+from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.logs import set_up_logs
 from afl_worker.runtime import WorkerOptions, WorkerProcess
 
@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
             "%s", error, extra={"event": "ended", "code": int(error.exit_code)}, exc_info=_cause(error)
         )
-        print(f"afl-worker: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except _InterruptedError as error:
         LOG.warning("stopped by %s", error, extra={"event": "ended", "code": int(ExitCode.INTERRUPTED)})
@@ -127,7 +126,10 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
             raise ConfigError(f"--give-up-after: {error}") from error
     if parsed.data_dir:
         os.environ["AFL_DATA"] = parsed.data_dir
-    server = parse_target(parsed.server)
+    try:
+        server = parse_target(parsed.server)
+    except AddressError as error:
+        raise ConfigError(f"--server: {error}") from error
     if not (server.is_loopback or parsed.insecure):
         raise ConfigError(
             f"--server {server} is another machine, and without TLS anyone between could read and alter the "

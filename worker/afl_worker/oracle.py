@@ -73,6 +73,18 @@ class TaskOracle:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), local.batch_size, self._vector.collect_gradient()
 
+    def train_examples(self, worker: int) -> int:
+        """All of them, not only a minibatch's."""
+        return self._local[worker].train_count
+
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """On a minibatch of its own, as evaluation sees the model, without a gradient."""
+        local = self._local[worker]
+        batch = self._batch(local.train, self._minibatch(worker, round_, Purpose.LOSS_MINIBATCH))
+        with torch.no_grad():
+            loss = self._task.loss(self._module(training=False), batch)
+        return float(loss), local.batch_size
+
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
@@ -88,12 +100,12 @@ class TaskOracle:
             raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
 
-    def _minibatch(self, worker: int, round_: int) -> Tensor:
+    def _minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Tensor:
         local = self._local[worker]
         if local.batch_size == local.train_count:
             # What the draw would give, without it.
             return torch.arange(local.train_count)
-        stream = self._randomness.stream(Purpose.MINIBATCH, round_, worker)
+        stream = self._randomness.stream(purpose, round_, worker)
         return torch.from_numpy(stream.subset(local.train_count, local.batch_size))
 
     def _module(self, *, training: bool) -> nn.Module:

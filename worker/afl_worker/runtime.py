@@ -26,6 +26,7 @@ from afl.errors import (
     RefusedError,
     RunAbortedError,
     TaskError,
+    place,
 )
 from afl.initialization import build_vector, realization_digest
 from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report
@@ -99,6 +100,7 @@ class WorkerProcess:
         self._digest = b""
         self._connection: Connection | None = None
         self._timings = Timings()
+        self._last_session = time.monotonic()
 
     def run(self) -> str:
         """Until the run is complete; returns the server's last word.
@@ -110,7 +112,6 @@ class WorkerProcess:
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
         """
         backoff = FIRST_BACKOFF_S
-        last_contact = time.monotonic()
         steps = 0
         while True:
             self._connection = Connection(
@@ -128,11 +129,11 @@ class WorkerProcess:
                 LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
                 return ending.reason
             if was_welcomed:
-                last_contact = time.monotonic()
+                self._last_session = time.monotonic()
             if self._timings.steps > steps:
                 backoff = FIRST_BACKOFF_S
             steps = self._timings.steps
-            self._give_up_if_due(time.monotonic() - last_contact, ending.reason)
+            self._give_up_if_due(ending.reason)
             LOG.warning(
                 "no session with %s (%s); trying again in %.1f s",
                 self._options.server,
@@ -140,7 +141,10 @@ class WorkerProcess:
                 backoff,
                 extra={"event": "reconnecting"},
             )
-            time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnections; no secret
+            pause = backoff * random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret
+            left = self._time_left()
+            time.sleep(pause if left is None else min(pause, left))
+            self._give_up_if_due(ending.reason)
             backoff = min(2 * backoff, LARGEST_BACKOFF_S)
 
     def _close(self) -> None:
@@ -157,12 +161,18 @@ class WorkerProcess:
             )
             self._connection.close(drain_s=1.0)
 
-    def _give_up_if_due(self, silence: float, reason: str) -> None:
+    def _time_left(self) -> float | None:
+        """Seconds until this worker gives up, at least 0, if no session comes; ``None`` for never."""
         limit = self._options.give_up_after
-        if limit is not None and silence > limit:
+        return None if limit is None else max(0.0, self._last_session + limit - time.monotonic())
+
+    def _give_up_if_due(self, reason: str) -> None:
+        limit = self._options.give_up_after
+        silence = time.monotonic() - self._last_session
+        if limit is not None and silence >= limit:
             raise LostServerError(
                 f"no session with the server at {self._options.server} for {shown_seconds(silence)} "
-                f"(--give-up-after {shown_seconds(limit)}); the last try said: {reason}"
+                f"(--give-up-after {shown_seconds(limit)}); the last try: {reason}"
             )
 
     # One connection.
@@ -173,7 +183,9 @@ class WorkerProcess:
         was_welcomed = False
         while True:
             with self._timings.wait:
-                event = connection.next_event()
+                event = connection.next_event(None if was_welcomed else self._time_left())
+            if event is None:
+                return Lost("no answer"), False
             if isinstance(event, Lost):
                 return event, was_welcomed
             if isinstance(event, Farewell):
@@ -215,6 +227,14 @@ class WorkerProcess:
         if self._participant is None:
             self._run_id = ""
             self._set_up(connection, welcome, settings)
+        else:
+            open_round = welcome.workers[0].position.round if welcome.workers else 0
+            LOG.info(
+                "joined again: run %s, round %d",
+                welcome.run_id,
+                open_round,
+                extra={"event": "joined_again", "run_id": welcome.run_id, "round": open_round},
+            )
         assert self._participant is not None
         self._run_id = welcome.run_id
         vector = self._participant.vector
@@ -265,7 +285,7 @@ class WorkerProcess:
             self._fail(connection, self._options.workers[0], NOWHERE, error)
         self._settings = settings
         self._randomness = randomness
-        self._digest = realization_digest(side.realizations)
+        self._digest = realization_digest(side)
         timed = TimedOracle(oracle, self._timings)
         self._participant = Participant(vector, side, timed, self._options.workers)
         LOG.info(
@@ -299,7 +319,7 @@ class WorkerProcess:
             self._fail(connection, worker, step.position, error)
         if connection.assembler is not None:
             connection.assembler.recycle(committed)
-        if step.kind is Kind.TRAIN and step.position.round < self._settings.rounds:
+        if step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:
                 self._participant.prepare(step.position.round + 1)
@@ -321,7 +341,7 @@ class WorkerProcess:
             )
         )
         connection.close(drain_s=FAILURE_DRAIN_S)
-        where = f"worker {worker}" + (f", round {position.round}" if position != NOWHERE else "")
+        where = place(worker, position.round)
         if isinstance(error, AflError):
             failure = AflError(f"{where}: {error}")
             failure.exit_code = error.exit_code
@@ -362,4 +382,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise TaskError(f"--device {name}: torch sees no CUDA device here; use --device cpu or auto")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise TaskError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error

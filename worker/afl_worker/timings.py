@@ -67,6 +67,15 @@ class TimedOracle:
         with self._timings.compute:
             return self._oracle.gradient(worker, round_)
 
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """As the oracle's."""
+        with self._timings.compute:
+            return self._oracle.loss(worker, round_)
+
+    def train_examples(self, worker: int) -> int:
+        """As the oracle's."""
+        return self._oracle.train_examples(worker)
+
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """As the oracle's."""
         with self._timings.compute:

@@ -1,4 +1,5 @@
-"""AFL-Com (Algorithm 2), and AFL-BR (Algorithm 1) as AFL-Com with the identity compressor.
+"""AFL-Com (Algorithm 2); AFL-BR (Algorithm 1) as AFL-Com with the identity compressor; AFL (SGDA) as AFL-BR
+with projected ascent on the dual weights.
 
 One round t:
 
@@ -14,9 +15,7 @@ compressor's own values: e_hat is zero (section 3.2, key observation), so the se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,46 +23,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.aggregation import OrderedSum
-from afl.algorithms.base import Replica, ServerAlgorithm, WorkerAlgorithm
+from afl.algorithms.base import (
+    LocalModel,
+    Replica,
+    ServerAlgorithm,
+    WorkerAlgorithm,
+    finite_gradient,
+    finite_loss,
+)
+from afl.algorithms.settings import AlgorithmSettings
 from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, expected, pack, unpack, values_of
 from afl.compressors import Compressed, Compressor, Realization, create
-from afl.dual import DualWeights
+from afl.dual import DualRule, DualWeights
 from afl.errors import NonFiniteError
-from afl.feedback import ErrorFeedback, weigh
+from afl.feedback import ErrorFeedback
 from afl.messages import EVALUATION_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite
-
-
-@dataclass(frozen=True)
-class CompressorChoice:
-    """A compressor's name and options, before the dimension is known."""
-
-    name: str = "identity"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class AflComSettings:
-    """What the algorithm needs; the names are those of SPEC and paper.
-
-    Attributes:
-        workers: m.
-        rounds: T.
-        block: B.
-        eta_w: primal step size.
-        eta_q: dual step size; only the server uses it.
-        uplink: C for the workers' messages.
-        downlink: C for the broadcast.
-    """
-
-    workers: int
-    rounds: int
-    block: int
-    eta_w: float
-    eta_q: float
-    uplink: CompressorChoice = CompressorChoice()
-    downlink: CompressorChoice = CompressorChoice()
+from afl.vectors import is_finite, scale
 
 
 class Realizations:
@@ -77,7 +53,7 @@ class Realizations:
 
     def __init__(
         self,
-        settings: AflComSettings,
+        settings: AlgorithmSettings,
         dim: int,
         randomness: SharedRandomness,
         device: torch.device | str = "cpu",
@@ -137,22 +113,24 @@ class AflComServer(ServerAlgorithm):
 
     Args:
         params: w_1, float32 ``[dim]`` on the CPU; moved in place, by :meth:`settle` only.
+        dual: q_1 and its rule; by default KL mirror ascent with restarts.
         forward: whether to forward the sum where the key observation allows it; ``False`` runs step 3 as
             it is written, which gives the same bits.
     """
 
     def __init__(
         self,
-        settings: AflComSettings,
+        settings: AlgorithmSettings,
         params: Tensor,
         randomness: SharedRandomness,
+        dual: DualRule | None = None,
         *,
         forward: bool = True,
     ) -> None:
         self.settings = settings
         self.params = params
         self.round = 1
-        self.dual = DualWeights(settings.workers, settings.eta_q, settings.block)
+        self.dual = dual or DualWeights(settings.workers, settings.eta_q, settings.block)
         self.realizations = Realizations(settings, len(params), randomness)
         uplink = self.realizations.uplink
         self._sums_values = uplink.additive_idempotent
@@ -166,6 +144,11 @@ class AflComServer(ServerAlgorithm):
         )
         self._feedback = None if self._forwards else ErrorFeedback(len(params))
         self._pending: tuple[int, Compressed] | None = None
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Unless the uplink loses nothing."""
+        return not self.realizations.uplink.lossless
 
     @property
     def downlink_residual(self) -> NDArray[np.float32]:
@@ -188,13 +171,19 @@ class AflComServer(ServerAlgorithm):
         """l_i of the open round."""
         self._losses[worker] = loss
 
-    def received(self, worker: int) -> int:
+    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
         """Bytes already summed or held for the sum."""
         if not isinstance(self._sum, OrderedSum) or self._pending is not None:
             return 0
         return self._sum.received(worker) * VALUE_BYTES
 
-    def add_piece(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
+    def add_piece(
+        self,
+        worker: int,
+        payload: int,  # noqa: ARG002  # there is one
+        header: PayloadHeader,
+        data: bytes | memoryview,
+    ) -> None:
         """Fold the next bytes of c_i."""
         self.settle()
         if isinstance(self._sum, OrderedSum):
@@ -265,6 +254,10 @@ class AflComServer(ServerAlgorithm):
         self._pending = None
         self._sum.reset()
 
+    def digest_material(self) -> bytes:
+        """Of round 1's realizations."""
+        return self.realizations.digest_material()
+
     def _dense_sum(self) -> Tensor:
         total = torch.from_numpy(self._sum.total)
         if not self._sums_values:
@@ -322,7 +315,7 @@ class _OrderedMessages:
 class AflComReplica(Replica):
     """Any copy of the model: step 5."""
 
-    def __init__(self, settings: AflComSettings, realizations: Realizations) -> None:
+    def __init__(self, settings: AlgorithmSettings, realizations: Realizations) -> None:
         self._settings = settings
         self._realizations = realizations
         self._expected = expected(realizations.downlink)
@@ -341,7 +334,7 @@ class AflComWorker(WorkerAlgorithm):
     """
 
     def __init__(self, worker: int, realizations: Realizations, device: torch.device | str = "cpu") -> None:
-        self._worker = worker
+        super().__init__(worker)
         self._realizations = realizations
         dim = realizations.uplink.dim
         self._feedback = None if realizations.uplink.lossless else ErrorFeedback(dim, device)
@@ -352,15 +345,17 @@ class AflComWorker(WorkerAlgorithm):
         """e^(i), float32 ``[dim]``."""
         return torch.zeros_like(self._message) if self._feedback is None else self._feedback.residual
 
-    def report(
-        self, position: Position, weight: float, loss: float, examples: int, gradient: Tensor
-    ) -> tuple[Report, list[Payload]]:
-        """Weigh, compress with error feedback, and pack."""
+    def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
+        """Weigh the gradient, compress it with error feedback, and pack."""
         if self._feedback is None:
-            weigh(gradient, weight, out=self._message)  # at most the gradient, since a weight is at most 1
+            loss, examples, gradient = model.gradient(position.round)
+            # At most the gradient, since a weight is at most 1; and not finite where the gradient is not.
+            if not scale(gradient, weight, out=self._message):
+                raise NonFiniteError("the gradient has an element that is not finite")
             compressed = Compressed(self._message.cpu().numpy())
         else:
+            loss, examples, gradient = finite_gradient(model, position.round)
             realization = self._realizations.of_uplink(position.round)
             compressed = self._feedback.compress(gradient, realization, weight=weight)
         payload = pack(self._realizations.uplink, compressed)
-        return Report(self._worker, position, loss, examples, (payload.header,)), [payload]
+        return Report(self.worker, position, finite_loss(loss), examples, (payload.header,)), [payload]

@@ -3,37 +3,78 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afl.algorithms.settings import AlgorithmSettings
+from afl.errors import NonFiniteError
 from afl.messages import Payload, PayloadHeader, Position, Report
+from afl.vectors import is_finite
 
 
 class ServerAlgorithm(abc.ABC):
     """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
 
-    One call at a time; no call blocks but on arithmetic.
+    A synchronization round has one phase or more; in the first the workers train, in the others they
+    compute losses. One call at a time; no call blocks but on arithmetic.
+
+    Attributes:
+        settings: the run's.
+        params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
     """
+
+    phases: ClassVar[int] = 1
+    """How many exchanges a synchronization round has."""
+
+    sends_dual_weights: ClassVar[bool] = True
+    """Whether a worker is told its dual weight."""
+
+    settings: AlgorithmSettings
+    params: Tensor
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether a worker's process holds what a new one cannot make again: its uplink residual."""
+        return False
+
+    @property
+    def participants(self) -> Sequence[int]:
+        """The workers that the open phase waits for, ascending."""
+        return range(self.settings.workers)
+
+    @property
+    def worker_params(self) -> Tensor:
+        """What a worker's model holds in the open phase, float32 ``[dim]``; :meth:`settle` comes first."""
+        return self.params
 
     @abc.abstractmethod
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:
         """What a worker's report at ``position`` carries. Index sections are bounded, not fixed:
         ``index_bytes`` is then the most that is accepted."""
 
+    def open_report(self, report: Report) -> None:  # noqa: B027  # most algorithms need nothing of it
+        """A worker's report has begun; its payloads follow.
+
+        Raises:
+            ProtocolError: if its header is not one the algorithm can use.
+        """
+
     @abc.abstractmethod
     def add_loss(self, worker: int, loss: float) -> None:
-        """A worker's finite loss for the open phase."""
+        """The finite loss of a worker whose report is complete."""
 
     @abc.abstractmethod
-    def received(self, worker: int) -> int:
-        """Bytes of the worker's payload that are already in the sum and cannot be taken back."""
+    def received(self, worker: int, payload: int) -> int:
+        """Bytes of a worker's payload that are already in the sum and cannot be taken back."""
 
     @abc.abstractmethod
-    def add_piece(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
-        """The next bytes of the worker's payload, in order, without gaps.
+    def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
+        """The next bytes of a worker's payload, in order, without gaps.
 
         Raises:
             NonFiniteError: if a value is not finite; nothing of this piece was taken.
@@ -42,11 +83,11 @@ class ServerAlgorithm(abc.ABC):
 
     @abc.abstractmethod
     def drop(self, worker: int) -> None:
-        """Forget what has come of an unfinished payload, as far as it is not in the sum."""
+        """Forget what has come of an unfinished report, as far as it is not in the sum."""
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget the open phase's sum and losses; all workers report again."""
+        """Forget the open phase's sums and losses; all its workers report again."""
 
     @property
     @abc.abstractmethod
@@ -57,17 +98,17 @@ class ServerAlgorithm(abc.ABC):
     def would_wait(self, worker: int) -> bool:
         """Whether a piece of ``worker`` that came now would be held rather than summed."""
 
-    @abc.abstractmethod
     def streamed_header(self) -> PayloadHeader | None:
         """The downlink payload's header if it can be sent while the uplink still comes, else ``None``."""
+        return None
 
-    @abc.abstractmethod
     def streamed(self) -> memoryview:
         """The bytes of the downlink payload that are final so far (its beginning)."""
+        raise AssertionError("an algorithm without a streamed header streams nothing")
 
     @abc.abstractmethod
     def close(self) -> Payload:
-        """All workers have reported: make the downlink payload and the next dual weights.
+        """All participants have reported: end the phase and make what the next step carries.
 
         The payload's buffers stay valid until :meth:`settle`.
         """
@@ -80,6 +121,10 @@ class ServerAlgorithm(abc.ABC):
     @abc.abstractmethod
     def dual_weights(self) -> NDArray[np.float64]:
         """q for the open round, ``[m]``."""
+
+    @abc.abstractmethod
+    def digest_material(self) -> bytes:
+        """What a worker must draw as the server does, in round 1; compared at the handshake."""
 
 
 class Replica(abc.ABC):
@@ -94,16 +139,83 @@ class Replica(abc.ABC):
         """
 
 
+class LocalModel(Protocol):
+    """A worker's model and data, as a training step sees them."""
+
+    @property
+    def params(self) -> Tensor:
+        """The model, float32 ``[dim]``; what is changed in it counts after :meth:`publish`."""
+        ...
+
+    @property
+    def train_examples(self) -> int:
+        """How many training examples the worker has."""
+        ...
+
+    def publish(self) -> None:
+        """Make the module compute with :attr:`params`."""
+        ...
+
+    def gradient(self, update: int) -> tuple[float, int, Tensor]:
+        """The loss on the minibatch of an update round (1-based), its size, and the gradient, float32
+        ``[dim]``, free to change."""
+        ...
+
+    def loss(self, synchronization: int) -> tuple[float, int]:
+        """The loss on a minibatch drawn for that alone, and its size."""
+        ...
+
+
 class WorkerAlgorithm(abc.ABC):
     """One worker's half."""
 
+    takes_weight: ClassVar[bool] = True
+    """Whether training needs the worker's dual weight."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
     @abc.abstractmethod
-    def report(
-        self, position: Position, weight: float, loss: float, examples: int, gradient: Tensor
-    ) -> tuple[Report, list[Payload]]:
+    def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """The answer to a training step.
 
         Args:
-            weight: this worker's dual weight.
-            gradient: float32 ``[dim]``, finite; may be changed.
+            weight: this worker's dual weight; 1 if it takes none.
+
+        Raises:
+            NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
+                model and the residual are as before, except where the residual itself overflows.
         """
+
+    def measure(self, position: Position, model: LocalModel) -> tuple[Report, list[Payload]]:
+        """The answer to a step that asks for a loss at the model as it is.
+
+        Raises:
+            NonFiniteError: if the loss is not finite.
+        """
+        loss, examples = model.loss(position.round)
+        return Report(self.worker, position, finite_loss(loss), examples), []
+
+
+def finite_loss(loss: float) -> float:
+    """The loss.
+
+    Raises:
+        NonFiniteError: if it is not finite.
+    """
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"the loss is {loss}")
+    return loss
+
+
+def finite_gradient(model: LocalModel, update: int) -> tuple[float, int, Tensor]:
+    """The loss, minibatch size and gradient of an update round.
+
+    Raises:
+        NonFiniteError: if the loss or an element of the gradient is not finite.
+    """
+    loss, examples, gradient = model.gradient(update)
+    finite_loss(loss)
+    if not is_finite(gradient):
+        raise NonFiniteError("the gradient has an element that is not finite")
+    return loss, examples, gradient

@@ -7,22 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from afl.algorithms.afl_com import (
-    AflComReplica,
-    AflComServer,
-    AflComSettings,
-    AflComWorker,
-    Realizations,
-)
+from afl.algorithms.afl_com import AflComReplica, AflComServer, AflComWorker, Realizations
 from afl.algorithms.base import Replica, ServerAlgorithm, WorkerAlgorithm
+from afl.algorithms.drfa import DrfaServer
+from afl.algorithms.fedavg import FedAvgServer
+from afl.algorithms.local_sgd import IterateReplica, LocalSgdWorker, snapshot_offset
+from afl.algorithms.settings import AlgorithmSettings
+from afl.dual import ProjectedAscent
 from afl.randomness import SharedRandomness
 
-ALGORITHMS = ("afl-br", "afl-com")
-"""AFL-BR is AFL-Com with the identity compressor."""
+ALGORITHMS = ("afl-br", "afl-com", "sgda", "drfa", "fedavg")
+"""AFL-BR is AFL-Com with the identity compressor; SGDA is AFL-BR with projected ascent."""
 
 
-def server_half(settings: AflComSettings, params: Tensor, randomness: SharedRandomness) -> ServerAlgorithm:
+def server_half(settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness) -> ServerAlgorithm:
     """The server's half, which moves ``params`` in place."""
+    if settings.name == "fedavg":
+        return FedAvgServer(settings, params)
+    if settings.name == "drfa":
+        return DrfaServer(settings, params, randomness)
+    if settings.name == "sgda":
+        return AflComServer(settings, params, randomness, ProjectedAscent(settings.workers, settings.eta_q))
     return AflComServer(settings, params, randomness)
 
 
@@ -31,14 +36,37 @@ class WorkerSide:
 
     def __init__(
         self,
-        settings: AflComSettings,
+        settings: AlgorithmSettings,
         dim: int,
         randomness: SharedRandomness,
         workers: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> None:
-        self.realizations = Realizations(settings, dim, randomness, device)
-        self.replica: Replica = AflComReplica(settings, self.realizations)
-        self.halves: dict[int, WorkerAlgorithm] = {
-            worker: AflComWorker(worker, self.realizations, device) for worker in workers
-        }
+        self.settings = settings
+        self._randomness = randomness
+        self._realizations: Realizations | None = None
+        self.replica: Replica
+        self.halves: dict[int, WorkerAlgorithm]
+        if settings.name in {"fedavg", "drfa"}:
+            snapshots = randomness if settings.name == "drfa" else None
+            self.replica = IterateReplica()
+            self.halves = {worker: LocalSgdWorker(worker, settings, snapshots) for worker in workers}
+            return
+        realizations = Realizations(settings, dim, randomness, device)
+        self._realizations = realizations
+        self.replica = AflComReplica(settings, realizations)
+        self.halves = {worker: AflComWorker(worker, realizations, device) for worker in workers}
+
+    def prepare(self, synchronization: int) -> None:
+        """Draw a coming round's randomness, off the critical path."""
+        if self._realizations is not None and synchronization <= self.settings.synchronizations:
+            self._realizations.prepare(synchronization)
+
+    def digest_material(self) -> bytes:
+        """As :meth:`afl.algorithms.base.ServerAlgorithm.digest_material`."""
+        if self._realizations is not None:
+            return self._realizations.digest_material()
+        if self.settings.name == "drfa":
+            steps = len(self.settings.updates_of(1))
+            return snapshot_offset(self._randomness, 1, steps).to_bytes(8, "little")
+        return b""

@@ -289,10 +289,15 @@ def _compressor_line(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _directory(path: Path, limit: int | None) -> list[Section]:
+    there = [name for name in ("config.yaml", "summary.json", "metrics.jsonl") if (path / name).is_file()]
     sections: list[Section] = []
-    for name in ("config.yaml", "summary.json", "metrics.jsonl"):
-        if (path / name).is_file():
-            sections += describe(path / name, everything=limit is None)
+    if "metrics.jsonl" in there and "summary.json" not in there:
+        sections.append(_unfinished(path))
+    # A server writes its first line of metrics once a round is closed.
+    if "metrics.jsonl" in there and not (path / "metrics.jsonl").stat().st_size:
+        there.remove("metrics.jsonl")
+    for name in there:
+        sections += describe(path / name, everything=limit is None)
     models = sorted(path.glob("model-*.safetensors"))
     if models:
         table = Table(title="Models", title_justify="left", title_style="bold")
@@ -312,6 +317,19 @@ def _directory(path: Path, limit: int | None) -> list[Section]:
             f"{path}: holds no run (none of config.yaml, summary.json, metrics.jsonl, model-*.safetensors)"
         )
     return sections
+
+
+def _unfinished(path: Path) -> Section:
+    """What to say of a run that its server has not concluded."""
+    entries, _ = _entries(path / "metrics.jsonl")
+    rounds = [entry["round"] for entry in entries if entry.get("event") == "round" and "round" in entry]
+    return facts(
+        {
+            "state": "no summary.json: its server still runs (see afl status), or died before the end",
+            "last round": f"{rounds[-1]} is the last that metrics.jsonl has" if rounds else "none was closed",
+        },
+        title=f"Run {path}: UNFINISHED",
+    )
 
 
 def _entries(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -76,9 +76,13 @@ def describe_workers(state: Mapping[str, Any]) -> str:
     """Who is there, and who is waited for."""
     missing, late = state["workers_missing"], state["reports_missing"]
     if missing:
-        return f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {_named(missing)}"
+        waiting = [
+            str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
+            for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
+        ]
+        return f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {_named(waiting)}"
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; slowest: {_named(late)}"
+        return f"all {state['workers']} ready; slowest: {_named(list(map(str, late)))}"
     return f"all {state['workers']} ready"
 
 
@@ -115,6 +119,5 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
 
 
-def _named(workers: list[int]) -> str:
-    names = ", ".join(map(str, workers[:MOST_NAMED]))
-    return names + (", ..." if len(workers) > MOST_NAMED else "")
+def _named(workers: list[str]) -> str:
+    return ", ".join(workers[:MOST_NAMED]) + (", ..." if len(workers) > MOST_NAMED else "")

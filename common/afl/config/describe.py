@@ -103,7 +103,8 @@ def _accepted(annotation: Any, metadata: Iterable[Any]) -> str:
         words = [null if arm is type(None) else _accepted(arm, metadata) for arm in arms]
         return f"{', '.join(words[:-1])}, or {words[-1]}"
     if get_origin(annotation) is Literal:
-        return " or ".join(get_args(annotation))
+        names = get_args(annotation)
+        return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
     return _kind(annotation) + _bounds(metadata)
 
 

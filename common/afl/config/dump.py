@@ -30,12 +30,18 @@ def config_digest(config: Config) -> str:
     depends on the machine's mathematical library.
     """
     algorithm = config.algorithm
+    own = {
+        "local_steps": algorithm.local_steps,
+        "sampled": algorithm.sampled,
+        "weighting": algorithm.weighting,
+    }
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
         "task": config.task.model_dump(mode="json"),
         "algorithm": {
-            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink"}),
+            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *own}),
+            **{key: value for key, value in own.items() if value not in {None, 1, "uniform"}},
             "block": algorithm.block_length,
             "uplink": algorithm.uplink_compressor.model_dump(mode="json"),
             "downlink": algorithm.downlink_compressor.model_dump(mode="json"),

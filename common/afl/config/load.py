@@ -240,4 +240,5 @@ def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
         for problem in rule({**defaults, **section}):
             key = (name, *problem.key)
             problems.append(Problem(key, problem.found, problem.accepted, problem.nearest, problem.note))
+    problems.extend(rules.whole(values))
     return problems

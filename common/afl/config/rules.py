@@ -36,7 +36,11 @@ def require(problems: Sequence[Problem]) -> None:
 
 def algorithm(values: Mapping[str, Any]) -> list[Problem]:
     """An option that the algorithm or a step size does not use is refused; one that it needs is required."""
-    problems = [
+    name = str(values.get("name"))
+    problems = [*_unused(name, values), *_theory_of_others(name, values)]
+    if name in USED and "eta_q" in USED[name] and values.get("eta_q") is None and "eta_q" in values:
+        problems.append(Problem(("eta_q",), "nothing", f"a step size on the dual weights; {name} needs it"))
+    problems += [
         *_constant(values, step="eta_w", constant="smoothness", meaning="the smoothness constant L"),
         *_constant(
             values, step="eta_q", constant="sigma_q", meaning="the sub-Gaussian parameter of the loss"
@@ -44,14 +48,59 @@ def algorithm(values: Mapping[str, Any]) -> list[Problem]:
     ]
     for direction in ("uplink", "downlink"):
         section = values.get(direction)
-        if section is None:
-            continue
-        if values.get("name") == "afl-br":
-            accepted = f"no {direction}; afl-br does not compress; use afl-com"
-            problems.append(Problem((direction,), shown(section), accepted))
-        elif isinstance(section, Mapping):
+        if isinstance(section, Mapping) and name not in USED.keys() - {"afl-com"}:
             problems.extend(_within(direction, _compressor(section)))
     return problems
+
+
+USED: Final[Mapping[str, frozenset[str]]] = {
+    "afl-br": frozenset({"block", "eta_q"}),
+    "afl-com": frozenset({"block", "eta_q", "uplink", "downlink"}),
+    "sgda": frozenset({"eta_q"}),
+    "drfa": frozenset({"eta_q", "local_steps", "sampled"}),
+    "fedavg": frozenset({"local_steps", "weighting"}),
+}
+"""What each algorithm uses of the options that not all of them do."""
+
+
+def _unused(name: str, values: Mapping[str, Any]) -> list[Problem]:
+    used = USED.get(name)
+    if used is None:
+        return []
+    problems = []
+    for option in sorted(frozenset().union(*USED.values()) - used):
+        if values.get(option) is None:
+            continue
+        why = "does not use it"
+        if option in {"uplink", "downlink"}:
+            why = "does not compress; use afl-com"
+        elif option in {"block", "local_steps"}:
+            why += f"; {' and '.join(other for other in USED if option in USED[other])} do"
+        problems.append(Problem((option,), shown(values[option]), f"no {option}; {name} {why}"))
+    return problems
+
+
+def _theory_of_others(name: str, values: Mapping[str, Any]) -> list[Problem]:
+    """The theorems set the step sizes of AFL-BR and AFL-Com."""
+    if name not in USED or name in {"afl-br", "afl-com"}:
+        return []
+    return [
+        Problem(
+            (step,), '"theory"', f"a number; the theorems set step sizes for afl-br and afl-com, not {name}"
+        )
+        for step in ("eta_w", "eta_q")
+        if values.get(step) == "theory" and (step == "eta_w" or step in USED[name])
+    ]
+
+
+def whole(values: Mapping[str, Any]) -> list[Problem]:
+    """What sections demand of each other; the keys start at the top."""
+    workers, section = values.get("workers"), values.get("algorithm")
+    sampled = section.get("sampled") if isinstance(section, Mapping) else None
+    if type(sampled) is int and type(workers) is int and sampled > workers:
+        accepted = f"at most workers ({workers})"
+        return [Problem(("algorithm", "sampled"), shown(sampled), accepted)]
+    return []
 
 
 def server(values: Mapping[str, Any]) -> list[Problem]:

@@ -141,27 +141,52 @@ class Algorithm(Section):
     """How it is learned."""
 
     name: Annotated[
-        Literal["afl-br", "afl-com"],
-        Field(description="afl-br sends whole vectors; afl-com compresses both ways"),
+        Literal["afl-br", "afl-com", "sgda", "drfa", "fedavg"],
+        Field(
+            description="afl-br sends whole vectors; afl-com compresses both ways;"
+            " sgda, drfa and fedavg are what they are compared with"
+        ),
     ]
     rounds: Annotated[Count, Unit("rounds"), Field(description="T, the number of update rounds")]
     block: Annotated[
-        Count | Literal["auto"],
+        Count | Literal["auto"] | None,
         Unit("rounds"),
-        Field(description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T)"),
-    ] = "auto"
+        Null("auto"),
+        Field(
+            description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T);"
+            " afl-br and afl-com only"
+        ),
+    ] = None
     eta_w: Annotated[
         Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | Literal["theory"],
         Field(description="step size on the parameters; theory is 1 / (8 L T^(3/4)) and needs smoothness"),
     ]
     eta_q: Annotated[
-        Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | Literal["theory"],
+        Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | Literal["theory"] | None,
         Unit("1/loss"),
+        Null("not given"),
         Field(
-            description="step size on the dual weights; theory is"
-            " 2 sqrt(ln m) / (sigma_q T^(1/4)); needs sigma_q"
+            description="step size on the dual weights, required but for fedavg; theory is"
+            " 2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"
         ),
-    ]
+    ] = None
+    local_steps: Annotated[
+        Count | None,
+        Unit("steps"),
+        Null("1"),
+        Field(description="tau, a worker's steps between two synchronizations; drfa and fedavg only"),
+    ] = None
+    sampled: Annotated[
+        Count | None,
+        Unit("workers"),
+        Null("all workers"),
+        Field(description="b, how many workers a synchronization draws; drfa only"),
+    ] = None
+    weighting: Annotated[
+        Literal["uniform", "samples"] | None,
+        Null("uniform"),
+        Field(description="what a worker's model counts: all alike, or by training examples; fedavg only"),
+    ] = None
     smoothness: Annotated[
         Constant | None,
         Null("not given"),
@@ -187,7 +212,7 @@ class Algorithm(Section):
     @property
     def block_length(self) -> int:
         """B, the number of rounds between two restarts of the dual weights."""
-        return theory.block_length(self.rounds) if self.block == "auto" else self.block
+        return theory.block_length(self.rounds) if self.block in {None, "auto"} else int(self.block)
 
     @property
     def eta_w_value(self) -> float:
@@ -200,7 +225,7 @@ class Algorithm(Section):
     def eta_q_value(self, workers: int) -> float:
         """The step size on the dual weights of ``workers`` workers, in 1/loss."""
         if self.eta_q != "theory":
-            return self.eta_q
+            return self.eta_q or 0.0
         assert self.sigma_q is not None
         return theory.dual_step(self.rounds, workers, self.sigma_q)
 
@@ -343,6 +368,11 @@ class Config(Section):
     server: Annotated[Server, Field(description="the server process")] = Server()
     worker: Annotated[Worker, Field(description="what every worker is told")] = Worker()
     faults: Annotated[Faults, Field(description="what happens when something breaks")] = Faults()
+
+    @model_validator(mode="after")
+    def _obeys_rules(self) -> Self:
+        rules.require(rules.whole(self.model_dump()))
+        return self
 
     @property
     def eta_q_value(self) -> float:

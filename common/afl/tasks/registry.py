@@ -62,8 +62,8 @@ def load_task(
     is_path = ":" in name_or_path
     if is_path and not allow_path:
         raise ConfigError(
-            f"task {name_or_path}: a path is accepted on this machine's own command line only (--task); "
-            "elsewhere give the name of an installed task"
+            f"task {name_or_path}: a class that is named by its module is loaded only if this machine's own "
+            f"command line names it: add --task {name_or_path}"
         )
     if is_path:
         loaded = _imported_path(name_or_path)
@@ -108,8 +108,8 @@ def _named(name: str) -> EntryPoint:
         hint = nearest(name, installed)
         hint = f"{hint} " if hint.startswith("did") else ""
         raise ConfigError(
-            f"task {name}: no such task; {hint}installed: {names}; a task of your own is given as "
-            "package.module:Class on the command line (--task)"
+            f"task {name}: no such task; {hint}installed: {names}; install the package that has it, or name "
+            "its class: a worker with --task package.module:Class, a run's configuration with task.name"
         )
     return installed[name]
 

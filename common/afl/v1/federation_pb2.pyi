@@ -24,6 +24,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_SNAPSHOT: _ClassVar[Role]
     ROLE_MASKED_UPDATE: _ClassVar[Role]
     ROLE_BUFFERS: _ClassVar[Role]
+    ROLE_ITERATE: _ClassVar[Role]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -58,6 +59,7 @@ ROLE_FROZEN: Role
 ROLE_SNAPSHOT: Role
 ROLE_MASKED_UPDATE: Role
 ROLE_BUFFERS: Role
+ROLE_ITERATE: Role
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_DENSE: Encoding
 ENCODING_INDEXED: Encoding
@@ -265,15 +267,17 @@ class Step(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., kind: _Optional[_Union[Kind, str]] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("position", "dual_weights")
+    __slots__ = ("position", "dual_weights", "workers")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     DUAL_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     position: Position
     dual_weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., dual_weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., dual_weights: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest")
+    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +285,7 @@ class Report(_message.Message):
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     loss: float
@@ -288,7 +293,8 @@ class Report(_message.Message):
     payloads: _containers.RepeatedCompositeFieldContainer[Payload]
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     model_digest: bytes
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
+    weight: float
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "value")

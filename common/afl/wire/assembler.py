@@ -93,11 +93,14 @@ class StepAssembler:
             if filled != header.total_bytes:
                 raise ProtocolError(f"a commit after {filled} of {header.total_bytes} payload bytes")
         weights = list(commit.dual_weights)
-        if step.kind is Kind.TRAIN:
+        if step.kind is Kind.TRAIN and weights:
             if len(weights) != len(self._workers):
                 raise ProtocolError(f"{len(weights)} dual weights for {len(self._workers)} workers")
             if not all(0.0 <= weight <= 1.0 for weight in weights):
                 raise ProtocolError("a dual weight outside [0, 1]")
+        asked = frozenset(commit.workers) or None
+        if asked and not asked.issubset(self._workers):
+            raise ProtocolError(f"a step for workers {sorted(asked)}, not all of this session")
         payloads = tuple(memoryview(buffer) for buffer in self._buffers)
         self._step, self._buffers = None, []
-        return CommittedStep(step, payloads, dict(zip(self._workers, weights, strict=False)))
+        return CommittedStep(step, payloads, dict(zip(self._workers, weights, strict=False)), asked)

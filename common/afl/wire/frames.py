@@ -68,12 +68,13 @@ def traffic_of_kind(kind: Kind) -> Traffic:
         Kind.TRAIN: Traffic.GRADIENT,
         Kind.EVALUATE: Traffic.EVALUATION,
         Kind.MODEL: Traffic.MODEL,
+        Kind.LOSS: Traffic.GRADIENT,
     }[kind]
 
 
 def traffic_of_role(role: Role) -> Traffic:
     """What a payload of this role is for."""
-    return Traffic.GRADIENT if role is Role.UPDATE else Traffic.MODEL
+    return Traffic.MODEL if role in {Role.MODEL, Role.FROZEN} else Traffic.GRADIENT
 
 
 # Building.
@@ -94,9 +95,15 @@ def step_frame(step: Step) -> Frame:
     return Frame(pb.ServerFrame(step=message).SerializeToString(), FrameContent(traffic_of_kind(step.kind)))
 
 
-def commit_frame(position: Position, kind: Kind, dual_weights: Sequence[float]) -> Frame:
-    """The closing of a step for one session."""
-    message = pb.Commit(position=_position(position), dual_weights=dual_weights)
+def commit_frame(
+    position: Position, kind: Kind, dual_weights: Sequence[float], workers: Sequence[int] = ()
+) -> Frame:
+    """The closing of a step for one session.
+
+    Args:
+        workers: those of the session that answer; none for all of them.
+    """
+    message = pb.Commit(position=_position(position), dual_weights=dual_weights, workers=workers)
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
     return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
 
@@ -111,8 +118,9 @@ def report_frame(report: Report, kind: Kind) -> Frame:
         payloads=[_payload(header) for header in report.payloads],
         metrics=[pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
         model_digest=report.model_digest,
+        weight=report.weight,
     )
-    content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * (1 + len(report.metrics)))
+    content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
     return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
 
 
@@ -243,6 +251,7 @@ def report_of(message: pb.Report) -> Report:
         payloads=tuple(payload_header_of(entry) for entry in message.payloads),
         metrics=metrics,
         model_digest=message.model_digest,
+        weight=message.weight,
     )
 
 
@@ -286,7 +295,7 @@ def content_of_worker_frame(
         header_of: the payload that a worker's chunks belong to, before this frame's own reports.
         traffic: what the open step is for, used if the frame holds a report or a chunk.
     """
-    scalars = sum(_SCALAR_BYTES * (1 + len(report.metrics)) for report in frame.reports)
+    scalars = sum(_SCALAR_BYTES * _scalars(report) for report in frame.reports)
     values = indices = 0
     own = {report.worker: report.payloads[0].index_bytes for report in frame.reports if report.payloads}
     for chunk in frame.chunks:
@@ -298,6 +307,11 @@ def content_of_worker_frame(
     if not (frame.reports or frame.chunks):
         return FrameContent(Traffic.CONTROL)
     return FrameContent(traffic, values, indices, scalars)
+
+
+def _scalars(report: Report | pb.Report) -> int:
+    """The loss, the metrics, and a weight where there is one."""
+    return 1 + len(report.metrics) + (report.weight != 0.0)
 
 
 def _position(position: Position) -> pb.Position:

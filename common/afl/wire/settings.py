@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from afl.algorithms.afl_com import AflComSettings, CompressorChoice
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.codecs.payload import VALUE_BYTES
 from afl.config import Config
 from afl.errors import ProtocolError
@@ -25,11 +25,15 @@ class RunSettings:
     batch_size: int
     evaluation_batch_size: int
     threads: int
-    algorithm: str
-    parameters: AflComSettings
+    parameters: AlgorithmSettings
     chunk_bytes: int
     heartbeat: float
     peer_timeout: float
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.parameters.name
 
     @property
     def workers(self) -> int:
@@ -58,13 +62,16 @@ class RunSettings:
             batch_size=config.task.batch_size,
             evaluation_batch_size=config.task.evaluation_batch_size,
             threads=config.worker.threads,
-            algorithm=algorithm.name,
-            parameters=AflComSettings(
+            parameters=AlgorithmSettings(
+                name=algorithm.name,
                 workers=config.workers,
                 rounds=algorithm.rounds,
                 block=algorithm.block_length,
                 eta_w=algorithm.eta_w_value,
                 eta_q=config.eta_q_value,
+                local_steps=algorithm.local_steps or 1,
+                sampled=algorithm.sampled,
+                weigh_by_samples=algorithm.weighting == "samples",
                 uplink=uplink,
                 downlink=uplink if algorithm.downlink is None else _choice(algorithm.downlink),
             ),
@@ -84,12 +91,12 @@ class RunSettings:
             batch_size=self.batch_size,
             evaluation_batch_size=self.evaluation_batch_size,
             threads=self.threads,
-            algorithm=self.algorithm,
+            algorithm=parameters.name,
             rounds=parameters.rounds,
             eta_w=parameters.eta_w,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps({"block": parameters.block, "eta_q": parameters.eta_q}),
+            algorithm_options=json.dumps({name: getattr(parameters, name) for name in _OPTIONS}),
             chunk_bytes=self.chunk_bytes,
             heartbeat_seconds=self.heartbeat,
             peer_timeout_seconds=self.peer_timeout,
@@ -102,18 +109,12 @@ class RunSettings:
         Raises:
             ProtocolError: if a part is missing or malformed.
         """
-        options = _json_object(message.algorithm_options, "algorithm_options")
-        block, eta_q = options.get("block", 1), options.get("eta_q", 0.0)
         counts = (message.workers, message.rounds, message.batch_size, message.evaluation_batch_size)
         durations = (message.heartbeat_seconds, message.peer_timeout_seconds)
         if not all(counts) or not message.chunk_bytes or not all(0 < value < math.inf for value in durations):
             raise ProtocolError("the server's settings lack a count, a size or a duration")
         if message.chunk_bytes % VALUE_BYTES:
             raise ProtocolError(f"chunks of {message.chunk_bytes} bytes would cut a value in two")
-        if type(block) is not int or block < 1:
-            raise ProtocolError(f"the server's algorithm_options: block is {block!r}, not a count of rounds")
-        if type(eta_q) not in {int, float} or not 0 <= eta_q <= sys.float_info.max:
-            raise ProtocolError(f"the server's algorithm_options: eta_q is {eta_q!r}, not a step size")
         if not math.isfinite(message.eta_w):
             raise ProtocolError(f"the server's eta_w is {message.eta_w}")
         return cls(
@@ -122,13 +123,12 @@ class RunSettings:
             batch_size=message.batch_size,
             evaluation_batch_size=message.evaluation_batch_size,
             threads=max(1, message.threads),
-            algorithm=message.algorithm,
-            parameters=AflComSettings(
+            parameters=AlgorithmSettings(
+                name=message.algorithm,
                 workers=message.workers,
                 rounds=message.rounds,
-                block=int(block),
                 eta_w=message.eta_w,
-                eta_q=float(eta_q),
+                **_algorithm_options(message.algorithm_options),
                 uplink=_choice_of(message.uplink),
                 downlink=_choice_of(message.downlink),
             ),
@@ -136,6 +136,36 @@ class RunSettings:
             heartbeat=message.heartbeat_seconds,
             peer_timeout=message.peer_timeout_seconds,
         )
+
+
+_OPTIONS = ("block", "eta_q", "local_steps", "sampled", "weigh_by_samples")
+
+
+def _algorithm_options(text: str) -> dict[str, Any]:
+    options = {"block": 1, "eta_q": 0.0, **_json_object(text, "algorithm_options")}
+    allowed: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "block": (_is_count, "a count of rounds"),
+        "eta_q": (_is_step_size, "a step size"),
+        "local_steps": (_is_count, "a count of steps"),
+        "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
+        "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
+    }
+    for name, (is_right, what) in allowed.items():
+        if name in options and not is_right(options[name]):
+            raise ProtocolError(f"the server's algorithm_options: {name} is {options[name]!r}, not {what}")
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        raise ProtocolError(f"the server's algorithm_options: this version does not know {unknown[0]!r}")
+    options["eta_q"] = float(options["eta_q"])
+    return options
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_step_size(value: Any) -> bool:
+    return type(value) in {int, float} and 0 <= value <= sys.float_info.max
 
 
 def _choice(section: Any) -> CompressorChoice:

@@ -176,6 +176,28 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     for expected in ("Evaluations", "model-best.safetensors", model_digest(path), "not evaluated"):
         assert expected in shown
+    assert "UNFINISHED" not in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "none was closed"),
+        ("\n".join(metrics_lines(3)) + "\n", "3 is the last that metrics.jsonl has"),
+        ("\n".join(metrics_lines(3))[:-200], "2 is the last that metrics.jsonl has"),
+    ],
+)
+def test_a_run_directory_whose_server_died(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(content)
+    (tmp_path / "config.yaml").write_text(
+        "workers: 2\ntask: {name: digits}\nalgorithm: {name: afl-br, rounds: 9, eta_w: 0.1, eta_q: 0.1}\n"
+    )
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("UNFINISHED", "no summary.json", said, "9 rounds"):
+        assert expected in shown
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ STATE = {
     "open_round": 21,
     "workers": 12,
     "workers_missing": [],
+    "workers_missing_seconds": [],
     "reports_missing": [3],
     "open_step_seconds": 9.0,
     "seconds": 4.0,
@@ -81,6 +82,14 @@ def test_the_run_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in shown
     assert "1.50 kB" in shown
     assert "2.50 MB" in shown
+
+
+def test_missing_workers_and_for_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = {"workers_missing": [2, 5, 7], "workers_missing_seconds": [None, 125.0, 3.21]}
+    with serving(json.dumps({**STATE, **missing}).encode()) as address:
+        assert main(["status", address]) == 0
+    said = "9 of 12 ready; waiting for 2, 5 (lost 2 min 5 s ago), 7 (lost 3.2 s ago)"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_json_is_the_whole_state(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,12 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
     keys = {key.name: key for key in document.all_keys()}
     assert set(keys) == set(actual)
     words = {None: "null", True: "true", False: "false"}
+    given = {"algorithm.eta_q"}
     for name, key in keys.items():
-        if key.default not in {"required", ""} and not name.startswith(
-            ("algorithm.uplink", "algorithm.downlink")
+        if (
+            name not in given
+            and key.default not in {"required", ""}
+            and not name.startswith(("algorithm.uplink", "algorithm.downlink"))
         ):
             value = actual[name]
             assert key.default == (words[value] if value is None or isinstance(value, bool) else str(value))
@@ -61,7 +64,6 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.name",
         "algorithm.rounds",
         "algorithm.eta_w",
-        "algorithm.eta_q",
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
     }

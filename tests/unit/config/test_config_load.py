@@ -43,7 +43,12 @@ SERVER_KEYS = (
     "one of listen, http, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout, max_sessions,"
     " chunk_bytes, reorder_buffer"
 )
-ALGORITHM_KEYS = "one of name, rounds, block, eta_w, eta_q, smoothness, sigma_q, uplink, downlink"
+ALGORITHM_NAMES = "afl-br, afl-com, sgda, drfa or fedavg"
+
+ALGORITHM_KEYS = (
+    "one of name, rounds, block, eta_w, eta_q, local_steps, sampled, weighting, smoothness, sigma_q, uplink, "
+    "downlink"
+)
 ROOT_KEYS = "one of workers, task, algorithm, evaluation, run, server, worker, faults"
 LISTEN = "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"
 DURATION = "a duration (250ms, 30s, 5m, 1h, or a number of seconds)"
@@ -129,20 +134,22 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "eta_q: 0.1",
         "eta_q: -0.1",
-        problem("server.yaml:8: algorithm.eta_q", "-0.1", "a number from 0 to 1e12, or theory"),
+        problem(
+            "server.yaml:8: algorithm.eta_q", "-0.1", "a number from 0 to 1e12, theory, or null (not given)"
+        ),
     ),
     (
         "rounds: 100",
         "rounds: 100\n  block: aut",
-        problem("server.yaml:7: algorithm.block", '"aut"', f"{COUNT}, or auto", nearest="auto"),
+        problem("server.yaml:7: algorithm.block", '"aut"', f"{COUNT}, auto, or null (auto)", nearest="auto"),
     ),
     # words
     (
         "name: afl-com",
         "name: AFL_Com",
-        problem("server.yaml:5: algorithm.name", '"AFL_Com"', "afl-br or afl-com", nearest="afl-com"),
+        problem("server.yaml:5: algorithm.name", '"AFL_Com"', ALGORITHM_NAMES, nearest="afl-com"),
     ),
-    ("name: afl-com", "name: sgda", problem("server.yaml:5: algorithm.name", '"sgda"', "afl-br or afl-com")),
+    ("name: afl-com", "name: adam", problem("server.yaml:5: algorithm.name", '"adam"', ALGORITHM_NAMES)),
     ("name: digits", 'name: ""', problem("server.yaml:3: task.name", '""', "a name")),
     ("name: digits", "name: 7", problem("server.yaml:3: task.name", "7", "a name")),
     (
@@ -682,8 +689,8 @@ server:
     assert [one.splitlines()[0] for one in shown] == [
         "server.yaml:1: workers",
         "server.yaml:2: task.batchsize",
-        "server.yaml:3: algorithm.smoothness",
         "server.yaml:3: algorithm.eta_q",
+        "server.yaml:3: algorithm.smoothness",
         "server.yaml:5: algorithm.rounds",
         "server.yaml:7: algorithm.uplink",
         "server.yaml:8: algorithm.setting",

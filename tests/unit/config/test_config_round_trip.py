@@ -163,7 +163,6 @@ def test_what_is_written_out() -> None:
         "algorithm:\n"
         "  name: afl-com\n"
         "  rounds: 100\n"
-        "  block: auto\n"
         "  eta_w: 0.05\n"
         "  eta_q: 0.1\n"
         "  uplink:\n"

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afl.algorithms.afl_com import AflComServer, AflComSettings
+from afl.algorithms.afl_com import AflComServer
 from afl.algorithms.registry import WorkerSide
+from afl.algorithms.settings import AlgorithmSettings
 from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.messages import AckStatus, Payload, Report
 from afl.parameters import ParameterVector, digest_of
@@ -94,6 +95,12 @@ class ProblemOracle:
         gradient = torch.from_numpy(self._problem.gradient(worker, round_, params))
         return self._problem.loss(worker, round_, params), 5, gradient
 
+    def train_examples(self, worker: int) -> int:
+        return 7 + worker
+
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        return self._problem.loss(worker, round_ + 1000, self._vector.numpy()), 5
+
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         return {"loss": self._problem.loss(worker, 0, self._vector.numpy())}, 10 + worker
 
@@ -122,7 +129,7 @@ class Federation:
     def __init__(
         self,
         problem: Problem,
-        settings: AflComSettings,
+        settings: AlgorithmSettings,
         *,
         evaluate_every: int,
         hosts: Sequence[Sequence[int]] | None = None,
@@ -133,9 +140,7 @@ class Federation:
         randomness = SharedRandomness.from_int(seed)
         self.params = torch.from_numpy(problem.start.copy())
         self.algorithm = AflComServer(settings, self.params, randomness, forward=forward)
-        self.engine = RoundEngine(
-            self.algorithm, workers=problem.workers, rounds=settings.rounds, evaluate_every=evaluate_every
-        )
+        self.engine = RoundEngine(self.algorithm, evaluate_every=evaluate_every)
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
         self._assemblers: list[StepAssembler] = []

@@ -9,7 +9,8 @@ import pytest
 from core_federation import Federation, Outcome, Problem, Vector
 from numpy.typing import NDArray
 
-from afl.algorithms.afl_com import AflComSettings, CompressorChoice, Realizations
+from afl.algorithms.afl_com import Realizations
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.errors import NonFiniteError, ProtocolError
 from afl.messages import EVALUATION_PHASE, NOWHERE, Kind, Position
 from afl.participant import CommittedStep
@@ -93,9 +94,9 @@ def algorithm_2(up: CompressorChoice, down: CompressorChoice, *, weigh_outside: 
     return Reference(w, e, e_hat, history, all_losses)
 
 
-def settings(pair: str) -> AflComSettings:
+def settings(pair: str) -> AlgorithmSettings:
     up, down = PAIRS[pair]
-    return AflComSettings(WORKERS, ROUNDS, BLOCK, ETA_W, ETA_Q, up, down)
+    return AlgorithmSettings(WORKERS, ROUNDS, BLOCK, ETA_W, ETA_Q, up, down)
 
 
 def run(pair: str, **options: object) -> Outcome:

@@ -167,7 +167,6 @@ def test_a_step_without_payload_needs_no_chunk() -> None:
         ([opening(), chunk(0, b"")], "a chunk of 0 bytes at byte 0; byte 0 of 40 comes next"),
         ([opening(), chunk(2**64 - 1, b"x")], f"at byte {2**64 - 1}; byte 0 of 40 comes next"),
         ([opening(), chunk(0, DATA), commit(weights=[1.0])], "1 dual weights for 2 workers"),
-        ([opening(), chunk(0, DATA), commit(weights=[])], "0 dual weights for 2 workers"),
         ([opening(), chunk(0, DATA), commit(weights=[0.5] * 3)], "3 dual weights for 2 workers"),
         *[
             ([opening(), chunk(0, DATA), commit(weights=[0.5, weight])], "a dual weight outside [0, 1]")

@@ -17,12 +17,12 @@ from torch import Tensor
 
 import afl.compressors as registry
 from afl.compressors import Compressed, Compressor, Realization, create
-from afl.compressors.base import kept
+from afl.compressors.base import Selection, kept
 from afl.errors import ConfigError
-from afl.feedback import ErrorFeedback, weigh
+from afl.feedback import ErrorFeedback
 from afl.messages import Encoding
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite
+from afl.vectors import is_finite, scale
 
 Array = NDArray[np.float32]
 
@@ -39,19 +39,11 @@ def realization(name: str, dim: int, options: Mapping[str, Any], round_: int = 1
     return create(name, dim, options).realize(RANDOMNESS.stream(Purpose.COMPRESSOR, round_))
 
 
-def dense(of: Realization, compressed: Compressed, dim: int) -> Array:
-    """C(x) as a vector, from what travels."""
-    indices = of.indices(compressed)
-    result = np.zeros(dim, dtype=np.float32)
-    result[np.arange(dim) if indices is None else indices.numpy()] = compressed.values
-    return result
-
-
 def split(of: Realization, vector: Array) -> tuple[Array, Array]:
     """C(x) and x - C(x)."""
     residual = torch.from_numpy(vector.copy())
     compressed = of.split(residual)
-    return dense(of, compressed, len(vector)), residual.numpy()
+    return of.decode(compressed).numpy(), residual.numpy()
 
 
 def brute_force_top(vector: Array, count: int) -> list[int]:
@@ -231,7 +223,7 @@ def test_a_model_step_is_a_rounded_product_then_a_rounded_difference(
     compressed = of.split(torch.from_numpy(vector))
     moved = torch.from_numpy(params.copy())
     of.step(moved, compressed, eta)
-    change = (dense(of, compressed, 33) * np.float32(eta)).astype(np.float32)
+    change = (of.decode(compressed).numpy() * np.float32(eta)).astype(np.float32)
     assert bits(moved.numpy()) == bits((params - change).astype(np.float32))
 
 
@@ -258,7 +250,7 @@ def test_add_to_adds_the_message_at_its_places_and_takes_read_only_memory(case: 
     compressed.values.flags.writeable = False
     total = torch.arange(10.0, 0.0, -1.0)
     of.add_to(total, compressed)
-    right = np.arange(10, 0, -1, dtype=np.float32) + dense(of, compressed, 10)
+    right = np.arange(10, 0, -1, dtype=np.float32) + of.decode(compressed).numpy()
     assert total.tolist() == right.tolist()
 
 
@@ -274,7 +266,7 @@ def test_error_feedback_is_the_recursion_written_in_numpy(case: str) -> None:
     for t in range(1, 30):
         signal = (random.standard_normal(dim) * 10.0 ** random.integers(-3, 4, dim)).astype(np.float32)
         of = realization(case, dim, {} if case == "identity" else {"ratio": ratio}, t)
-        message = dense(of, feedback.compress(torch.from_numpy(signal), of), dim)
+        message = of.decode(feedback.compress(torch.from_numpy(signal), of)).numpy()
         p = residual + signal
         if case == "identity":
             mask = np.ones(dim, dtype=np.bool_)
@@ -294,9 +286,10 @@ def test_error_feedback_is_the_recursion_written_in_numpy(case: str) -> None:
 @settings(deadline=None)
 @example(weight=1e-320, seed=0)
 @example(weight=0.1, seed=1)
-def test_weigh_rounds_the_weight_once_and_the_product_once(weight: float, seed: int) -> None:
+def test_scale_rounds_the_weight_once_and_the_product_once(weight: float, seed: int) -> None:
     gradient = np.random.default_rng(seed).standard_normal(40).astype(np.float32)
-    found = weigh(torch.from_numpy(gradient.copy()), weight, out=torch.empty(40))
+    found = torch.empty(40)
+    assert scale(torch.from_numpy(gradient.copy()), weight, out=found)
     assert bits(found.numpy()) == bits(gradient * np.float32(weight))
 
 
@@ -365,11 +358,12 @@ class Halves(Compressor):
         return 0.0
 
     def realize(self, stream: Any, device: torch.device | str = "cpu") -> Realization:
-        return _FirstHalf(self.count)
+        return _FirstHalf(self.dim, self.count)
 
 
-class _FirstHalf(Realization):
-    def __init__(self, count: int) -> None:
+class _FirstHalf(Selection):
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__(dim)
         self._count = count
 
     def split(self, vector: Tensor) -> Compressed:

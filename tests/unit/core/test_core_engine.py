@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from afl.algorithms.afl_com import AflComServer, AflComSettings, CompressorChoice
+from afl.algorithms.afl_com import AflComServer
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.codecs.payload import pack
 from afl.compressors import Compressed, create
 from afl.engine import MAX_METRICS, RoundEngine
@@ -47,9 +48,9 @@ def engine(
     choice: CompressorChoice = RAND_K,
     eta_q: float = 1.0,
 ) -> RoundEngine:
-    settings = AflComSettings(WORKERS, rounds, block, 1.0, eta_q, choice, choice)
+    settings = AlgorithmSettings(WORKERS, rounds, block, 1.0, eta_q, choice, choice)
     algorithm = AflComServer(settings, torch.zeros(DIM), SharedRandomness.from_int(3))
-    return RoundEngine(algorithm, workers=WORKERS, rounds=rounds, evaluate_every=every)
+    return RoundEngine(algorithm, evaluate_every=every)
 
 
 def update(worker: int, round_: int = 1, **changes: Any) -> Report:
@@ -405,7 +406,7 @@ def test_a_chunk_without_a_report_is_refused() -> None:
 @pytest.mark.parametrize(
     ("payload", "offset", "length", "message"),
     [
-        (1, 4, 4, "a chunk of payload 1; the report has 1 (numbered from 0)"),
+        (1, 4, 4, "a chunk of payload 1; payload 0 of 1 comes next (numbered from 0)"),
         (0, 8, 4, "a chunk at byte 8; byte 4 comes next"),
         (0, 0, 4, "a chunk at byte 0; byte 4 comes next"),
         (0, 4, 16, "a chunk of 16 bytes at byte 4 of a payload of 16 bytes"),
@@ -422,7 +423,7 @@ def test_a_chunk_that_does_not_come_next_is_refused(
     with pytest.raises(ProtocolError) as caught:
         driven.add_piece(0, payload, offset, bytes(length))
     assert str(caught.value) == message
-    assert driven.algorithm.received(0) == 4
+    assert driven.algorithm.received(0, 0) == 4
 
 
 # Cuts.

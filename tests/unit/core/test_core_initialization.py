@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from afl.algorithms.afl_com import AflComSettings, CompressorChoice, Realizations
+from afl.algorithms.afl_com import Realizations
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.errors import TaskError
 from afl.initialization import build_vector, realization_digest
 from afl.randomness import SharedRandomness
@@ -84,7 +85,7 @@ def test_a_model_that_is_no_module_is_refused() -> None:
 
 
 def digest(seed: int, up: CompressorChoice, down: CompressorChoice, dim: int = 50, rounds: int = 10) -> bytes:
-    settings = AflComSettings(3, rounds, 4, 0.1, 0.1, up, down)
+    settings = AlgorithmSettings(3, rounds, 4, 0.1, 0.1, up, down)
     return realization_digest(Realizations(settings, dim, SharedRandomness.from_int(seed)))
 
 

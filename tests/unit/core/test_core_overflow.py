@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from afl.algorithms.afl_com import AflComServer, AflComSettings, CompressorChoice
+from afl.algorithms.afl_com import AflComServer
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.codecs.payload import bytes_of
 from afl.compressors import create
 from afl.errors import NonFiniteError
@@ -27,7 +28,7 @@ def test_error_feedback_that_overflows_says_so() -> None:
 
 @pytest.mark.parametrize("compressor", [CompressorChoice(), CompressorChoice("top-k", {"ratio": 1.0})])
 def test_a_sum_of_workers_that_overflows_never_reaches_the_model(compressor: CompressorChoice) -> None:
-    settings = AflComSettings(2, 10, 5, 0.1, 0.1, compressor, compressor)
+    settings = AlgorithmSettings(2, 10, 5, 0.1, 0.1, compressor, compressor)
     params = torch.zeros(2)
     server = AflComServer(
         settings, params, SharedRandomness.from_int(0), forward=compressor.name == "identity"
@@ -38,7 +39,7 @@ def test_a_sum_of_workers_that_overflows_never_reaches_the_model(compressor: Com
     coded = header.__class__(**{**vars(header), "index_bytes": len(indices), "index_coding": 1})
     for worker in range(2):
         server.add_loss(worker, 1.0)
-        server.add_piece(worker, coded, indices + bytes(bytes_of(values)))
+        server.add_piece(worker, 0, coded, indices + bytes(bytes_of(values)))
     with pytest.raises(NonFiniteError, match=r"round 1: .* overflows float32"):
         server.close()
     server.settle()

@@ -238,4 +238,7 @@ def test_the_numbers_of_purposes_are_those_of_the_protocol() -> None:
         "PARTITION": 6,
         "SYNTHETIC_DATA": 7,
         "TRAIN_TEST_SPLIT": 8,
+        "MODEL_SAMPLING": 9,
+        "LOSS_SAMPLING": 10,
+        "LOSS_MINIBATCH": 11,
     }

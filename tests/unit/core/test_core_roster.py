@@ -58,6 +58,41 @@ def test_a_session_that_answers_keeps_its_worker(monkeypatch: pytest.MonkeyPatch
     assert rival is alive
 
 
+def test_how_long_a_worker_has_been_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(roster_module.time, "monotonic", lambda: now)
+
+    async def come_and_go() -> list[float | None]:
+        nonlocal now
+        roster = Roster(2)
+        absences = [roster.absence(0)]
+
+        def come(incarnation: bytes, *, ready: bool) -> Session:
+            made = session((0,), incarnation)
+            roster.add(made)
+            roster.give(made)
+            if ready:
+                roster.remember(made)
+            return made
+
+        roster.remove(come(b"never ready", ready=False))
+        absences.append(roster.absence(0))
+        roster.remove(come(b"first", ready=True))
+        now = 103.0
+        # One that comes and does not get ready does not make the worker less missing.
+        roster.remove(come(b"second", ready=False))
+        now = 105.0
+        absences.append(roster.absence(0))
+        third = come(b"third", ready=True)
+        now = 200.0
+        roster.remove(third)
+        now = 201.0
+        absences += [roster.absence(0), roster.absence(1)]
+        return absences
+
+    assert asyncio.run(come_and_go()) == [None, None, 5.0, 1.0, None]
+
+
 def test_the_same_process_replaces_its_own_session() -> None:
     async def come_back() -> Session | None:
         roster = Roster(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.algorithms.afl_com import AflComSettings, CompressorChoice
+from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.config import load_config
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
@@ -36,9 +37,8 @@ RUNS = st.builds(
     batch_size=COUNTS,
     evaluation_batch_size=COUNTS,
     threads=COUNTS,
-    algorithm=st.text(max_size=12),
     parameters=st.builds(
-        AflComSettings,
+        AlgorithmSettings,
         workers=COUNTS,
         rounds=st.integers(1, 2**63),
         block=st.integers(1, 2**63),
@@ -46,6 +46,10 @@ RUNS = st.builds(
         eta_q=st.floats(0, allow_infinity=False),
         uplink=CHOICES,
         downlink=CHOICES,
+        name=st.text(max_size=12),
+        local_steps=st.integers(1, 2**63),
+        sampled=st.none() | st.integers(1, 2**63),
+        weigh_by_samples=st.booleans(),
     ),
     chunk_bytes=st.integers(1, 2**30 - 1).map(lambda quarter: 4 * quarter),
     heartbeat=SECONDS,
@@ -58,8 +62,7 @@ RIGHT = RunSettings(
     batch_size=32,
     evaluation_batch_size=64,
     threads=1,
-    algorithm="afl-com",
-    parameters=AflComSettings(
+    parameters=AlgorithmSettings(
         10, 100, 10, 0.1, 0.01, CompressorChoice("top-k", {"ratio": 0.1}), CompressorChoice()
     ),
     chunk_bytes=1 << 20,
@@ -95,7 +98,13 @@ def test_the_message_says_what_the_settings_say() -> None:
     )
     assert (message.uplink.name, message.uplink.options) == ("top-k", '{"ratio": 0.1}')
     assert (message.downlink.name, message.downlink.options) == ("identity", "{}")
-    assert message.algorithm_options == '{"block": 10, "eta_q": 0.01}'
+    assert json.loads(message.algorithm_options) == {
+        "block": 10,
+        "eta_q": 0.01,
+        "local_steps": 1,
+        "sampled": None,
+        "weigh_by_samples": False,
+    }
     assert (RIGHT.workers, RIGHT.rounds) == (10, 100)
 
 
@@ -141,6 +150,28 @@ def test_a_block_that_is_no_count_is_malformed(block: str) -> None:
 def test_an_eta_q_that_is_no_step_size_is_malformed(eta_q: str) -> None:
     with pytest.raises(ProtocolError, match="the server's algorithm_options: eta_q is"):
         RunSettings.of_message(malformed(algorithm_options=f'{{"eta_q": {eta_q}}}'))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("local_steps", "sampled")
+            for value in ("0", "-1", "2.5", "true", '"7"')
+        ),
+        ("local_steps", "null"),
+        *(("weigh_by_samples", value) for value in ("1", "null", '"yes"')),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_malformed(name: str, value: str) -> None:
+    with pytest.raises(ProtocolError, match=f"the server's algorithm_options: {name} is"):
+        RunSettings.of_message(malformed(algorithm_options=f'{{"{name}": {value}}}'))
+
+
+def test_an_option_that_this_version_does_not_know_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="this version does not know 'momentum'"):
+        RunSettings.of_message(malformed(algorithm_options='{"momentum": 0.9}'))
 
 
 @pytest.mark.parametrize("eta_w", [float("nan"), float("inf")])

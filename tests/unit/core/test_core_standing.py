@@ -6,7 +6,7 @@ from afl_server.records import Standing
 
 def standing(round_: int, accuracies: list[float], losses: list[float]) -> Standing:
     metrics = tuple({"accuracy": a, "loss": x} for a, x in zip(accuracies, losses, strict=True))
-    return Standing.of(Evaluation(round_, metrics, (10,) * len(metrics), ()))
+    return Standing.of(Evaluation(round_, round_, metrics, (10,) * len(metrics), ()))
 
 
 def test_the_best_model_serves_the_worst_worker_best_and_ties_go_to_the_lower_loss() -> None:

@@ -1,0 +1,59 @@
+"""What an algorithm needs to know of a run; the names are those of SPEC and paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CompressorChoice:
+    """A compressor's name and options, before the dimension is known."""
+
+    name: str = "identity"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings:
+    """An algorithm's settings; what it does not use has its default (the configuration refuses it).
+
+    Attributes:
+        workers: m.
+        rounds: T, in update rounds.
+        block: B; update rounds between two restarts of the dual weights (AFL-BR, AFL-Com).
+        eta_w: primal step size.
+        eta_q: dual step size (DRFA: gamma); only the server uses it.
+        uplink: C for the workers' messages (AFL-Com).
+        downlink: C for the broadcast (AFL-Com).
+        name: the algorithm.
+        local_steps: tau, local updates between two synchronizations (FedAvg, DRFA).
+        sampled: b, the workers of a synchronization (DRFA); ``None`` for full participation.
+        weigh_by_samples: whether the mean weighs each worker by its training examples (FedAvg).
+    """
+
+    workers: int
+    rounds: int
+    block: int
+    eta_w: float
+    eta_q: float
+    uplink: CompressorChoice = CompressorChoice()
+    downlink: CompressorChoice = CompressorChoice()
+    name: str = "afl-com"
+    local_steps: int = 1
+    sampled: int | None = None
+    weigh_by_samples: bool = False
+
+    @property
+    def synchronizations(self) -> int:
+        """How many synchronization rounds the T update rounds take; the last may be shorter."""
+        return -(-self.rounds // self.local_steps)
+
+    def updates_after(self, synchronization: int) -> int:
+        """Update rounds that are complete after a synchronization round (1-based; 0 after round 0)."""
+        return min(synchronization * self.local_steps, self.rounds)
+
+    def updates_of(self, synchronization: int) -> range:
+        """The update rounds, 1-based, of a synchronization round."""
+        return range(self.updates_after(synchronization - 1) + 1, self.updates_after(synchronization) + 1)

@@ -1,0 +1,44 @@
+"""What a worker says of a connection that fails; the texts are gRPC 1.85's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from afl.config.address import Address
+from afl_worker.reasons import plain_reason
+
+ALL = "failed to connect to all addresses; last error:"
+
+SAID = {
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Failed to connect to remote host: Connection refused": (
+        "nothing listens at silo.example.org:50051"
+    ),
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote host: Connection refused": (
+        "nothing listens at 127.0.0.1:9, the environment's proxy (--no-proxy avoids it)"
+    ),
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:3128: HTTP proxy returned response code 403": (
+        "the environment's proxy refused to connect to silo.example.org:50051; --no-proxy avoids it"
+    ),
+    f"{ALL} UNKNOWN: ipv6:%5B2001:db8::1%5D:50051: Failed to connect to remote host: "
+    "getsockopt(SO_ERROR): No route to host": "the network has no way to silo.example.org:50051",
+    "errors resolving silo.example.org:50051: [field:hostname lookup error:address lookup failed for "
+    "silo.example.org:50051: Domain name not found]": "no such host: silo.example.org",
+    f"{ALL} UNAVAILABLE: ipv4:127.0.0.1:50051: Failed parsing HTTP/2 (Expected SETTINGS frame as the first "
+    "frame, got frame type 79)": (
+        "what answers at silo.example.org:50051 is not an afl server (is it the port of server.listen?)"
+    ),
+    "Method not found!": (
+        "what answers at silo.example.org:50051 is not an afl server (is it the port of server.listen?)"
+    ),
+    f"{ALL} UNAVAILABLE: ipv4:127.0.0.1:50051: recvmsg:Connection reset by peer (104)": (
+        "the connection was cut"
+    ),
+    "Stream removed (Socket closed)": "the connection was cut",
+    "Cancelling all calls": "the connection was cut",
+    "something new": "unavailable: something new",
+}
+
+
+@pytest.mark.parametrize("details", SAID)
+def test_a_few_words(details: str) -> None:
+    assert plain_reason("unavailable", details, Address("silo.example.org", 50051)) == SAID[details]

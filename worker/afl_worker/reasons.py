@@ -1,0 +1,47 @@
+"""Why there is no session, in words for the log; gRPC's own are long, and made for its developers."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+
+from afl.config.address import Address
+
+_REASONS = (
+    (r"HTTP proxy returned", "the environment's proxy refused to connect to {address}; --no-proxy avoids it"),
+    (r"Connection refused", "nothing listens at {there}"),
+    (r"lookup error|lookup failed|DNS resolution failed|Domain name not found", "no such host: {host}"),
+    (r"No route to host|Network is unreachable", "the network has no way to {there}"),
+    (r"keepalive|ping timeout", "a ping to {there} was not answered"),
+    (r"timed out", "{there} does not answer"),
+    (
+        r"parsing HTTP/2|Method not found|Unknown service|http2 header with status",
+        "what answers at {there} is not an afl server (is it the port of server.listen?)",
+    ),
+    (
+        r"recvmsg|Connection reset|Broken pipe|Socket closed|Stream removed|GOAWAY|Cancelling all calls",
+        "the connection was cut",
+    ),
+)
+"""What gRPC's text holds (that of 1.85, and of some before it), and what is said instead."""
+
+_PEER = re.compile(r"\bipv[46]:(\S+:([0-9]+)):? ")
+"""Whom gRPC tried to reach, in its text: an address of the host, or of a proxy before it."""
+
+
+def plain_reason(code: str, details: str, address: Address) -> str:
+    """A few words for how gRPC ended a call.
+
+    Args:
+        code: the status, such as ``unavailable``.
+        details: gRPC's text.
+        address: the server's.
+    """
+    there = str(address)
+    peer = _PEER.search(details)
+    if peer is not None and int(peer[2]) != address.port:
+        there = f"{urllib.parse.unquote(peer[1])}, the environment's proxy (--no-proxy avoids it)"
+    for pattern, reason in _REASONS:
+        if re.search(pattern, details, re.IGNORECASE):
+            return reason.format(address=address, there=there, host=address.host)
+    return f"{code}: {details}"
