@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from afl.randomness import Purpose, Stream
+from afl.randomness import Purpose
 from afl.tasks.base import Batch, Task, TaskContext, WorkerData
 from afl.tasks.options import TaskOptions, parse_options
 
@@ -66,6 +66,12 @@ class SyntheticOptions(TaskOptions):
     )
     scale: float = Field(default=1.0, gt=0, description="upper bound of each worker's risk R_i")
     spread: float = Field(default=1.0, ge=0, description="centres are uniform in [-spread, spread)^d")
+    centres: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many centres differ: workers beyond share the last one, so that the worst risk does"
+        " not depend on how many they are; by default each worker has its own",
+    )
     noise_w: float = Field(default=0.5, ge=0, description="gradient noise: sigma_w is noise_w / sqrt(dim)")
     noise_q: float = Field(default=0.1, ge=0, description="loss noise beside that of the gradient")
 
@@ -120,13 +126,15 @@ class Synthetic(Task):
         antithetic pair: its mean loss is ``R_i`` exactly.
 
         Drawn from the worker's stream for synthetic data: ``dim`` uniforms ``U`` make the centre
-        ``float32(spread * (2 U - 1))``. Then whole words make bits, lowest first, 1 for +1 and 0 for -1;
+        ``float32(spread * (2 U - 1))``; with the option ``centres``, worker ``centres - 1`` makes that of
+        all workers beyond. Then whole words make bits, lowest first, 1 for +1 and 0 for -1;
         each pair takes ``dim + 1`` of them, ``zeta`` first. Pair ``k`` is the examples ``2k`` and ``2k + 1``.
         """
         assert 0 <= worker < context.workers
         dim, pairs = self.options.dim, self.options.examples // 2
+        centre = torch.from_numpy(self._centre(worker, context))
         stream = context.randomness.stream(Purpose.SYNTHETIC_DATA, worker=worker)
-        centre = torch.from_numpy(self._centre(stream))
+        stream.words(dim)
         bits = pairs * (dim + 1)
         words = stream.words(-(-bits // 64)).astype("<u8")
         unpacked = np.unpackbits(words.view(np.uint8), count=bits, bitorder="little")
@@ -140,12 +148,8 @@ class Synthetic(Task):
 
     def risks(self, context: TaskContext) -> SyntheticRisks:
         """The risks ``R_i`` of all workers, without noise."""
-        streams = (
-            context.randomness.stream(Purpose.SYNTHETIC_DATA, worker=worker)
-            for worker in range(context.workers)
-        )
-        centres = np.stack([self._centre(stream) for stream in streams]).astype(np.float64)
-        return SyntheticRisks(centres, self.options.scale)
+        centres = np.stack([self._centre(worker, context) for worker in range(context.workers)])
+        return SyntheticRisks(centres.astype(np.float64), self.options.scale)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean of ``l(w; z)`` over the batch: float64 ``[]``, with the gradient documented above."""
@@ -164,8 +168,9 @@ class Synthetic(Task):
             ),
         )
 
-    def _centre(self, stream: Stream) -> NDArray[np.float32]:
-        """A worker's centre, the first draw from its stream."""
+    def _centre(self, worker: int, context: TaskContext) -> NDArray[np.float32]:
+        maker = worker if self.options.centres is None else min(worker, self.options.centres - 1)
+        stream = context.randomness.stream(Purpose.SYNTHETIC_DATA, worker=maker)
         uniform = 2 * stream.uniform(self.options.dim) - 1
         return (self.options.spread * uniform).astype(np.float32)
 

@@ -30,6 +30,19 @@ def test_they_are_the_means_over_each_worker_s_examples(dim: int, context: TaskC
     assert risks.smoothness == task.smoothness
 
 
+def test_workers_may_share_the_last_centre(context: TaskContext) -> None:
+    """Then the worst risk is the same for any number of workers, and each still has noise of its own."""
+    own, shared = Synthetic(dim=5, examples=64), Synthetic(dim=5, examples=64, centres=3)
+    w = np.full(5, 0.4)
+    values = shared.risks(context).values(w)
+    assert values[:3].tolist() == own.risks(context).values(w)[:3].tolist()
+    assert values[3:].tolist() == [values[2]] * 7
+    for worker in range(context.workers):
+        (centre, *noise), (_, *expected) = (task.data(worker, context).train for task in (shared, own))
+        assert torch.equal(centre[0].double(), torch.from_numpy(shared.risks(context).centres[worker]))
+        assert all(torch.equal(one, other) for one, other in zip(noise, expected, strict=True))
+
+
 @pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_nothing_is_below_the_lower_bound(workers: int, spread: float) -> None:

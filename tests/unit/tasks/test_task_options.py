@@ -23,7 +23,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(task: type[Tas
 
 def test_an_unknown_option_like_no_other_lists_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"zzz: unknown option; known: dim, examples, noise_q, noise_w, scale"
+        ConfigError, match=r"zzz: unknown option; known: centres, dim, examples, noise_q, noise_w, scale"
     ):
         Synthetic(zzz=1)
 
