@@ -140,6 +140,10 @@ class Participant:
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
 
+    def forget(self, worker: int) -> None:
+        """The worker's last report will not be asked for again: free its memory."""
+        self._held.pop(worker, None)
+
     def prepare(self, synchronization: int) -> None:
         """Draw a coming round's randomness, off the critical path."""
         self._side.prepare(synchronization)

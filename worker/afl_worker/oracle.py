@@ -58,8 +58,8 @@ class TaskOracle:
     def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
         local = self._local[worker]
-        batch = self._batch(local.train, self._minibatch(worker, round_))
-        module = self._module(training=True)
+        batch = self.minibatch(worker, round_)
+        module = self.module(training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -80,15 +80,15 @@ class TaskOracle:
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """On a minibatch of its own, as evaluation sees the model, without a gradient."""
         local = self._local[worker]
-        batch = self._batch(local.train, self._minibatch(worker, round_, Purpose.LOSS_MINIBATCH))
+        batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
         with torch.no_grad():
-            loss = self._task.loss(self._module(training=False), batch)
+            loss = self._task.loss(self.module(training=False), batch)
         return float(loss), local.batch_size
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
-        module = self._module(training=False)
+        module = self.module(training=False)
         totals: dict[str, float] = {}
         with torch.no_grad():
             for start in range(0, local.test_count, self._evaluation_batch_size):
@@ -100,15 +100,23 @@ class TaskOracle:
             raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
 
-    def _minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Tensor:
+    def batch_size(self, worker: int) -> int:
+        """Examples of a minibatch of the worker's."""
+        return self._local[worker].batch_size
+
+    def minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Batch:
+        """The worker's minibatch of a round."""
         local = self._local[worker]
         if local.batch_size == local.train_count:
             # What the draw would give, without it.
-            return torch.arange(local.train_count)
-        stream = self._randomness.stream(purpose, round_, worker)
-        return torch.from_numpy(stream.subset(local.train_count, local.batch_size))
+            chosen = torch.arange(local.train_count)
+        else:
+            stream = self._randomness.stream(purpose, round_, worker)
+            chosen = torch.from_numpy(stream.subset(local.train_count, local.batch_size))
+        return self._batch(local.train, chosen)
 
-    def _module(self, *, training: bool) -> nn.Module:
+    def module(self, *, training: bool) -> nn.Module:
+        """The module, in training or evaluation mode."""
         module = self._vector.module
         if module.training is not training:
             module.train(training)

@@ -331,14 +331,25 @@ class AflComWorker(WorkerAlgorithm):
     """One worker's half: step 2.
 
     A lossless compressor needs no residual: p is the weighted gradient and e stays zero.
+
+    Args:
+        message: where p is made then, float32 ``[dim]``; a report shares its memory until the next.
     """
 
-    def __init__(self, worker: int, realizations: Realizations, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        worker: int,
+        realizations: Realizations,
+        device: torch.device | str = "cpu",
+        message: Tensor | None = None,
+    ) -> None:
         super().__init__(worker)
         self._realizations = realizations
         dim = realizations.uplink.dim
         self._feedback = None if realizations.uplink.lossless else ErrorFeedback(dim, device)
-        self._message = torch.zeros(dim if realizations.uplink.lossless else 0, device=device)
+        if message is None:
+            message = torch.zeros(dim if realizations.uplink.lossless else 0, device=device)
+        self._message = message
 
     @property
     def uplink_residual(self) -> Tensor:

@@ -32,7 +32,12 @@ def server_half(settings: AlgorithmSettings, params: Tensor, randomness: SharedR
 
 
 class WorkerSide:
-    """What a worker process runs: one model copy and one half for each hosted worker."""
+    """What a worker process runs: one model copy and one half for each hosted worker.
+
+    Args:
+        resends: whether a report must stay as it is until the worker's next one, to be sent again after a
+            cut; otherwise all workers make theirs in the same memory.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,8 @@ class WorkerSide:
         randomness: SharedRandomness,
         workers: Sequence[int],
         device: torch.device | str = "cpu",
+        *,
+        resends: bool = True,
     ) -> None:
         self.settings = settings
         self._randomness = randomness
@@ -55,7 +62,9 @@ class WorkerSide:
         realizations = Realizations(settings, dim, randomness, device)
         self._realizations = realizations
         self.replica = AflComReplica(settings, realizations)
-        self.halves = {worker: AflComWorker(worker, realizations, device) for worker in workers}
+        is_lossless = realizations.uplink.lossless
+        message = torch.zeros(dim, device=device) if is_lossless and not resends else None
+        self.halves = {worker: AflComWorker(worker, realizations, device, message) for worker in workers}
 
     def prepare(self, synchronization: int) -> None:
         """Draw a coming round's randomness, off the critical path."""

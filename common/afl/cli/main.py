@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Protocol
 
 from afl.cli import demo, inspection, status, theory
@@ -27,19 +28,23 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: Mapping[str, Command] = {
-    "demo": demo,
-    "inspect": inspection,
-    "status": status,
-    "theory": theory,
-}
+ENTRY_POINTS = "afl.commands"
+"""The entry point group of further commands: the lab's, and other packages'."""
+
+
+def commands() -> Mapping[str, Command]:
+    """The subcommands by name."""
+    own: dict[str, Command] = {"demo": demo, "inspect": inspection, "status": status, "theory": theory}
+    further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
+    return dict(sorted((further | own).items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
     options = make_afl_parser().parse_args(arguments)
+    command: Command = options.own
     try:
-        return COMMANDS[options.command].run(options)
+        return command.run(options)
     except AflError as error:
         print(f"afl {options.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -59,8 +64,9 @@ def make_afl_parser() -> argparse.ArgumentParser:
         "Agnostic federated learning: try it, watch it, look into its files. "
         "A run itself is afl-server and one afl-worker at each site.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for name, command in COMMANDS.items():
-        own = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for name, command in commands().items():
+        own = parsers.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         command.add_options(own)
+        own.set_defaults(own=command)
     return parser

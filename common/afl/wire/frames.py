@@ -166,27 +166,41 @@ def chunk_frame(
     The fields around the data are serialized by protobuf; the data is joined to them in its wire format
     (a tag, a length, the bytes), because a message object would copy it twice more.
     """
+    head = chunk_head(sender, offset, len(data), worker=worker, index=index)
+    return Frame(b"".join((head, data)), chunk_content(header, offset, len(data)))
+
+
+def chunk_head(
+    sender: type[pb.ServerFrame | pb.WorkerFrame], offset: int, size: int, *, worker: int = 0, index: int = 0
+) -> bytes:
+    """What comes before a chunk's ``size`` bytes of data in its frame."""
     small = pb.Chunk(worker=worker, payload=index, offset=offset).SerializeToString()
-    data_prefix = _tag(pb.Chunk.DATA_FIELD_NUMBER) + _varint(len(data))
-    length = len(small) + len(data_prefix) + len(data)
-    joined = b"".join((_tag(_CHUNKS_FIELD[sender]), _varint(length), small, data_prefix, data))
-    in_indices = max(0, min(len(data), header.index_bytes - offset))
-    content = FrameContent(traffic_of_role(header.role), values=len(data) - in_indices, indices=in_indices)
-    return Frame(joined, content)
+    data_prefix = _tag(pb.Chunk.DATA_FIELD_NUMBER) + _varint(size)
+    length = len(small) + len(data_prefix) + size
+    return b"".join((_tag(_CHUNKS_FIELD[sender]), _varint(length), small, data_prefix))
+
+
+def chunk_content(header: PayloadHeader, offset: int, size: int) -> FrameContent:
+    """What a chunk's frame holds."""
+    in_indices = max(0, min(size, header.index_bytes - offset))
+    return FrameContent(traffic_of_role(header.role), values=size - in_indices, indices=in_indices)
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
-    """One frame with the parts of all; it is for what its payload is for, or else its last part."""
-    payloads = (frame.content for frame in frames if frame.content.values or frame.content.indices)
-    traffic = next(payloads, frames[-1].content).traffic
+    """One frame with the parts of all."""
     return Frame(
-        b"".join(frame.data for frame in frames),
-        FrameContent(
-            traffic,
-            sum(frame.content.values for frame in frames),
-            sum(frame.content.indices for frame in frames),
-            sum(frame.content.scalars for frame in frames),
-        ),
+        b"".join(frame.data for frame in frames), joined_content([frame.content for frame in frames])
+    )
+
+
+def joined_content(contents: Sequence[FrameContent]) -> FrameContent:
+    """What a joined frame holds; it is for what its payload is for, or else its last part."""
+    payloads = (content for content in contents if content.values or content.indices)
+    return FrameContent(
+        next(payloads, contents[-1]).traffic,
+        sum(content.values for content in contents),
+        sum(content.indices for content in contents),
+        sum(content.scalars for content in contents),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from afl import __version__
-from afl.cli.main import COMMANDS, main
+from afl.cli.main import commands, main
 from afl.errors import ExitCode
 
 
@@ -20,7 +20,7 @@ def test_help_lists_each_command_on_one_line(
         main(["--help"])
     assert end.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    for name, command in COMMANDS.items():
+    for name, command in commands().items():
         assert any(line.split()[:1] == [name] and line.endswith(command.HELP) for line in lines)
     for code in ExitCode:
         assert any(line.split()[:1] == [str(int(code))] and line.endswith(code.meaning) for line in lines)

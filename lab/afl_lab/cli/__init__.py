@@ -1,0 +1,1 @@
+"""The lab's subcommands of ``afl``, found through the entry point group ``afl.commands``."""

@@ -1,0 +1,118 @@
+"""What ``afl simulate`` does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from afl.cli.view import make_console
+from afl.config.quantities import shown_bytes, shown_seconds
+from afl.errors import ExitCode
+from afl_lab.simulation.jobs import Job, plan
+from afl_lab.simulation.pool import Outcome, run_here, run_on_ray
+
+
+def execute(options: argparse.Namespace) -> ExitCode:
+    """Simulate what is missing, then show all runs."""
+    jobs = plan(
+        options.configs,
+        options.seeds,
+        options.out,
+        options.set,
+        batched=options.batched,
+        saves_models=not options.no_models,
+    )
+    with ProgressView(jobs) as view:
+        if options.ray is None:
+            outcomes = run_here(jobs, min(options.jobs, len(jobs)), view)
+        else:
+            outcomes = run_on_ray(jobs, None if options.ray == "local" else options.ray, view)
+    make_console().print(table_of(outcomes))
+    failed = [outcome for outcome in outcomes if outcome.summary is None]
+    for outcome in failed:
+        print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)
+    if failed:
+        return ExitCode.INTERNAL
+    diverged = any(outcome.summary and outcome.summary["result"] == "diverged" for outcome in outcomes)
+    return ExitCode.DIVERGED if diverged else ExitCode.OK
+
+
+class ProgressView:
+    """A bar for each run on a terminal; else a line when one ends."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=make_console(),
+            disable=not sys.stdout.isatty(),
+        )
+        self._bars: dict[str, TaskID] = {
+            job.name: self._progress.add_task(job.name, total=job.config.algorithm.rounds, start=False)
+            for job in jobs
+        }
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def progressed(self, job: Job, rounds: int) -> None:
+        """Move the run's bar."""
+        bar = self._bars[job.name]
+        self._progress.start_task(bar)
+        self._progress.update(bar, completed=rounds)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Fill the run's bar, or say a line."""
+        job = outcome.job
+        self._progress.update(self._bars[job.name], completed=job.config.algorithm.rounds)
+        if self._progress.disable:
+            result = outcome.summary["result"] if outcome.summary else "failed"
+            print(f"{job.name}: {result}", flush=True)
+
+
+def table_of(outcomes: Sequence[Outcome]) -> Table:
+    """What each run reached."""
+    table = Table(title="Simulated runs", title_justify="left")
+    table.add_column("run")
+    table.add_column("result")
+    for name in ("rounds", "worst worker, last", "worst worker, best", "bytes up", "bytes down", "time"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        summary = outcome.summary
+        if summary is None:
+            table.add_row(outcome.job.name, "failed", *[""] * 6)
+            continue
+        up, down = (summary["communication"][way]["wire_bytes"] for way in ("uplink", "downlink"))
+        table.add_row(
+            outcome.job.name,
+            summary["result"],
+            str(summary["rounds"]),
+            _standing(summary["last"]),
+            _standing(summary["best"]),
+            shown_bytes(up),
+            shown_bytes(down),
+            shown_seconds(summary["seconds"]),
+        )
+    return table
+
+
+def _standing(standing: dict[str, float] | None) -> str:
+    if standing is None:
+        return ""
+    if standing["worst_accuracy"] is None:
+        return f"loss {standing['max_loss']:.4g}"
+    return f"{standing['worst_accuracy']:.4f}"

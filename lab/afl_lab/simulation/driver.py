@@ -1,0 +1,142 @@
+"""Drives the round engine with one participant that hosts all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from afl.algorithms.registry import WorkerSide, server_half
+from afl.algorithms.settings import AlgorithmSettings
+from afl.engine import Opening, RoundEngine
+from afl.initialization import build_vector
+from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
+from afl.participant import CommittedStep, Participant
+from afl.randomness import SharedRandomness
+from afl.tasks import Task, TaskContext
+from afl_worker.batched import BatchedOracle
+from afl_worker.oracle import TaskOracle
+
+
+class Meter(Protocol):
+    """Hears of what would cross the wire."""
+
+    def step(self, opening: Opening) -> None:
+        """A step goes out."""
+
+    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
+        """A report comes in."""
+
+
+class Silent:
+    """A meter that counts nothing."""
+
+    def step(self, opening: Opening) -> None:
+        """Ignored."""
+
+    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
+        """Ignored."""
+
+
+class Driver:
+    """One run.
+
+    Attributes:
+        vector: the server's model.
+        engine: the round engine, whose records of the last round and evaluation stand while
+            :meth:`steps` is suspended.
+        model: the workers' copy; at a step's end, the model that the step was taken at.
+        meter: hears of what would cross the wire.
+
+    Args:
+        evaluate_every: in update rounds.
+        batched: compute all workers' gradients in one call: faster for small models, but no longer equal
+            to the bit with separate processes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: AlgorithmSettings,
+        randomness: SharedRandomness,
+        *,
+        batch_size: int,
+        evaluation_batch_size: int,
+        evaluate_every: int,
+        batched: bool = False,
+        meter: Meter | None = None,
+    ) -> None:
+        workers = range(settings.workers)
+        self.vector = build_vector(task, randomness)
+        self.engine = RoundEngine(
+            server_half(settings, self.vector.values, randomness), evaluate_every=evaluate_every
+        )
+        self.model = build_vector(task, randomness)
+        context = TaskContext(settings.workers, randomness)
+        oracle = (BatchedOracle if batched else TaskOracle)(
+            task,
+            self.model,
+            {worker: task.data(worker, context) for worker in workers},
+            randomness,
+            batch_size=batch_size,
+            evaluation_batch_size=evaluation_batch_size,
+        )
+        side = WorkerSide(settings, self.model.dim, randomness, workers, resends=False)
+        self._participant = Participant(self.model, side, oracle, workers)
+        self.meter: Meter = meter or Silent()
+
+    def steps(self) -> Iterator[Step]:
+        """Take the run's steps; yields each once it is closed and the server's model has its update.
+
+        Raises:
+            NonFiniteError: if a loss, a gradient or a sum is not finite.
+        """
+        engine = self.engine
+        opening: Opening | None = engine.opening()
+        while opening is not None:
+            self.meter.step(opening)
+            self._answer(opening)
+            if opening.step.kind is Kind.EVALUATE:
+                engine.expect_digest(self.vector.digest())
+            closed = opening.step
+            following = engine.advance()
+            # What follows may be in the sum's own memory, which settling frees for the next sum.
+            opening = None if following is None else replace(following, payloads=_kept(following.payloads))
+            engine.algorithm.settle()
+            yield closed
+
+    def _answer(self, opening: Opening) -> None:
+        step = CommittedStep(
+            opening.step,
+            tuple(_whole(payload) for payload in opening.payloads),
+            dict(enumerate(opening.dual_weights.tolist())),
+            frozenset(opening.participants),
+        )
+        for kind, (report, payloads) in self._participant.take(step):
+            self.meter.report(report, kind, payloads)
+            ack = self.engine.begin_report(report)
+            for index, payload in enumerate(payloads):
+                ack = self._deliver(report.worker, index, payload)
+            assert ack is not None
+            assert ack.status is AckStatus.ACCEPTED, ack
+            self._participant.forget(report.worker)
+
+    def _deliver(self, worker: int, index: int, payload: Payload) -> Ack | None:
+        ack: Ack | None = None
+        offset = 0
+        for section in payload.sections:
+            if len(section):
+                ack = self.engine.add_piece(worker, index, offset, section)
+            offset += len(section)
+        return ack
+
+
+def _whole(payload: Payload) -> memoryview:
+    return payload.sections[0] if len(payload.sections) == 1 else memoryview(b"".join(payload.sections))
+
+
+def _kept(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
+    return tuple(
+        Payload(payload.header, tuple(memoryview(bytes(section)) for section in payload.sections))
+        for payload in payloads
+    )

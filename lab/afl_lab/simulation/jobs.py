@@ -1,0 +1,112 @@
+"""Which simulated runs there are to do: configurations times seeds, each with a run directory of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afl.config import Config, dump_config, load_config
+from afl.errors import ConfigError
+from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+
+LOCAL_STEPS = frozenset({"drfa", "fedavg"})
+
+ENDED = frozenset({"ok", "diverged"})
+"""Results that another try would give again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to simulate.
+
+    Attributes:
+        name: how it is shown.
+        config: with its seed.
+    """
+
+    name: str
+    config: Config
+    directory: Path
+    batched: bool = False
+    saves_models: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.config.run.seed is not None
+        if self.batched and self.config.algorithm.name in LOCAL_STEPS:
+            raise ConfigError(
+                f"{self.name}: {self.config.algorithm.name} takes local steps, so its workers' gradients are "
+                "at different models and cannot be computed in one call; leave out --batched"
+            )
+
+    def summary(self) -> dict[str, Any] | None:
+        """The run's summary, if it has been simulated to its end.
+
+        Raises:
+            ConfigError: if the directory holds another run.
+        """
+        config, summary = self.directory / CONFIG_FILE, self.directory / SUMMARY_FILE
+        if not config.exists():
+            return None
+        if load_config(config, environment={}) != self.config:
+            raise ConfigError(
+                f"{self.directory} holds a run of another configuration (see {config}); "
+                "name another directory with --out, or delete it"
+            )
+        if not summary.exists():
+            return None
+        found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+        return found if found["result"] in ENDED else None
+
+    def clear(self) -> None:
+        """Remove what an interrupted simulation left: a run is simulated whole or again."""
+        names = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE]
+        for path in (*map(self.directory.joinpath, names), *self.directory.glob("model-*.safetensors")):
+            path.unlink(missing_ok=True)
+
+    def text(self) -> str:
+        """The configuration, to be sent to another process."""
+        return dump_config(self.config)
+
+
+def plan(
+    configs: Sequence[Path],
+    seeds: Sequence[int],
+    out: Path,
+    overrides: Sequence[str] = (),
+    *,
+    batched: bool = False,
+    saves_models: bool = True,
+) -> list[Job]:
+    """A job for each configuration and seed, in ``out/NAME/seed-SEED``.
+
+    Args:
+        configs: files; each is named by its file name without the extension.
+        seeds: none for the seed that each configuration gives.
+
+    Raises:
+        ConfigError: if a configuration is wrong, gives no seed where one is needed, or two have one name.
+    """
+    jobs: list[Job] = []
+    names = [path.stem for path in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two configurations are called {twice}; each needs a file name of its own")
+    for path in configs:
+        config = load_config(path, overrides)
+        own = [config.run.seed] if config.run.seed is not None else []
+        if not seeds and not own:
+            raise ConfigError(f"{path}: run.seed is not given; give it there, or --seeds")
+        jobs += [
+            Job(
+                f"{path.stem}, seed {seed}",
+                config.with_seed(seed),
+                out / path.stem / f"seed-{seed}",
+                batched,
+                saves_models,
+            )
+            for seed in seeds or own
+        ]
+    return jobs

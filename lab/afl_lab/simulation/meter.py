@@ -1,0 +1,65 @@
+"""Counts what a simulated run would have carried: the frames of training, evaluation and first models.
+
+Each worker counts as a process of its own. Joining, heartbeats and goodbyes are not part of a simulation;
+their few bytes (kind ``control``) are zero here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from afl.engine import Opening
+from afl.messages import Kind, Payload, Position, Report, Step
+from afl.parameters import ParameterVector
+from afl.wire.costs import Cost, report_costs, session_costs, step_costs
+from afl.wire.frames import commit_frame
+from afl_server.model import model_payloads
+from afl_server.tallies import Tallies
+
+
+class WireMeter:
+    """A :class:`afl_lab.simulation.driver.Meter` that keeps the server's tallies.
+
+    Args:
+        sends_dual_weights: whether the algorithm tells each worker its dual weight.
+    """
+
+    def __init__(self, *, chunk_bytes: int, sends_dual_weights: bool) -> None:
+        self.tallies = Tallies()
+        self._chunk_bytes = chunk_bytes
+        self._sends_dual_weights = sends_dual_weights
+
+    def first_models(self, vector: ParameterVector, params: Tensor, workers: int) -> None:
+        """Every process is sent the initial model."""
+        payloads = model_payloads(vector, params)
+        step = Step(Position(1, 0), Kind.MODEL, tuple(payload.header for payload in payloads))
+        self._send(step, payloads, range(workers), ())
+
+    def step(self, opening: Opening) -> None:
+        """A step goes to those who answer it."""
+        weights = opening.dual_weights.tolist() if self._sends_dual_weights else ()
+        self._send(opening.step, opening.payloads, opening.participants, weights)
+
+    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
+        """A report comes in."""
+        for length, content in report_costs(report, kind, payloads, self._chunk_bytes):
+            self.tallies.uplink.add(length, content)
+        if kind is not Kind.EVALUATE:
+            self.tallies.charge_report(report.payloads)
+
+    def _send(
+        self, step: Step, payloads: Sequence[Payload], workers: Sequence[int], weights: Sequence[float]
+    ) -> None:
+        shared = step_costs(step, payloads, self._chunk_bytes)
+        alike: dict[bool, list[Cost]] = {}
+        for worker in workers:
+            # A commit's length depends on nothing but whether a weight is in it: a double is eight bytes.
+            has_weight = bool(weights)
+            if has_weight not in alike:
+                own = [weights[worker]] if has_weight else []
+                alike[has_weight] = session_costs(shared, commit_frame(step.position, step.kind, own))
+            for length, content in alike[has_weight]:
+                self.tallies.downlink.add(length, content)
+        self.tallies.charge_step(step.payloads, len(workers), has_weights=bool(weights))

@@ -1,0 +1,118 @@
+"""One simulated run, from a configuration to a run directory like a server's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afl.config import Config
+from afl.errors import ExitCode, NonFiniteError
+from afl.messages import Kind, Position
+from afl.randomness import Purpose, SharedRandomness
+from afl.tasks.registry import load_task
+from afl.wire.settings import RunSettings
+from afl_lab.simulation.driver import Driver
+from afl_lab.simulation.meter import WireMeter
+from afl_server.records import RunRecords, Snapshot, new_run_id
+
+
+def simulate(
+    config: Config,
+    directory: Path,
+    *,
+    batched: bool = False,
+    saves_models: bool = True,
+    on_round: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run it and write what a server writes; returns the summary.
+
+    The final, random and best models and all metrics are those of a federation with this configuration and
+    seed, to the bit on the same kind of CPU, unless ``batched``.
+
+    Args:
+        config: with its seed; ``server`` and ``faults`` play no part but for ``server.chunk_bytes``.
+        directory: must hold no run.
+        on_round: called with the update rounds that are complete, after each synchronization.
+
+    Raises:
+        ConfigError: if the directory holds a run, or the task or a compressor cannot be made.
+        DataError: if the task's data is missing or too small.
+    """
+    seed = config.run.seed
+    assert seed is not None
+    randomness = SharedRandomness.from_int(seed)
+    torch.set_num_threads(config.worker.threads)
+    task = load_task(config.task.name, config.task.options, allow_path=True)
+    settings = RunSettings.of_config(config, task.local_options)
+    started = time.monotonic()
+    driver = Driver(
+        task,
+        settings.parameters,
+        randomness,
+        batch_size=settings.batch_size,
+        evaluation_batch_size=settings.evaluation_batch_size,
+        evaluate_every=config.evaluation.every,
+        batched=batched,
+    )
+    meter = WireMeter(
+        chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights
+    )
+    driver.meter = meter
+    records = RunRecords.create(new_run_id(), directory, config)
+    try:
+        code, reason = _drive(
+            driver, meter, records, randomness, saves_models=saves_models, on_round=on_round
+        )
+        return records.summarize(
+            code=code,
+            reason=reason,
+            seconds=time.monotonic() - started,
+            up=meter.tallies.uplink,
+            down=meter.tallies.downlink,
+        )
+    finally:
+        records.close()
+
+
+def _drive(
+    driver: Driver,
+    meter: WireMeter,
+    records: RunRecords,
+    randomness: SharedRandomness,
+    *,
+    saves_models: bool,
+    on_round: Callable[[int], None],
+) -> tuple[ExitCode, str]:
+    engine, up, down = driver.engine, meter.tallies.uplink, meter.tallies.downlink
+    random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
+    meter.first_models(driver.vector, engine.algorithm.worker_params, engine.workers)
+
+    def save(name: str) -> None:
+        if saves_models:
+            records.save_model(name, Snapshot(driver.vector), engine.updates_applied)
+
+    if random_round == 1:
+        save("random")
+    closed_at = time.monotonic()
+    try:
+        for closed in driver.steps():
+            now = time.monotonic()
+            if closed.kind is Kind.EVALUATE:
+                assert engine.last_evaluation is not None
+                if records.evaluation(engine.last_evaluation, up=up, down=down):
+                    save("best")
+            elif engine.last_round is not records.round and engine.last_round is not None:
+                records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
+                closed_at = now
+                on_round(engine.last_round.round)
+            if engine.step.position == Position(random_round, 0):
+                save("random")
+    except NonFiniteError as error:
+        save("final")
+        return ExitCode.DIVERGED, str(error)
+    save("final")
+    return ExitCode.OK, "the run is complete"

@@ -1,0 +1,77 @@
+"""A simulation gives what a federation gives: the same models to the bit, the same metrics, the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afl.config import config_from_mapping
+from afl_lab.simulation.run import simulate
+from support import Federation
+
+TOP_K = {"name": "top-k", "ratio": 0.1}
+RAND_K = {"name": "rand-k", "ratio": 0.1}
+
+CASES: dict[str, dict[str, Any]] = {
+    "afl-br": {"name": "afl-br", "eta_q": 0.1},
+    "top-k up, rand-k down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": RAND_K},
+    "rand-k": {"name": "afl-com", "eta_q": 0.1, "uplink": RAND_K},
+    "drfa of b": {"name": "drfa", "eta_q": 0.05, "local_steps": 3, "sampled": 2},
+    "fedavg by samples": {"name": "fedavg", "local_steps": 2, "weighting": "samples"},
+}
+
+TIMING = frozenset({"seconds"})
+
+
+def config_of(case: str) -> dict[str, Any]:
+    return {
+        "workers": 4,
+        "task": {"name": "digits", "batch_size": 16, "options": {"hidden": [64]}},
+        "algorithm": {"rounds": 20, "eta_w": 0.1, **CASES[case]},
+        "evaluation": {"every": 7},
+        # Payloads of several chunks, some of them joined.
+        "server": {"chunk_bytes": "4KiB"},
+    }
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """The metrics without what depends on the clock, or on when the last bytes were counted."""
+    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
+    found = [json.loads(line) for line in text.splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in TIMING and "link" not in key}
+        for line in found
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulation_is_the_federation(case: str, tmp_path: Path) -> None:
+    config = config_of(case)
+    with Federation(config, tmp_path / "federation") as federation:
+        for worker in range(4):
+            federation.start(str(worker))
+        federation.finish()
+    simulated = simulate(config_from_mapping({**config, "run": {"seed": 7}}), tmp_path / "simulation")
+
+    assert simulated["result"] == "ok"
+    for name in ("final", "random", "best"):
+        real, other = (
+            (directory / f"model-{name}.safetensors").read_bytes()
+            for directory in (federation.directory, tmp_path / "simulation")
+        )
+        # The run's id in the header differs; the tensors at the end do not.
+        size = 4 * (64 * 64 + 64 * 3 + 64 * 10 + 10)
+        assert real[-size:] == other[-size:], name
+    assert lines(federation.directory) == lines(tmp_path / "simulation")
+    for direction in ("uplink", "downlink"):
+        right = federation.summary()["communication"][direction]
+        found = simulated["communication"][direction]
+        for kind in ("gradient", "evaluation", "model"):
+            assert found["wire_bytes_by_kind"][kind] == right["wire_bytes_by_kind"][kind], (direction, kind)
+        assert found["payload_bytes_by_part"]["values"] == right["payload_bytes_by_part"]["values"]
+        assert found["payload_bytes_by_part"]["indices"] == right["payload_bytes_by_part"]["indices"]
+        assert found["payload_bytes_by_part"]["scalars"] == right["payload_bytes_by_part"]["scalars"]
+        assert found["float_equivalents"] == pytest.approx(right["float_equivalents"], rel=1e-12)
