@@ -1,7 +1,8 @@
 """Agnostic federated learning: what users import.
 
 A user subclasses :class:`Task` (or :class:`Classification`) and, to add a compressor, :class:`Compressor`.
-Everything else below this package may change without notice.
+:mod:`afl.theory` has the paper's step sizes, bounds and complexities. Everything else below this package
+may change without notice.
 
 The names are imported when they are first used, so that commands which need no torch start without it.
 """

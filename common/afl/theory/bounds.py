@@ -205,7 +205,8 @@ def covering(uplink_delta: float, downlink_delta: float, *, downlink_loses: bool
 
     Theorem 3's proof needs no more than an uplink of contraction delta and a downlink residual of zero: that
     is an additive and idempotent compressor used both ways, or a downlink that sends whole vectors. In all
-    other cases Theorem 2 holds with the smaller delta, which both compressors satisfy.
+    other cases Theorem 2 holds with the smaller delta, which both compressors satisfy; its proof takes the
+    downlink's randomness, if it has any, to be independent of what it compresses.
 
     Args:
         downlink_loses: whether the downlink keeps a residual.
