@@ -110,12 +110,14 @@ def project_to_simplex(point: NDArray[np.float64]) -> NDArray[np.float64]:
     By sorting (Held, Wolfe, Crowder 1974; Duchi et al. 2008): ``max(x - theta, 0)`` for the one theta
     for which it sums to 1.
     """
-    descending = np.sort(point)[::-1]
-    # Only the distances to the largest matter; taken from it, sums stay exact where the answer is.
-    excess = np.cumsum(descending - descending[0]) - 1.0
-    counts = np.arange(1, len(point) + 1)
-    positive = int(np.flatnonzero((descending - descending[0]) * counts > excess)[-1])
-    theta = descending[0] + excess[positive] / counts[positive]
-    projected: NDArray[np.float64] = np.maximum(point - theta, 0.0)
+    # Only the distances to the largest matter; from there the sums are exact where the answer is not zero.
+    with np.errstate(over="ignore"):
+        below = point - point.max()
+        descending = np.sort(below)[::-1]
+        excess = np.cumsum(descending) - 1.0
+        counts = np.arange(1, len(point) + 1)
+        positive = int(np.flatnonzero(descending * counts > excess)[-1])
+    theta = excess[positive] / counts[positive]
+    projected: NDArray[np.float64] = np.maximum(below - theta, 0.0)
     projected /= projected.sum()
     return projected

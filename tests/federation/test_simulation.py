@@ -1,4 +1,4 @@
-"""A simulation gives what a federation gives: the same models to the bit, the same metrics, the same bytes."""
+"""A simulation gives what a federation gives: models to the bit, metrics, counts of bytes."""
 
 from __future__ import annotations
 

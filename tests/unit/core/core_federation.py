@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afl.algorithms.afl_com import AflComServer
-from afl.algorithms.registry import WorkerSide
+from afl.algorithms.afl_com import AflComServer, AflComWorker
+from afl.algorithms.base import ServerAlgorithm
+from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
 from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.messages import AckStatus, Payload, Report
@@ -139,7 +140,11 @@ class Federation:
     ) -> None:
         randomness = SharedRandomness.from_int(seed)
         self.params = torch.from_numpy(problem.start.copy())
-        self.algorithm = AflComServer(settings, self.params, randomness, forward=forward)
+        self.algorithm: ServerAlgorithm = (
+            AflComServer(settings, self.params, randomness, forward=forward)
+            if settings.name == "afl-com"
+            else server_half(settings, self.params, randomness)
+        )
         self.engine = RoundEngine(self.algorithm, evaluate_every=evaluate_every)
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
@@ -162,7 +167,8 @@ class Federation:
             committed = self._broadcast(opening)
             answers: list[tuple[Report, list[Payload]]] = []
             for participant, step in zip(self.participants, committed, strict=True):
-                answers += [answer for _, answer in participant.take(step)]
+                if step is not None:
+                    answers += [answer for _, answer in participant.take(step)]
             self._deliver(answers)
             round_, evaluation = self.engine.last_round, self.engine.last_evaluation
             self.algorithm.settle()
@@ -173,28 +179,36 @@ class Federation:
             if self.engine.last_evaluation is not evaluation and self.engine.last_evaluation is not None:
                 evaluations.append(self.engine.last_evaluation)
         residuals = {
-            worker: half.uplink_residual.numpy().copy()  # type: ignore[attr-defined]
+            worker: half.uplink_residual.numpy().copy()
             for side in self.sides
             for worker, half in side.halves.items()
+            if isinstance(half, AflComWorker)
         }
         return Outcome(
             self.params.numpy().copy(),
             [participant.vector.numpy().copy() for participant in self.participants],
             np.array([residuals[worker] for worker in sorted(residuals)]),
-            self.algorithm.downlink_residual.copy(),
+            self.algorithm.downlink_residual.copy()
+            if isinstance(self.algorithm, AflComServer)
+            else np.zeros(0, dtype=np.float32),
             [summary.dual_weights for summary in summaries] + [self.engine.dual_weights],
             [summary.losses for summary in summaries],
             evaluations,
         )
 
-    def _broadcast(self, opening: Opening) -> list[CommittedStep]:
+    def _broadcast(self, opening: Opening) -> list[CommittedStep | None]:
         frames = [step_frame(opening.step)]
         for index, payload in enumerate(opening.payloads):
             frames += chunk_frames(pb.ServerFrame, payload, 64, index=index)
-        result = []
+        result: list[CommittedStep | None] = []
         for participant, assembler in zip(self.participants, self._assemblers, strict=True):
-            weights = [float(opening.dual_weights[worker]) for worker in participant.workers]
-            commit = commit_frame(opening.step.position, opening.step.kind, weights)
+            told = participant.workers if self.algorithm.sends_dual_weights else ()
+            weights = [float(opening.dual_weights[worker]) for worker in told]
+            asked = [worker for worker in participant.workers if worker in opening.participants]
+            if not asked:
+                result.append(None)
+                continue
+            commit = commit_frame(opening.step.position, opening.step.kind, weights, asked)
             for frame in frames:
                 assert assembler.feed(parse_server_frame(frame.data)) is None
             step = assembler.feed(parse_server_frame(commit.data))
@@ -213,23 +227,24 @@ class Federation:
         """One worker's report and its pieces, one a step."""
         worker = report.worker
         (read,) = parse_worker_frame(report_frame(report, self.engine.step.kind).data).reports
-        data = b"".join(section for payload in payloads for section in payload.sections)
-        while True:
+        parts = [b"".join(payload.sections) for payload in payloads]
+        ack = None
+        while ack is None:
             ack = self.engine.begin_report(report_of(read))
             yield "opened"
-            offset = 0
-            while offset < len(data):
-                size = self._piece_size(len(data) - offset)
-                ack = self.engine.add_piece(worker, 0, offset, data[offset : offset + size])
-                offset += size
-                if ack is None and self._random is not None and self._random.random() < 0.1:
-                    break
-                yield "piece"
-            if ack is not None:
-                break
-            self.resent += 1
-            self.engine.cut(worker)
-            yield "cut"
+            is_cut = False
+            for index, data in enumerate(parts):
+                offset = 0
+                while offset < len(data) and not is_cut:
+                    size = self._piece_size(len(data) - offset)
+                    ack = self.engine.add_piece(worker, index, offset, data[offset : offset + size])
+                    offset += size
+                    is_cut = ack is None and self._random is not None and self._random.random() < 0.1
+                    yield "piece"
+            if is_cut:
+                self.resent += 1
+                self.engine.cut(worker)
+                yield "cut"
         assert ack.status is AckStatus.ACCEPTED
 
     def _piece_size(self, left: int) -> int:
@@ -239,6 +254,7 @@ class Federation:
         # Values that are summed as they come are cut between values only.
         return (
             min(left, max(4, size - size % 4))
-            if self.algorithm.realizations.uplink.additive_idempotent
+            if not isinstance(self.algorithm, AflComServer)
+            or self.algorithm.realizations.uplink.additive_idempotent
             else size
         )

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.dual import DualWeights
+from afl.dual import DualWeights, ProjectedAscent, project_to_simplex
 
 
 def exact(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> list[float]:
@@ -158,3 +158,64 @@ def test_a_loss_that_is_not_finite_never_gets_in(loss: float) -> None:
     with pytest.raises(AssertionError):
         dual.update(1, np.array([loss, 0.0]))
     assert dual.weights.tolist() == [0.5, 0.5]
+
+
+# Projected ascent.
+
+
+def nearest_on_the_simplex(point: list[float]) -> list[float]:
+    """Of all faces of the simplex: the projection onto the face's plane that is nearest and feasible."""
+    best: list[float] = []
+    distance = float("inf")
+    for face in range(1, 1 << len(point)):
+        inside = [place for place in range(len(point)) if face >> place & 1]
+        shift = (sum(point[place] for place in inside) - 1) / len(inside)
+        found = [point[place] - shift if place in inside else 0.0 for place in range(len(point))]
+        far = sum((x - y) ** 2 for x, y in zip(found, point, strict=True))
+        if min(found) >= -1e-12 and far < distance:
+            best, distance = found, far
+    return best
+
+
+@given(point=st.lists(st.floats(-3, 3), min_size=1, max_size=6))
+@settings(deadline=None)
+@example(point=[0.2, 0.3, 0.5])
+@example(point=[1e-9, 1e-9, 1.0])
+@example(point=[7.0])
+def test_the_projection_is_the_nearest_point(point: list[float]) -> None:
+    found = project_to_simplex(np.array(point))
+    np.testing.assert_allclose(found, nearest_on_the_simplex(point), atol=1e-9)
+    assert found.min() >= 0
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("point", "right"),
+    [
+        ([1e300, 0.0, 0.0], [1.0, 0.0, 0.0]),
+        ([-1e300, -1e300], [0.5, 0.5]),
+        ([1e17, 1e17 + 16, 0.0], [0.0, 1.0, 0.0]),
+        ([5e-324, 0.0], [0.5, 0.5]),
+    ],
+)
+def test_the_projection_of_extreme_points(point: list[float], right: list[float]) -> None:
+    assert project_to_simplex(np.array(point)).tolist() == right
+
+
+def test_ascent_by_hand() -> None:
+    ascent = ProjectedAscent(2, 0.1)
+    ascent.update(1, np.array([3.0, 1.0]))
+    # (0.5 + 0.3, 0.5 + 0.1) is 0.4 above the simplex: 0.2 off each.
+    np.testing.assert_allclose(ascent.weights, [0.6, 0.4], atol=1e-15)
+    ascent.update(2, np.array([0.0, 20.0]))
+    assert ascent.weights.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("eta_q", [0.0, 0.5, 1e300])
+@pytest.mark.parametrize("losses", [[1e308, -1e308], [1e-320, 0.0], [1e308, 1e308]])
+def test_ascent_stays_on_the_simplex_for_any_finite_loss(eta_q: float, losses: list[float]) -> None:
+    ascent = ProjectedAscent(2, eta_q)
+    for round_ in range(1, 4):
+        ascent.update(round_, np.array(losses))
+        assert ascent.weights.min() >= 0
+        assert ascent.weights.sum() == pytest.approx(1, abs=1e-12)

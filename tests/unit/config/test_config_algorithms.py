@@ -1,0 +1,101 @@
+"""Each algorithm takes its own options, and no other's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from afl.algorithms.registry import ALGORITHMS
+from afl.config import config_digest, config_from_mapping
+from afl.config.rules import USED
+from afl.errors import ConfigError
+from afl.wire.settings import RunSettings
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "afl-br": {"eta_q": 0.1},
+    "afl-com": {"eta_q": 0.1},
+    "sgda": {"eta_q": 0.1},
+    "drfa": {"eta_q": 0.1},
+    "fedavg": {},
+}
+
+EXAMPLES: dict[str, Any] = {
+    "block": 7,
+    "eta_q": 0.2,
+    "uplink": {"name": "rand-k", "ratio": 0.5},
+    "downlink": {"name": "top-k", "ratio": 0.5},
+    "local_steps": 3,
+    "sampled": 2,
+    "weighting": "samples",
+}
+
+
+def config(name: str, **options: Any) -> Any:
+    algorithm = {"name": name, "rounds": 100, "eta_w": 0.5, **NEEDED[name], **options}
+    return config_from_mapping({"workers": 4, "task": {"name": "digits"}, "algorithm": algorithm})
+
+
+def test_the_rules_speak_of_all_algorithms_and_options() -> None:
+    assert set(USED) == set(ALGORITHMS) == set(NEEDED)
+    assert frozenset().union(*USED.values()) == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("option", EXAMPLES)
+def test_an_option_is_used_or_refused(name: str, option: str) -> None:
+    if option in USED[name]:
+        config(name, **{option: EXAMPLES[option]})
+        return
+    with pytest.raises(ConfigError, match=rf"algorithm\.{option}(?s:.*)no {option}; {name} does not"):
+        config(name, **{option: EXAMPLES[option]})
+
+
+@pytest.mark.parametrize("name", ["afl-br", "afl-com", "sgda", "drfa"])
+def test_a_dual_step_size_is_required(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.eta_q(?s:.*){name} needs it"):
+        config(name, eta_q=None)
+
+
+@pytest.mark.parametrize("name", ["sgda", "drfa", "fedavg"])
+def test_the_theory_sets_no_step_size_of_others(name: str) -> None:
+    with pytest.raises(ConfigError, match="the theorems set step sizes for afl-br and afl-com"):
+        config(name, eta_w="theory", smoothness=2.0)
+
+
+@pytest.mark.parametrize("sampled", [5, 100])
+def test_no_more_workers_are_sampled_than_there_are(sampled: int) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.sampled(?s:.*)at most workers \(4\)"):
+        config("drfa", sampled=sampled)
+    assert config("drfa", sampled=4).algorithm.sampled == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "right"),
+    [
+        ("fedavg", {}, (1, None, False)),
+        ("fedavg", {"local_steps": 3, "weighting": "samples"}, (3, None, True)),
+        ("fedavg", {"weighting": "uniform"}, (1, None, False)),
+        ("drfa", {"local_steps": 5, "sampled": 2}, (5, 2, False)),
+        ("sgda", {}, (1, None, False)),
+    ],
+)
+def test_what_the_state_machines_get(name: str, options: dict[str, Any], right: tuple[Any, ...]) -> None:
+    parameters = RunSettings.of_config(config(name, **options)).parameters
+    assert (parameters.local_steps, parameters.sampled, parameters.weigh_by_samples) == right
+    assert parameters.name == name
+
+
+def test_synchronizations_cover_all_update_rounds() -> None:
+    parameters = RunSettings.of_config(config("drfa", local_steps=3)).parameters
+    assert parameters.synchronizations == 34
+    covered = [round_ for s in range(1, 35) for round_ in parameters.updates_of(s)]
+    assert covered == list(range(1, 101))
+    assert len(parameters.updates_of(34)) == 1
+
+
+def test_the_digest_tells_options_apart_and_defaults_not() -> None:
+    plain = config_digest(config("fedavg"))
+    assert config_digest(config("fedavg", local_steps=1, weighting="uniform")) == plain
+    others = [config("fedavg", local_steps=2), config("fedavg", weighting="samples")]
+    assert len({plain, *map(config_digest, others)}) == 3

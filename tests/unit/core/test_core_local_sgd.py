@@ -1,0 +1,193 @@
+"""DRFA and FedAvg without sockets: any arrival, any cut, any hosting gives the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from core_federation import Federation, Outcome, Problem
+
+from afl.algorithms.registry import server_half
+from afl.algorithms.settings import AlgorithmSettings
+from afl.engine import RoundEngine
+from afl.errors import NonFiniteError, ProtocolError
+from afl.messages import EVALUATION_PHASE, Encoding, Kind, PayloadHeader, Position, Report, Role
+from afl.randomness import SharedRandomness
+
+DIM, WORKERS = 23, 4
+
+SETTINGS = {
+    "sgda": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.01, name="sgda"),
+    "drfa": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.01, name="drfa", local_steps=3),
+    "drfa of b": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.01, name="drfa", local_steps=3, sampled=2),
+    "fedavg": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.0, name="fedavg", local_steps=3),
+    "by samples": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.0, name="fedavg", weigh_by_samples=True),
+}
+
+PROBLEM = Problem.random(WORKERS, DIM, seed=5)
+
+
+def run(case: str, hosts: Sequence[Sequence[int]] | None = None, chaos: int | None = None) -> Outcome:
+    federation = Federation(PROBLEM, SETTINGS[case], evaluate_every=5, hosts=hosts, chaos=chaos)
+    outcome = federation.run()
+    assert chaos is None or federation.resent > 0
+    return outcome
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("chaos", [1, 2, 3])
+def test_arrivals_and_cuts_change_no_bit(case: str, chaos: int) -> None:
+    right = run(case)
+    hosts = {1: None, 2: [(0, 2), (1, 3)], 3: [(0, 1, 2, 3)]}[chaos]
+    found = run(case, hosts, chaos)
+    assert found.server.tobytes() == right.server.tobytes()
+    assert np.array_equal(found.dual_weights, right.dual_weights)
+    np.testing.assert_array_equal(found.losses, right.losses)
+    assert right.server.tobytes() != PROBLEM.start.tobytes()
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_all_copies_are_the_server_s_at_each_evaluation(case: str) -> None:
+    outcome = run(case)
+    assert all(model.tobytes() == outcome.server.tobytes() for model in outcome.models)
+    assert all(evaluation.diverged == () for evaluation in outcome.evaluations)
+    tau = SETTINGS[case].local_steps
+    assert [evaluation.round for evaluation in outcome.evaluations] == (
+        [6, 12, 14] if tau == 3 else [5, 10, 14]
+    )
+
+
+def test_who_was_not_asked_has_no_loss() -> None:
+    losses = np.array(run("drfa of b").losses)
+    asked = (~np.isnan(losses)).sum(axis=1)
+    assert set(asked.tolist()) <= {1, 2}
+    assert not np.isnan(np.array(run("drfa").losses)).any()
+
+
+# The engine with phases.
+
+
+def header(role: Role) -> PayloadHeader:
+    return PayloadHeader(role, Encoding.DENSE, 2, 2, 8)
+
+
+def engine(name: str = "drfa", **changes: object) -> RoundEngine:
+    settings = AlgorithmSettings(2, 4, 1, 0.5, 0.25, name=name, local_steps=2)
+    settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+    algorithm = server_half(settings, torch.zeros(2), SharedRandomness.from_int(3))
+    return RoundEngine(algorithm, evaluate_every=4)
+
+
+def send(to: RoundEngine, report: Report, *payloads: list[float]) -> None:
+    to.begin_report(report)
+    for index, values in enumerate(payloads):
+        to.add_piece(report.worker, index, 0, struct.pack("<2f", *values))
+
+
+MODELS = (header(Role.ITERATE), header(Role.SNAPSHOT))
+
+
+def test_a_synchronization_of_drfa_by_hand() -> None:
+    driven = engine()
+    assert driven.opening().step.kind is Kind.TRAIN
+    send(driven, Report(0, Position(1, 0), 9.0, 4, MODELS), [1.0, 2.0], [10.0, 0.0])
+    send(driven, Report(1, Position(1, 0), 9.0, 4, MODELS), [3.0, 6.0], [30.0, 2.0])
+    opening = driven.advance()
+    assert opening is not None
+    assert (opening.step.position, opening.step.kind) == (Position(1, 1), Kind.LOSS)
+    assert struct.unpack("<2f", b"".join(opening.payloads[0].sections)) == (20.0, 1.0)
+    assert opening.step.payloads == (header(Role.SNAPSHOT),)
+    assert driven.last_round is None
+
+    # q = (1/2, 1/2) + 2 steps * 1/4 * (2, 1), which is 3/4 too much for each after the projection.
+    send(driven, Report(0, Position(1, 1), 2.0, 4))
+    send(driven, Report(1, Position(1, 1), 1.0, 4))
+    opening = driven.advance()
+    assert opening is not None
+    assert (opening.step.position, opening.step.kind) == (Position(2, 0), Kind.TRAIN)
+    assert struct.unpack("<2f", b"".join(opening.payloads[0].sections)) == (2.0, 4.0)
+    assert opening.dual_weights.tolist() == [0.75, 0.25]
+    assert driven.algorithm.params.tolist() == [2.0, 4.0]
+    assert driven.last_round is not None
+    assert (driven.last_round.round, driven.last_round.synchronization) == (2, 1)
+    assert driven.last_round.losses.tolist() == [9.0, 9.0]
+    assert driven.last_round.dual_weights.tolist() == [0.5, 0.5]
+
+
+def test_fedavg_by_samples_by_hand() -> None:
+    driven = engine("fedavg", weigh_by_samples=True, local_steps=4)
+    model = (header(Role.ITERATE),)
+    send(driven, Report(1, Position(1, 0), 1.0, 4, model, weight=3.0), [4.0, 8.0])
+    send(driven, Report(0, Position(1, 0), 1.0, 4, model, weight=1.0), [0.0, -8.0])
+    opening = driven.advance()
+    assert opening is not None
+    assert opening.step.position == Position(1, EVALUATION_PHASE)
+    assert struct.unpack("<2f", b"".join(opening.payloads[0].sections)) == (3.0, 4.0)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 0.5, float("nan"), float("inf"), 2.0**60])
+def test_a_weight_that_is_no_number_of_examples_is_refused(weight: float) -> None:
+    driven = engine("fedavg", weigh_by_samples=True)
+    with pytest.raises(ProtocolError, match=r"worker 1 reports .* training examples; it must be"):
+        driven.begin_report(Report(1, Position(1, 0), 1.0, 4, (header(Role.ITERATE),), weight=weight))
+    assert not driven.holds(1)
+
+
+def test_a_second_payload_is_cut_and_resumed() -> None:
+    whole, cut = engine(), engine()
+    for driven in (whole, cut):
+        send(driven, Report(0, Position(1, 0), 1.0, 4, MODELS), [1.0, 2.0], [0.1, 0.3])
+    report = Report(1, Position(1, 0), 1.0, 4, MODELS)
+    send(whole, report, [3.0, 5.0], [0.7, 0.9])
+    cut.begin_report(report)
+    cut.add_piece(1, 0, 0, struct.pack("<2f", 3.0, 5.0))
+    cut.add_piece(1, 1, 0, struct.pack("<f", 0.7))
+    cut.cut(1)
+    assert cut.is_partial(1)
+    send(cut, report, [3.0, 5.0], [0.7, 0.9])
+    first, second = whole.advance(), cut.advance()
+    assert first is not None
+    assert second is not None
+    assert bytes(first.payloads[0].sections[0]) == bytes(second.payloads[0].sections[0])
+
+
+def test_a_restarted_synchronization_forgets_both_sums() -> None:
+    driven = engine()
+    send(driven, Report(0, Position(1, 0), 1.0, 4, MODELS), [7.0, 7.0], [7.0, 7.0])
+    driven.restart_round()
+    assert driven.missing() == [0, 1]
+    for worker in range(2):
+        send(driven, Report(worker, Position(1, 0), 1.0, 4, MODELS), [1.0, 1.0], [2.0, 2.0])
+    opening = driven.advance()
+    assert opening is not None
+    assert struct.unpack("<2f", bytes(opening.payloads[0].sections[0])) == (2.0, 2.0)
+
+
+def test_only_the_asked_may_report() -> None:
+    driven = engine(sampled=1)
+    (asked,) = driven.participants
+    with pytest.raises(ProtocolError, match="a report that was not asked for"):
+        driven.begin_report(Report(1 - asked, Position(1, 0), 1.0, 4, MODELS))
+    assert driven.missing() == [asked]
+    assert not driven.is_partial(1 - asked)
+
+
+def test_a_sum_of_models_that_overflows_is_named() -> None:
+    driven = engine()
+    largest = float(np.finfo(np.float32).max)
+    for worker in range(2):
+        send(driven, Report(worker, Position(1, 0), 1.0, 4, MODELS), [largest, 0.0], [0.0, 0.0])
+    # The mean of two is their half each: no overflow. By samples, the sum is taken first.
+    assert driven.advance() is not None
+    driven = engine("fedavg", weigh_by_samples=True)
+    model = (header(Role.ITERATE),)
+    for worker in range(2):
+        send(driven, Report(worker, Position(1, 0), 1.0, 4, model, weight=2.0), [largest, 0.0])
+    with pytest.raises(NonFiniteError, match="the sum of the workers' models overflows float32"):
+        driven.advance()
+    driven.algorithm.settle()
+    assert driven.algorithm.params.tolist() == [0.0, 0.0]
