@@ -9,7 +9,7 @@ from pathlib import Path
 from afl.errors import ExitCode
 from afl_lab.seeds import seeds_of
 
-HELP = "run federations without sockets, each in one process, several in parallel; same results to the bit"
+HELP = "run whole federations in one process each, without sockets"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
