@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     MODEL_SAMPLING = 9
     LOSS_SAMPLING = 10
     LOSS_MINIBATCH = 11
+    DOWNLINK_COMPRESSOR = 12
 
 
 _UNUSED = np.random.SeedSequence(0)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-COMPRESSOR, RANDOM_OUTPUT, MINIBATCH, SYNTHETIC_DATA = 1, 2, 4, 7
+COMPRESSOR, RANDOM_OUTPUT, MINIBATCH, SYNTHETIC_DATA, DOWNLINK_COMPRESSOR = 1, 2, 4, 7, 12
 
 
 @dataclass
@@ -82,7 +82,9 @@ class Reference:
                 residuals[i][support] = 0
                 total[support] += p[support]
             s = server_residual + total
-            support = _support(downlink, s, seed, t)
+            support = _support(
+                downlink, s, seed, t, COMPRESSOR if downlink == uplink else DOWNLINK_COMPRESSOR
+            )
             update = np.zeros(dim, dtype=np.float32)
             update[support] = s[support]
             server_residual = s.copy()
@@ -157,13 +159,15 @@ def _fold(values: Doubles) -> np.float64:
 # Compressors: which coordinates are kept.
 
 
-def _support(compressor: Mapping[str, Any], p: Floats, seed: int, t: int) -> NDArray[np.int64]:
+def _support(
+    compressor: Mapping[str, Any], p: Floats, seed: int, t: int, purpose: int = COMPRESSOR
+) -> NDArray[np.int64]:
     dim = len(p)
     if compressor["name"] == "identity":
         return np.arange(dim)
     k = max(1, round(compressor["ratio"] * dim))
     if compressor["name"] == "rand-k":
-        return subset(_words(seed, COMPRESSOR, t), dim, k)
+        return subset(_words(seed, purpose, t), dim, k)
     assert compressor["name"] == "top-k"
     by_magnitude = np.lexsort((np.arange(dim), -np.abs(p)))
     return np.sort(by_magnitude[:k])

@@ -98,7 +98,9 @@ class Realizations:
             # Room is made first: the round asked for may be the oldest of all.
             while len(self._drawn) >= self._KEPT:
                 del self._drawn[min(self._drawn)]
-            stream = self._randomness.stream(Purpose.COMPRESSOR, round_)
+            # A downlink of its own is independent of what it compresses, as Theorem 2's proof has it.
+            purpose = Purpose.COMPRESSOR if compressor is self.uplink else Purpose.DOWNLINK_COMPRESSOR
+            stream = self._randomness.stream(purpose, round_)
             self._drawn[key] = compressor.realize(stream, self._device)
         return self._drawn[key]
 

@@ -47,7 +47,9 @@ class Reference:
     losses: list[NDArray[np.float64]]
 
 
-def mask_of(choice: CompressorChoice, vector: Vector, round_: int) -> NDArray[np.bool_]:
+def mask_of(
+    choice: CompressorChoice, vector: Vector, round_: int, purpose: Purpose = Purpose.COMPRESSOR
+) -> NDArray[np.bool_]:
     """The coordinates that C_t keeps of ``vector``."""
     mask = np.zeros(DIM, dtype=np.bool_)
     if choice.name == "identity":
@@ -57,7 +59,7 @@ def mask_of(choice: CompressorChoice, vector: Vector, round_: int) -> NDArray[np
     if choice.name == "top-k":
         mask[np.lexsort((np.arange(DIM), -np.abs(vector)))[:count]] = True
     else:
-        stream = SharedRandomness.from_int(SEED).stream(Purpose.COMPRESSOR, round_)
+        stream = SharedRandomness.from_int(SEED).stream(purpose, round_)
         mask[stream.subset(DIM, count)] = True
     return mask
 
@@ -81,7 +83,9 @@ def algorithm_2(up: CompressorChoice, down: CompressorChoice, *, weigh_outside: 
             e[i] = p - c
             total = total + (weight * c if weigh_outside else c)
         s = e_hat + total
-        d = np.where(mask_of(down, s, t), s, np.float32(0))
+        # Another downlink compressor draws from a stream of its own.
+        own = Purpose.COMPRESSOR if down == up else Purpose.DOWNLINK_COMPRESSOR
+        d = np.where(mask_of(down, s, t, own), s, np.float32(0))
         e_hat = s - d
         if t % BLOCK == 0:
             q = np.full(WORKERS, 1 / WORKERS)
@@ -235,14 +239,18 @@ def test_realizations_are_those_of_their_round_in_whatever_order_they_are_asked_
     realizations = Realizations(settings(pair), DIM, randomness)
     counts = [round(choice.options["ratio"] * DIM) for choice in PAIRS[pair]]
 
-    def support(round_: int, count: int) -> bytes:
-        return randomness.stream(Purpose.COMPRESSOR, round_).subset(DIM, count).astype("<i8").tobytes()
+    own = Purpose.COMPRESSOR if pair == "rand-k" else Purpose.DOWNLINK_COMPRESSOR
+
+    def support(round_: int, count: int, purpose: Purpose) -> bytes:
+        return randomness.stream(purpose, round_).subset(DIM, count).astype("<i8").tobytes()
 
     first_digest = realizations.digest_material()
     for round_ in (1, 5, 6, 7, 8, 9, 2, 10, 1, 3, 11):
         realizations.prepare(round_)
-        assert realizations.of_uplink(round_).digest_material() == support(round_, counts[0])
-        assert realizations.of_downlink(round_).digest_material() == support(round_, counts[1])
+        assert realizations.of_uplink(round_).digest_material() == support(
+            round_, counts[0], Purpose.COMPRESSOR
+        )
+        assert realizations.of_downlink(round_).digest_material() == support(round_, counts[1], own)
     # A worker that comes back late in a run is asked for its first realization again.
     assert realizations.digest_material() == first_digest
     assert len(realizations._drawn) <= 4
