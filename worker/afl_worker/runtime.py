@@ -47,6 +47,7 @@ from afl.wire.frames import (
     report_frame,
 )
 from afl.wire.settings import RunSettings
+from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
@@ -271,7 +272,7 @@ class WorkerProcess:
             vector = build_vector(task, randomness, device)
             context = TaskContext(settings.workers, randomness)
             data = {worker: task.data(worker, context) for worker in self._options.workers}
-            oracle = TaskOracle(
+            oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
                 task,
                 vector,
                 data,

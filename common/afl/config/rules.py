@@ -95,12 +95,19 @@ def _theory_of_others(name: str, values: Mapping[str, Any]) -> list[Problem]:
 
 def whole(values: Mapping[str, Any]) -> list[Problem]:
     """What sections demand of each other; the keys start at the top."""
-    workers, section = values.get("workers"), values.get("algorithm")
-    sampled = section.get("sampled") if isinstance(section, Mapping) else None
+    workers = values.get("workers")
+    algorithm_, worker = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("algorithm", "worker")
+    )
+    sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
+    problems = []
     if type(sampled) is int and type(workers) is int and sampled > workers:
-        accepted = f"at most workers ({workers})"
-        return [Problem(("algorithm", "sampled"), shown(sampled), accepted)]
-    return []
+        problems.append(Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})"))
+    if worker.get("batch_oracles") is True and "local_steps" in USED.get(name, ()):
+        accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
+        problems.append(Problem(("worker", "batch_oracles"), "true", accepted))
+    return problems
 
 
 def server(values: Mapping[str, Any]) -> list[Problem]:

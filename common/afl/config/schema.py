@@ -337,6 +337,13 @@ class Worker(Section):
         Unit("threads"),
         Field(description="CPU threads of a gradient; the same number gives the same bits on the same CPU"),
     ] = 1
+    batch_oracles: Annotated[
+        bool,
+        Field(
+            description="compute the gradients of the workers in a process in one call: faster, but the result"
+            " depends on which process hosts whom"
+        ),
+    ] = False
 
 
 class Faults(Section):

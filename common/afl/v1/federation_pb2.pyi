@@ -171,7 +171,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,7 @@ class RunSettings(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PEER_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ORACLES_FIELD_NUMBER: _ClassVar[int]
     workers: int
     task: str
     task_options: str
@@ -202,7 +203,8 @@ class RunSettings(_message.Message):
     chunk_bytes: int
     heartbeat_seconds: float
     peer_timeout_seconds: float
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ...) -> None: ...
+    batch_oracles: bool
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")

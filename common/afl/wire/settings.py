@@ -25,6 +25,7 @@ class RunSettings:
     batch_size: int
     evaluation_batch_size: int
     threads: int
+    batch_oracles: bool
     parameters: AlgorithmSettings
     chunk_bytes: int
     heartbeat: float
@@ -62,6 +63,7 @@ class RunSettings:
             batch_size=config.task.batch_size,
             evaluation_batch_size=config.task.evaluation_batch_size,
             threads=config.worker.threads,
+            batch_oracles=config.worker.batch_oracles,
             parameters=AlgorithmSettings(
                 name=algorithm.name,
                 workers=config.workers,
@@ -91,6 +93,7 @@ class RunSettings:
             batch_size=self.batch_size,
             evaluation_batch_size=self.evaluation_batch_size,
             threads=self.threads,
+            batch_oracles=self.batch_oracles,
             algorithm=parameters.name,
             rounds=parameters.rounds,
             eta_w=parameters.eta_w,
@@ -123,6 +126,7 @@ class RunSettings:
             batch_size=message.batch_size,
             evaluation_batch_size=message.evaluation_batch_size,
             threads=max(1, message.threads),
+            batch_oracles=message.batch_oracles,
             parameters=AlgorithmSettings(
                 name=message.algorithm,
                 workers=message.workers,

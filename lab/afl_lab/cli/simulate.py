@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("simulations"),
         metavar="DIR",
-        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations); runs that are there are not repeated",
+        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations); runs found there are kept",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"

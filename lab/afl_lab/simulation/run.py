@@ -56,7 +56,7 @@ def simulate(
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
         evaluate_every=config.evaluation.every,
-        batched=batched,
+        batched=batched or config.worker.batch_oracles,
     )
     meter = WireMeter(
         chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights

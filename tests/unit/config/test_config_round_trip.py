@@ -115,7 +115,7 @@ VALUES = st.fixed_dictionaries(
             }
         ),
         "server": servers(),
-        "worker": st.fixed_dictionaries({"threads": st.integers(1, 1024)}),
+        "worker": st.fixed_dictionaries({"threads": st.integers(1, 1024), "batch_oracles": st.booleans()}),
         "faults": st.fixed_dictionaries({"lost_residual": st.sampled_from(["restart", "refuse"])}),
     },
 )
@@ -185,6 +185,7 @@ def test_what_is_written_out() -> None:
         "  reorder_buffer: 32MiB\n"
         "worker:\n"
         "  threads: 1\n"
+        "  batch_oracles: false\n"
         "faults:\n"
         "  non_finite: abort\n"
         "  lost_residual: restart\n"
@@ -222,6 +223,7 @@ def test_the_digest_never_changes_between_versions() -> None:
         {"run__seed": 17},
         {"run__seed": None},
         {"worker__threads": 2},
+        {"worker__batch_oracles": True},
     ],
 )
 def test_what_defines_the_result_changes_the_digest(changes: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ RUNS = st.builds(
     batch_size=COUNTS,
     evaluation_batch_size=COUNTS,
     threads=COUNTS,
+    batch_oracles=st.booleans(),
     parameters=st.builds(
         AlgorithmSettings,
         workers=COUNTS,
@@ -62,6 +63,7 @@ RIGHT = RunSettings(
     batch_size=32,
     evaluation_batch_size=64,
     threads=1,
+    batch_oracles=False,
     parameters=AlgorithmSettings(
         10, 100, 10, 0.1, 0.01, CompressorChoice("top-k", {"ratio": 0.1}), CompressorChoice()
     ),
