@@ -1,4 +1,4 @@
-"""The run on the server: sessions on one side, the round engine on the other.
+"""The run on the server: reports go to the round engine, its steps to all sessions.
 
 Everything runs on one event loop. For large models the engine's arithmetic moves to one thread of its own,
 in order, so that the loop is never held up; for small ones a thread hop would cost more than the work.
@@ -16,17 +16,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from afl._version import __version__
 from afl.algorithms.registry import server_half
 from afl.config import Config
 from afl.engine import Evaluation, Opening, RoundEngine
-from afl.errors import ExitCode, NonFiniteError, StorageError, place
-from afl.initialization import realization_digest
+from afl.errors import ExitCode, NonFiniteError, StorageError
 from afl.messages import (
     NOWHERE,
     Ack,
     Encoding,
-    FailureCause,
     GoodbyeStatus,
     Kind,
     Position,
@@ -37,14 +34,13 @@ from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
-from afl.wire.frames import control, position_of
 from afl.wire.settings import RunSettings
-from afl_server.admission import Admission
 from afl_server.broadcast import Broadcast
 from afl_server.model import model_payloads
+from afl_server.reception import Reception
 from afl_server.records import RunRecords, Snapshot
 from afl_server.roster import Roster
-from afl_server.session import Session, State, read_join
+from afl_server.session import Session, State
 from afl_server.tallies import Tallies
 
 LOG = logging.getLogger("afl.server")
@@ -90,24 +86,17 @@ class Coordinator:
         self.started_at = time.monotonic()
         self.round_started_at = time.monotonic()
         self.first_round_at: float | None = None
-        self._randomness = randomness
-        self._admission = Admission(
-            run_id=records.run_id,
-            task=config.task.name,
-            workers=config.workers,
-            layout_hash=vector.layout_hash(),
-            dim=vector.dim,
-            realization_digest=realization_digest(algorithm),
-        )
+        self.randomness = randomness
         self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
         self._streaming: Broadcast | None = None
         self._model: Broadcast | None = None
         self._inline = vector.dim <= INLINE_DIM
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-disk")
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._relief = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
+        self.reception = Reception(self)
 
     # The run.
 
@@ -131,7 +120,7 @@ class Coordinator:
             self._spawn(self._save_as_it_is())
 
     async def _save_as_it_is(self) -> None:
-        async with self._turn:
+        async with self.turn:
             snapshot = await self._snapshot_in_turn()
             applied = self.engine.updates_applied
         await self._write("final", snapshot, applied)
@@ -158,107 +147,13 @@ class Coordinator:
         await asyncio.to_thread(self._disk.shutdown)
         await asyncio.to_thread(self._thread.shutdown)
 
-    # Sessions.
-
-    def admit(self, peer: str) -> Session:
-        """A new stream's session; one too many is ended at once."""
-        session = Session(self, peer)
-        if len(self.roster) >= self.config.server.max_sessions:
-            self.tallies.refused += 1
-            reason = f"the server holds {len(self.roster)} sessions, as many as server.max_sessions allows"
-            LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
-            session.end(GoodbyeStatus.TRY_LATER, reason)
-            return session
-        self.roster.add(session)
-        self.tallies.sessions += 1
-        return session
-
-    async def join(self, session: Session, message: pb.Join) -> None:
-        """A session's first frame: check who it is and welcome it, or end it."""
-        if self.is_over:
-            code, reason = self.result.result()
-            session.end(GoodbyeStatus.FINISHED if code is ExitCode.OK else GoodbyeStatus.ABORTED, reason)
-            return
-        refusal = self._admission.of_join(message)
-        if refusal:
-            self.refuse(session, refusal)
-            return
-        workers, standings = read_join(message)
-        for worker in workers:
-            rival = await self.roster.rival(worker, message.incarnation)
-            if rival is not None:
-                self.refuse(
-                    session, f"worker {worker} is taken: another process ({rival.peer}) runs it and answers"
-                )
-                return
-            replaced = self.roster.owner(worker)
-            if replaced is not None:
-                await self.leave(replaced)
-        session.workers = workers
-        session.reported = standings
-        session.incarnation = message.incarnation
-        session.applied = position_of(message.applied) if message.run_id else NOWHERE
-        self.roster.give(session)
-        session.state = State.JOINED
-        session.send(control(pb.ServerFrame(welcome=self._welcome(session, message))))
-
-    def refuse(self, session: Session, reason: str) -> None:
-        """End a session that cannot help the run."""
-        self.tallies.refused += 1
-        LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
-        session.end(GoodbyeStatus.REFUSED, reason)
-
-    async def make_ready(self, session: Session, message: pb.Ready) -> None:
-        """A session's worker has its task, data and model."""
-        refusal = self._admission.of_ready(message) or self._residual_refusal(session)
-        if refusal:
-            self.refuse(session, refusal)
-            return
-        async with self._turn:
-            if session.state is not State.JOINED:
-                return
-            self._admit_newcomers(session)
-            session.state = State.READY
-            await self._catch_up(session)
-        LOG.info("%s ready", session.label, extra={"event": "worker_ready", "workers": list(session.workers)})
-
-    async def leave(self, session: Session) -> None:
-        """A session's stream has ended; idempotent."""
-        if session.is_over.is_set():
-            return
-        session.state = State.ENDED
-        session.is_over.set()
-        freed = self.roster.remove(session)
-        if not self.is_over:
-            async with self._turn:
-                for worker in freed:
-                    self.engine.cut(worker)
-        self._relieve()
-        if session.workers and not self.is_over:
-            LOG.warning("%s gone", session.label, extra={"event": "session_ended"})
-
-    def fail(self, session: Session, message: pb.Failure) -> None:
-        """A worker could not do a step."""
-        self.tallies.failures += 1
-        position = position_of(message.position)
-        where = place(message.worker, position.round)
-        LOG.error(
-            "%s failed: %s\n%s",
-            where,
-            message.message,
-            message.traceback,
-            extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
-        )
-        if int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers:
-            self.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
-
     # Reports.
 
     async def begin_report(self, report: Report) -> Ack | None:
         """A report's opening."""
         if self.is_over:
             return None
-        async with self._turn:
+        async with self.turn:
             ack = self.engine.begin_report(report)
         await self._after(ack)
         return ack
@@ -270,7 +165,7 @@ class Coordinator:
             return None
         # A piece of plain values is summed in a fraction of a millisecond; a thread hop would cost more.
         is_short = header.encoding is not Encoding.INDEXED
-        async with self._turn:
+        async with self.turn:
             ack = await self._on_engine(
                 self.engine.add_piece,
                 chunk.worker,
@@ -314,7 +209,7 @@ class Coordinator:
         if ack is not None and ack.reason:
             self.tallies.refused_reports += 1
             return
-        self._relieve()
+        self.relieve()
         if not self._inline:
             await self._stream()
         if ack is None:
@@ -334,7 +229,8 @@ class Coordinator:
             LOG.exception("round %d cannot be closed", self.engine.step.position.round)
             self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
 
-    def _relieve(self) -> None:
+    def relieve(self) -> None:
+        """The sum has moved on: sessions that wait for it may be read again."""
         self._relief.set()
         self._relief = asyncio.Event()
 
@@ -361,7 +257,7 @@ class Coordinator:
 
     async def _close_step(self) -> None:
         """All workers have reported: close the step and broadcast the next."""
-        async with self._turn:
+        async with self.turn:
             if not self.engine.complete:
                 return
             closed = self.engine.step
@@ -464,7 +360,7 @@ class Coordinator:
             self._spawn(self._settle())
 
     async def _settle(self) -> None:
-        async with self._turn:
+        async with self.turn:
             await self._on_engine(self.engine.algorithm.settle)
 
     def _own_digest(self) -> bytes:
@@ -472,7 +368,7 @@ class Coordinator:
         return self.vector.digest()
 
     async def _snapshot(self) -> Snapshot:
-        async with self._turn:
+        async with self.turn:
             return await self._snapshot_in_turn()
 
     async def _snapshot_in_turn(self) -> Snapshot:
@@ -505,60 +401,7 @@ class Coordinator:
         await self._write("final", snapshot, rounds_applied)
         self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
 
-    def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:
-        is_first = not message.run_id
-        if not is_first:
-            self.tallies.reconnections += 1
-        position = self.engine.step.position
-        return pb.Welcome(
-            run_id=self.run_id,
-            server_version=__version__,
-            settings=self.settings.to_message(),
-            seed=self._randomness.seed if is_first else b"",
-            workers=[
-                pb.Expectation(
-                    worker=worker,
-                    position=pb.Position(round=position.round, phase=position.phase),
-                    held=self.engine.holds(worker),
-                )
-                for worker in session.workers
-            ],
-        )
-
-    def _lost_residuals(self, session: Session) -> list[int]:
-        """Workers whose earlier process took an uplink residual with it."""
-        if not self.engine.algorithm.keeps_residuals:
-            return []
-        is_first_round = self.engine.step.position == Position(1, 0)
-        return [
-            worker
-            for worker in self.roster.newcomers(session)
-            if self.roster.was_known(worker)
-            and session.reported[worker] == NOWHERE
-            and not (is_first_round and not self.engine.holds(worker))
-        ]
-
-    def _residual_refusal(self, session: Session) -> str:
-        lost = self._lost_residuals(session)
-        if not lost or self.config.faults.lost_residual != "refuse":
-            return ""
-        return f"worker {lost[0]} comes back without its uplink residual, and faults.lost_residual is refuse"
-
-    def _admit_newcomers(self, session: Session) -> None:
-        """New processes: say what their workers have lost, and begin the sum again if it holds part of it."""
-        for worker in self._lost_residuals(session):
-            self.tallies.lost_residuals += 1
-            LOG.warning(
-                "worker %d came back without its uplink residual; it goes on with a zero residual",
-                worker,
-                extra={"event": "lost_residual", "worker": worker},
-            )
-        partial = [worker for worker in self.roster.newcomers(session) if self.engine.is_partial(worker)]
-        if partial:
-            self._restart_round(partial[0])
-        self.roster.remember(session)
-
-    def _restart_round(self, worker: int) -> None:
+    def restart_round(self, worker: int) -> None:
         """Part of a payload is in the sum whose rest will never come: begin the sum again.
 
         Every session that is ready is cut; each comes back by itself and sends its report again.
@@ -576,7 +419,7 @@ class Coordinator:
         for session in self.roster.ready():
             session.end(GoodbyeStatus.TRY_LATER, "the round's sum begins again")
 
-    async def _catch_up(self, session: Session) -> None:
+    async def catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
         if not self._open.is_for(session.workers):
             # Its next step brings the model; what is not trained comes at the first contact only.

@@ -70,7 +70,7 @@ class FederationService:
             await self._health.set(service, status)
 
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        session = self._coordinator.admit(context.peer())
+        session = self._coordinator.reception.admit(context.peer())
         tasks = {
             asyncio.create_task(self._write(session, context)),
             asyncio.create_task(self._read(session, context)),
@@ -81,7 +81,7 @@ class FederationService:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._coordinator.leave(session)
+            await self._coordinator.reception.leave(session)
             for result in results:
                 if isinstance(result, Exception) and not isinstance(
                     result, grpc.RpcError | grpc.aio.UsageError
@@ -103,7 +103,7 @@ class FederationService:
                     context.read() if timeout is None else asyncio.wait_for(context.read(), timeout)
                 )
             except TimeoutError:
-                self._coordinator.refuse(session, f"no Join within {timeout:g} s")
+                self._coordinator.reception.refuse(session, f"no Join within {timeout:g} s")
                 break
             if not isinstance(data, bytes):
                 # gRPC's end-of-stream mark.
@@ -115,7 +115,7 @@ class FederationService:
                 LOG.info("%s leaves: %s", session.label, goodbye, extra={"event": "goodbye"})
                 return
             except (ProtocolError, NonFiniteError) as error:
-                self._coordinator.refuse(session, str(error))
+                self._coordinator.reception.refuse(session, str(error))
         # The writer still has a goodbye to send; it ends the stream.
         await asyncio.Event().wait()
 
@@ -146,4 +146,4 @@ class FederationService:
                         extra={"event": "peer_timeout"},
                     )
                     session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
-                    await self._coordinator.leave(session)
+                    await self._coordinator.reception.leave(session)

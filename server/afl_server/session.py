@@ -164,17 +164,17 @@ class Session:
         if frame.HasField("join"):
             if self.state is not State.NEW:
                 raise ProtocolError("a second Join in one session")
-            await self._coordinator.join(self, frame.join)
+            await self._coordinator.reception.join(self, frame.join)
         if frame.HasField("ready"):
             if self.state is not State.JOINED:
                 raise ProtocolError("a Ready that does not follow a Join")
-            await self._coordinator.make_ready(self, frame.ready)
+            await self._coordinator.reception.make_ready(self, frame.ready)
         if frame.reports or frame.chunks:
             await self._reports(frame)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send(HEARTBEAT)
         if frame.HasField("failure"):
-            self._coordinator.fail(self, frame.failure)
+            self._coordinator.reception.fail(self, frame.failure)
         if frame.HasField("goodbye"):
             raise SessionOverError(frame.goodbye.reason)
 

@@ -1,0 +1,188 @@
+"""Sessions that come and go: who is let in, what a newcomer must know, and what a leaver leaves behind."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from afl._version import __version__
+from afl.errors import ExitCode, place
+from afl.initialization import realization_digest
+from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Position
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import control, position_of
+from afl_server.admission import Admission
+from afl_server.session import Session, State, read_join
+
+if TYPE_CHECKING:
+    from afl_server.coordinator import Coordinator
+
+LOG = logging.getLogger("afl.server")
+
+
+class Reception:
+    """Lets sessions into a run, and sees them off.
+
+    Args:
+        run: whose sessions they are.
+    """
+
+    def __init__(self, run: Coordinator) -> None:
+        self._run = run
+        self._admission = Admission(
+            run_id=run.run_id,
+            task=run.config.task.name,
+            workers=run.config.workers,
+            layout_hash=run.vector.layout_hash(),
+            dim=run.vector.dim,
+            realization_digest=realization_digest(run.engine.algorithm),
+        )
+
+    def admit(self, peer: str) -> Session:
+        """A new stream's session; one too many is ended at once."""
+        session = Session(self._run, peer)
+        if len(self._run.roster) >= self._run.config.server.max_sessions:
+            self._run.tallies.refused += 1
+            reason = (
+                f"the server holds {len(self._run.roster)} sessions, as many as server.max_sessions allows"
+            )
+            LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
+            session.end(GoodbyeStatus.TRY_LATER, reason)
+            return session
+        self._run.roster.add(session)
+        self._run.tallies.sessions += 1
+        return session
+
+    async def join(self, session: Session, message: pb.Join) -> None:
+        """A session's first frame: check who it is and welcome it, or end it."""
+        if self._run.is_over:
+            code, reason = self._run.result.result()
+            session.end(GoodbyeStatus.FINISHED if code is ExitCode.OK else GoodbyeStatus.ABORTED, reason)
+            return
+        refusal = self._admission.of_join(message)
+        if refusal:
+            self.refuse(session, refusal)
+            return
+        workers, standings = read_join(message)
+        for worker in workers:
+            rival = await self._run.roster.rival(worker, message.incarnation)
+            if rival is not None:
+                self.refuse(
+                    session, f"worker {worker} is taken: another process ({rival.peer}) runs it and answers"
+                )
+                return
+            replaced = self._run.roster.owner(worker)
+            if replaced is not None:
+                await self.leave(replaced)
+        session.workers = workers
+        session.reported = standings
+        session.incarnation = message.incarnation
+        session.applied = position_of(message.applied) if message.run_id else NOWHERE
+        self._run.roster.give(session)
+        session.state = State.JOINED
+        session.send(control(pb.ServerFrame(welcome=self._welcome(session, message))))
+
+    def refuse(self, session: Session, reason: str) -> None:
+        """End a session that cannot help the run."""
+        self._run.tallies.refused += 1
+        LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
+        session.end(GoodbyeStatus.REFUSED, reason)
+
+    async def make_ready(self, session: Session, message: pb.Ready) -> None:
+        """A session's worker has its task, data and model."""
+        refusal = self._admission.of_ready(message) or self._residual_refusal(session)
+        if refusal:
+            self.refuse(session, refusal)
+            return
+        async with self._run.turn:
+            if session.state is not State.JOINED:
+                return
+            self._admit_newcomers(session)
+            session.state = State.READY
+            await self._run.catch_up(session)
+        LOG.info("%s ready", session.label, extra={"event": "worker_ready", "workers": list(session.workers)})
+
+    async def leave(self, session: Session) -> None:
+        """A session's stream has ended; idempotent."""
+        if session.is_over.is_set():
+            return
+        session.state = State.ENDED
+        session.is_over.set()
+        freed = self._run.roster.remove(session)
+        if not self._run.is_over:
+            async with self._run.turn:
+                for worker in freed:
+                    self._run.engine.cut(worker)
+        self._run.relieve()
+        if session.workers and not self._run.is_over:
+            LOG.warning("%s gone", session.label, extra={"event": "session_ended"})
+
+    def fail(self, session: Session, message: pb.Failure) -> None:
+        """A worker could not do a step."""
+        self._run.tallies.failures += 1
+        position = position_of(message.position)
+        where = place(message.worker, position.round)
+        LOG.error(
+            "%s failed: %s\n%s",
+            where,
+            message.message,
+            message.traceback,
+            extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
+        )
+        if int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers:
+            self._run.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
+
+    def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:
+        is_first = not message.run_id
+        if not is_first:
+            self._run.tallies.reconnections += 1
+        position = self._run.engine.step.position
+        return pb.Welcome(
+            run_id=self._run.run_id,
+            server_version=__version__,
+            settings=self._run.settings.to_message(),
+            seed=self._run.randomness.seed if is_first else b"",
+            workers=[
+                pb.Expectation(
+                    worker=worker,
+                    position=pb.Position(round=position.round, phase=position.phase),
+                    held=self._run.engine.holds(worker),
+                )
+                for worker in session.workers
+            ],
+        )
+
+    def _lost_residuals(self, session: Session) -> list[int]:
+        """Workers whose earlier process took an uplink residual with it."""
+        if not self._run.engine.algorithm.keeps_residuals:
+            return []
+        is_first_round = self._run.engine.step.position == Position(1, 0)
+        return [
+            worker
+            for worker in self._run.roster.newcomers(session)
+            if self._run.roster.was_known(worker)
+            and session.reported[worker] == NOWHERE
+            and not (is_first_round and not self._run.engine.holds(worker))
+        ]
+
+    def _residual_refusal(self, session: Session) -> str:
+        lost = self._lost_residuals(session)
+        if not lost or self._run.config.faults.lost_residual != "refuse":
+            return ""
+        return f"worker {lost[0]} comes back without its uplink residual, and faults.lost_residual is refuse"
+
+    def _admit_newcomers(self, session: Session) -> None:
+        """New processes: say what their workers have lost, and begin the sum again if it holds part of it."""
+        for worker in self._lost_residuals(session):
+            self._run.tallies.lost_residuals += 1
+            LOG.warning(
+                "worker %d came back without its uplink residual; it goes on with a zero residual",
+                worker,
+                extra={"event": "lost_residual", "worker": worker},
+            )
+        partial = [
+            worker for worker in self._run.roster.newcomers(session) if self._run.engine.is_partial(worker)
+        ]
+        if partial:
+            self._run.restart_round(partial[0])
+        self._run.roster.remember(session)
