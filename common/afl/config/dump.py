@@ -77,6 +77,9 @@ def _escaped(value: Any) -> Any:
     return value
 
 
+_UNICODE_BREAKS: Final = frozenset("\x85\u2028\u2029")
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes text that our reader, whose scalars are YAML 1.2's, would take for something else."""
 
@@ -86,7 +89,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    needs_quotes = not isinstance(resolve_plain(text), str) or text.lower() in AMBIGUOUS_WORDS
+    needs_quotes = (
+        not isinstance(resolve_plain(text), str)
+        or text.lower() in AMBIGUOUS_WORDS
+        # Unicode's line breaks, which YAML folds into spaces unless they are escaped.
+        or not _UNICODE_BREAKS.isdisjoint(text)
+    )
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if needs_quotes else None)
 
 

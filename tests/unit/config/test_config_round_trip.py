@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from afl.config import Config, Duration, Size, config_digest, config_from_mapping, dump_config, load_config
@@ -121,12 +121,19 @@ VALUES = st.fixed_dictionaries(
 )
 
 
+def _named(task: str) -> dict[str, Any]:
+    algorithm = {"name": "afl-br", "rounds": 1, "eta_w": 1.0, "eta_q": 0.0}
+    return {"workers": 1, "task": {"name": task}, "algorithm": algorithm}
+
+
 @settings(
     deadline=None,
     max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(values=VALUES)
+@example(values=_named("\x85"))
+@example(values=_named("a\u2028b\u2029"))
 def test_what_is_written_out_loads_back_equal(tmp_path: Path, values: dict[str, Any]) -> None:
     config = config_from_mapping(values)
     path = tmp_path / "config.yaml"
