@@ -46,6 +46,7 @@ class Encoding(enum.IntEnum):
     DENSE = 1
     INDEXED = 2
     SEEDED = 3
+    SIGNS = 4
 
 
 class ValueType(enum.IntEnum):
@@ -61,7 +62,7 @@ class PayloadHeader:
 
     Attributes:
         dim: the dimension d of the vector it stands for.
-        count: how many values travel.
+        count: how many values travel (``SIGNS``: how many signs, after their one scale).
         index_coding: how the indices are coded; 0 where none travel.
         index_parameter: the coding's parameter.
         index_bytes: the length of the coded indices, which come first.

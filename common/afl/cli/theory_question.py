@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afl.config import Config, check_compressor, load_config
+from afl.config.compressors import IDENTITY, resolved_options
 from afl.errors import AflError, ConfigError
 from afl.theory import Theorem, block_length, covering, theory_ratio
 
@@ -28,7 +29,7 @@ class Compression:
 
     Attributes:
         description: in words.
-        ratio_that_keeps_the_rate: of the uplink's class.
+        ratio_that_keeps_the_rate: the uplink's, by the theorem that speaks of the pair.
     """
 
     description: str
@@ -170,16 +171,18 @@ def _compression(
         return None
     from afl.compressors import Compressor, compressor_class, create  # noqa: PLC0415  # with torch
 
-    def made(name: str, options: Mapping[str, Any]) -> tuple[Compressor, float]:
-        is_ai = compressor_class(name).additive_idempotent
-        keeps_rate = theory_ratio("additive-idempotent" if is_ai else "contractive", workers)
-        if options.get("ratio") == "theory":
-            options = {**options, "ratio": keeps_rate}
-        check_compressor(name, options)
-        return create(name, dim, options), keeps_rate
-
-    (up, keeps_rate), (down, _) = made(*uplink), made(*downlink)
     same = uplink == downlink
+    is_exact_down = same or downlink[0] == IDENTITY
+
+    def made(name: str, options: Mapping[str, Any]) -> Compressor:
+        compressor_class(name)  # an unknown name is refused by the registry
+        check_compressor(name, options)
+        options = resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
+        return create(name, dim, options)
+
+    up, down = made(*uplink), made(*downlink)
+    is_sharper = is_exact_down and up.additive_idempotent
+    keeps_rate = theory_ratio("additive-idempotent" if is_sharper else "contractive", workers)
     theorem, delta = covering(
         up.delta,
         down.delta,

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.errors import ConfigError
+from afl.errors import ConfigError, NonFiniteError
 from afl.messages import Encoding
 from afl.randomness import Stream
-from afl.vectors import add_at, step_at
+from afl.vectors import add_at, array_is_finite, is_finite, step_at
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,16 @@ class Compressed:
     """A compressed vector in the form that travels.
 
     Attributes:
-        values: float32 ``[count]``, on the host.
-        indices: ascending int64 ``[count]`` where they travel (``Encoding.INDEXED``), else ``None``.
+        values: float32 ``[count]``, on the host; with ``Encoding.SIGNS`` the one scale.
+        indices: where they travel, ascending int64: with ``Encoding.INDEXED`` those of the values; with
+            ``Encoding.SIGNS`` those of the coordinates that are zero.
+        signs: with ``Encoding.SIGNS``, a bit for each coordinate that is not zero, in ascending order,
+            lowest bit of a byte first, set where it is negative; the last byte is filled up with zeros.
     """
 
     values: NDArray[np.float32]
     indices: NDArray[np.int64] | None = None
+    signs: NDArray[np.uint8] | None = None
 
 
 class Compressor(abc.ABC):
@@ -61,7 +65,7 @@ class Compressor(abc.ABC):
     @property
     @abc.abstractmethod
     def count(self) -> int:
-        """How many values travel."""
+        """How many values travel; the most, where it varies."""
 
     @property
     @abc.abstractmethod
@@ -143,8 +147,39 @@ class Selection(Realization):
         step_at(params, self.indices(compressed), compressed.values, eta)
 
 
-class Sparsifier(Compressor):
-    """Keeps k coordinates, ``k = max(1, round(ratio * d))``; its one option is ``ratio``."""
+class LinearRealization(Realization):
+    """An orthogonal projection ``P = Q^T Q`` by the r coefficients ``Q x``, computed in float64 on the host.
+
+    The coefficients travel in float32, and what is decoded from them is rounded to float32. P(Px) therefore
+    differs from Px by rounding, about 1e-7 of its norm.
+    """
+
+    @abc.abstractmethod
+    def analyse(self, vector: NDArray[np.float32]) -> NDArray[np.float64]:
+        """``Q x``, ``[r]``, of x ``[dim]``."""
+
+    @abc.abstractmethod
+    def synthesise(self, coefficients: NDArray[np.float32]) -> NDArray[np.float64]:
+        """``Q^T c``, ``[dim]``, of c ``[r]``."""
+
+    def split(self, vector: Tensor) -> Compressed:
+        """The coefficients; the vector loses what they stand for."""
+        with np.errstate(over="ignore"):
+            compressed = Compressed(self.analyse(vector.cpu().numpy()).astype(np.float32))
+        if array_is_finite(compressed.values):
+            self.step(vector, compressed, 1.0)
+            if is_finite(vector):
+                return compressed
+        raise NonFiniteError("the projection of the update overflows float32")
+
+    def decode(self, compressed: Compressed) -> Tensor:
+        """``P x`` rounded to float32; infinite where it overflows."""
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(self.synthesise(compressed.values).astype(np.float32))
+
+
+class RatioCompressor(Compressor):
+    """Sends k values of d, ``k = max(1, round(ratio * d))``; its one option is ``ratio``."""
 
     def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
         super().__init__(dim, options)
@@ -162,7 +197,7 @@ class Sparsifier(Compressor):
 
 
 def ratio_option(name: str, options: Mapping[str, Any]) -> float:
-    """The one option ``ratio`` of a sparsifier, in (0, 1].
+    """The one option ``ratio`` of a compressor, in (0, 1].
 
     Raises:
         ConfigError: if it is missing, out of bounds, or not alone.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Realization, Selection, Sparsifier
+from afl.compressors.base import Compressed, RatioCompressor, Realization, Selection
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
 
 
-class RandK(Sparsifier):
+class RandK(RatioCompressor):
     """``C(x) = P_S x``; delta = k/d in expectation over S.
 
     Only values travel, since S follows from the shared randomness.

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afl.compressors.base import Compressed, Realization, Selection, Sparsifier
+from afl.compressors.base import Compressed, RatioCompressor, Realization, Selection
 from afl.messages import Encoding
 from afl.randomness import Stream
 from afl.vectors import take_out
 
 
-class TopK(Sparsifier):
+class TopK(RatioCompressor):
     """The first k coordinates by (``|x|`` descending, index ascending); delta = k/d for every vector.
 
     The order is total, so that ties, devices and selection methods never change the result.

@@ -9,11 +9,13 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
+from afl.theory.sparsity import theory_ratio
 
 ENTRY_POINTS: Final = "afl.compressors"
 """The entry point group through which compressors are found, the built-in ones and users' own."""
 
 IDENTITY: Final = "identity"
+THEORY: Final = "theory"
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,19 @@ class CompressorOption:
 
 OPTIONS: Final[Mapping[str, CompressorOption]] = {
     "ratio": CompressorOption(
-        description="share of the coordinates that are kept: k = max(1, round(ratio * d)) of d",
-        accepts="a number above 0 and at most 1",
+        description="share of the values that are sent: k = max(1, round(ratio * d)) of d;"
+        " theory is the least that keeps AFL-BR's rate, from the number of workers",
+        accepts="a number above 0 and at most 1, or theory",
         default=None,
         unit="k/d",
-        compressors=("top-k", "rand-k"),
+        compressors=("top-k", "rand-k", "projection", "dct-projection"),
     ),
 }
 """Every option of the built-in compressors."""
 
-_BUILT_IN: Final = (IDENTITY, "top-k", "rand-k")
+_BUILT_IN: Final = (IDENTITY, "scaled-sign", *OPTIONS["ratio"].compressors)
+_CONTRACTIVE: Final = frozenset({"top-k"})
+"""Of those with a ratio, the ones that are not additive and idempotent."""
 
 
 def installed_compressors() -> tuple[str, ...]:
@@ -99,7 +104,31 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> list[Proble
     return problems
 
 
+def resolved_options(
+    name: str, options: Mapping[str, object], *, workers: int, is_exact_down: bool
+) -> Mapping[str, object]:
+    """A compressor's options with ``ratio: theory`` as a number.
+
+    For an additive and idempotent compressor it is Theorem 3's where the downlink has no residual; where it
+    has one, Theorem 2 holds for the pair, and its ratio is for this compressor as for top-k. The options of a
+    compressor that is not built in are its own.
+
+    Args:
+        name: the compressor's name.
+        options: its options, checked.
+        workers: m.
+        is_exact_down: whether the downlink sends whole vectors or has the uplink's own compressor, with which
+            an additive and idempotent one loses nothing.
+    """
+    if name not in _BUILT_IN or options.get("ratio") != THEORY:
+        return options
+    is_sharper = is_exact_down and name not in _CONTRACTIVE
+    return {**options, "ratio": theory_ratio("additive-idempotent" if is_sharper else "contractive", workers)}
+
+
 def _is_ratio(value: object) -> bool:
+    if value == THEORY:
+        return True
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)

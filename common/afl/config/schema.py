@@ -113,7 +113,11 @@ class Compressor(Section):
     __pydantic_extra__: dict[str, Option]
 
     name: Annotated[
-        Name, Field(description="the compressor: identity, top-k, rand-k, or an installed one")
+        Name,
+        Field(
+            description="the compressor: identity, top-k, rand-k, scaled-sign, projection, dct-projection,"
+            " or an installed one"
+        ),
     ] = IDENTITY
 
     @property

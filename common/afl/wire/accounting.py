@@ -75,9 +75,14 @@ class WireCount:
 
 
 def float_equivalents(header: PayloadHeader) -> float:
-    """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index."""
+    """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index.
+
+    Signs, which it does not charge for, count in the same way: the scale, and a bit a coordinate.
+    """
     if header.value_type is not ValueType.FLOAT32:
         return header.value_bytes / 4
     if header.encoding is Encoding.INDEXED:
         return header.count * (1 + (header.dim - 1).bit_length() / 32)
+    if header.encoding is Encoding.SIGNS:
+        return 1 + header.dim / 32
     return float(header.count)

@@ -12,6 +12,7 @@ from typing import Any
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.codecs.payload import VALUE_BYTES
 from afl.config import Config
+from afl.config.compressors import IDENTITY, resolved_options
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 
@@ -54,7 +55,15 @@ class RunSettings:
             local_options: options of the task that are this machine's own and stay here.
         """
         algorithm = config.algorithm
-        uplink = _choice(algorithm.uplink)
+        up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
+        is_exact_down = down == up or down.name == IDENTITY
+        uplink, downlink = (
+            CompressorChoice(
+                way.name,
+                resolved_options(way.name, way.options, workers=config.workers, is_exact_down=is_exact_down),
+            )
+            for way in (up, down)
+        )
         return cls(
             task=config.task.name,
             task_options={
@@ -75,7 +84,7 @@ class RunSettings:
                 sampled=algorithm.sampled,
                 weigh_by_samples=algorithm.weighting == "samples",
                 uplink=uplink,
-                downlink=uplink if algorithm.downlink is None else _choice(algorithm.downlink),
+                downlink=downlink,
             ),
             # Whole values: the server sums a chunk's values as they come.
             chunk_bytes=config.server.chunk_bytes // VALUE_BYTES * VALUE_BYTES,
@@ -170,10 +179,6 @@ def _is_count(value: Any) -> bool:
 
 def _is_step_size(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value <= sys.float_info.max
-
-
-def _choice(section: Any) -> CompressorChoice:
-    return CompressorChoice() if section is None else CompressorChoice(section.name, section.options)
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

@@ -55,7 +55,8 @@ DURATION = "a duration (250ms, 30s, 5m, 1h, or a number of seconds)"
 SIZE = "a size (64KiB, 1MiB, 2GB, or a number of bytes)"
 SEED = "a whole number from 0 to 2^128 - 1, or 0x and 1 to 32 hexadecimal digits, or null (a fresh one)"
 OPTION = "text, a finite number, true, false, null, a list or a mapping"
-INSTALLED = "an installed compressor: identity, rand-k, top-k"
+INSTALLED = "an installed compressor: dct-projection, identity, projection, rand-k, scaled-sign, top-k"
+RATIO = "a number above 0 and at most 1, or theory"
 QUOTES = "the quotes make it text; leave them out"
 
 
@@ -461,14 +462,14 @@ WRONG: list[tuple[str, str, str]] = [
         problem(
             "server.yaml:6: algorithm.uplink.ratio",
             "nothing, and rand-k needs it",
-            "a number above 0 and at most 1",
+            RATIO,
         ),
     ),
     *[
         (
             "name: afl-com",
             f"name: afl-com\n  downlink:\n    name: top-k\n    ratio: {ratio}",
-            problem("server.yaml:8: algorithm.downlink.ratio", shown, "a number above 0 and at most 1"),
+            problem("server.yaml:8: algorithm.downlink.ratio", shown, RATIO),
         )
         for ratio, shown in [
             ("0", "0"),
@@ -826,7 +827,7 @@ class TestOverrides:
                 problem(
                     "--set algorithm.uplink={name: top-k, ratio: 3}: algorithm.uplink.ratio",
                     "3",
-                    "a number above 0 and at most 1",
+                    RATIO,
                 ),
             ),
             (
@@ -921,14 +922,21 @@ class TestCompressorsOfOthers:
         assert str(caught.value) == "compressor powersgd cannot be used: 1 problem\n\n" + problem(
             "name",
             '"powersgd"',
-            "an installed compressor: identity, power-sgd, rand-k, top-k",
+            INSTALLED.replace("projection, rand-k", "power-sgd, projection, rand-k"),
             nearest="power-sgd",
         )
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("identity", {}), ("top-k", {"ratio": 1}), ("rand-k", {"ratio": 1e-9})],
+    [
+        ("identity", {}),
+        ("scaled-sign", {}),
+        ("top-k", {"ratio": 1}),
+        ("rand-k", {"ratio": 1e-9}),
+        ("projection", {"ratio": 0.5}),
+        ("dct-projection", {"ratio": "theory"}),
+    ],
 )
 def test_the_built_in_compressors_take_their_options(name: str, options: dict[str, Any]) -> None:
     compressors.check_compressor(name, options)
