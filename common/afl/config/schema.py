@@ -344,7 +344,7 @@ class Worker(Section):
     batch_oracles: Annotated[
         bool,
         Field(
-            description="compute the gradients of the workers in a process in one call: faster, but the result"
+            description="compute the gradients of a process's workers in one call: faster, but the result"
             " depends on which process hosts whom"
         ),
     ] = False
