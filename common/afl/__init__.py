@@ -17,12 +17,14 @@ from afl._version import __version__
 if TYPE_CHECKING:
     from afl.compressors import Compressed, Compressor, Realization
     from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
+    from afl.messages import Encoding
     from afl.randomness import Purpose, SharedRandomness, Stream
     from afl.tasks import Classification, Task, TaskContext, WorkerData
 
 _HOMES = {
     "afl.compressors": ("Compressed", "Compressor", "Realization"),
     "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
+    "afl.messages": ("Encoding",),
     "afl.randomness": ("Purpose", "SharedRandomness", "Stream"),
     "afl.tasks": ("Classification", "Task", "TaskContext", "WorkerData"),
 }
@@ -35,6 +37,7 @@ __all__ = [
     "Compressor",
     "ConfigError",
     "DataError",
+    "Encoding",
     "ExitCode",
     "Purpose",
     "Realization",

@@ -13,8 +13,8 @@ from afl.messages import Encoding
 from afl.randomness import Stream
 
 BLOCK = 1 << 14
-"""Coordinates a transform: 128 kB of float64 stays in a second-level cache. Longer ones take four times as
-long a coordinate, and thirty where a length has a large prime factor (measured: docs/decisions.md)."""
+"""Coordinates a transform: 128 kB of float64 stays in a second-level cache. One transform of length d takes
+two or three times as long, and thirty times where d has a large prime factor (docs/decisions.md)."""
 
 
 class DctProjection(RatioCompressor):

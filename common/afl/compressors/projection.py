@@ -16,7 +16,7 @@ from afl.messages import Encoding
 from afl.randomness import Stream
 
 LARGEST = 1 << 22
-"""The most d * r: 32 MB a realization, of which a few are kept, and 0.2 s to draw one (measured)."""
+"""The most d * r: 32 MB a realization, of which a few are kept, and 0.3 s to draw one (measured)."""
 
 
 class Projection(RatioCompressor):
