@@ -39,6 +39,7 @@ class Purpose(enum.IntEnum):
     LOSS_SAMPLING = 10
     LOSS_MINIBATCH = 11
     DOWNLINK_COMPRESSOR = 12
+    VALIDATION_SPLIT = 13
 
 
 _UNUSED = np.random.SeedSequence(0)

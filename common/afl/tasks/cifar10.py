@@ -20,7 +20,7 @@ from afl.tasks.arrays import StoredArray, npz_array
 from afl.tasks.downloads import download_into
 from afl.tasks.images import Concatenated, ImageSource, ImageTask, standardized
 from afl.tasks.models import cifar_cnn
-from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.options import DataOptions, SplitOptions, parse_options
 from afl.tasks.partitions import Indices
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -31,7 +31,7 @@ _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _CLASSES = 10
 
 
-class Cifar10Options(DataOptions):
+class Cifar10Options(DataOptions, SplitOptions):
     """Options of ``cifar10``."""
 
     partition: Literal["label-skew", "dirichlet", "iid"] = Field(
@@ -58,7 +58,9 @@ class Cifar10(ImageTask[Concatenated]):
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(Cifar10Options, options)
-        super().__init__(_CLASSES, partition=self.options.partition, alpha=self.options.alpha)
+        super().__init__(
+            _CLASSES, partition=self.options.partition, alpha=self.options.alpha, split=self.options
+        )
 
     def model(self) -> nn.Module:
         """The CNN; input ``[n, 3, 32, 32]``."""

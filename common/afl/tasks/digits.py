@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from afl.extras import packaged_file
 from afl.tasks.images import ImageTask, standardized
 from afl.tasks.models import mlp
-from afl.tasks.options import TaskOptions, parse_options
+from afl.tasks.options import SplitOptions, parse_options
 from afl.tasks.partitions import Indices
 
 _FILE = "sklearn/datasets/data/digits.csv.gz"
@@ -23,7 +23,7 @@ _MEAN, _STD = 0.3053, 0.3760
 """Of all pixels, divided by 16."""
 
 
-class DigitsOptions(TaskOptions):
+class DigitsOptions(SplitOptions):
     """Options of ``digits``."""
 
     partition: Literal["label-skew", "dirichlet", "iid"] | None = Field(
@@ -40,7 +40,7 @@ class Digits(ImageTask["_EmbeddedDigits"]):
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(DigitsOptions, options)
-        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha)
+        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha, split=self.options)
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 8, 8]``."""

@@ -20,7 +20,7 @@ from afl.tasks.arrays import StoredArray, idx_array
 from afl.tasks.downloads import download_into
 from afl.tasks.images import Concatenated, ImageTask, standardized
 from afl.tasks.models import mlp
-from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.options import DataOptions, SplitOptions, parse_options
 from afl.tasks.partitions import Indices
 
 _MEAN, _STD = 0.2860, 0.3530
@@ -32,7 +32,7 @@ _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 
 
-class FashionMnistOptions(DataOptions):
+class FashionMnistOptions(DataOptions, SplitOptions):
     """Options of ``fashion-mnist``."""
 
     partition: Literal["label-skew", "dirichlet", "iid"] = Field(
@@ -56,7 +56,7 @@ class FashionMnist(ImageTask[Concatenated]):
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FashionMnistOptions, options)
-        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha)
+        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha, split=self.options)
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 28, 28]``."""

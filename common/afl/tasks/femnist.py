@@ -19,14 +19,14 @@ from afl.tasks.base import TaskContext
 from afl.tasks.femnist_files import WriterSource, find_layout
 from afl.tasks.images import ImageTask, standardized
 from afl.tasks.models import femnist_cnn
-from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.options import DataOptions, SplitOptions, parse_options
 from afl.tasks.partitions import Indices, by_writer
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")
 
 
-class FemnistOptions(DataOptions):
+class FemnistOptions(DataOptions, SplitOptions):
     """Options of ``femnist``."""
 
     file: Path | None = Field(
@@ -59,7 +59,9 @@ class Femnist(ImageTask[WriterSource]):
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FemnistOptions, options)
         by_labels = None if self.options.partition == "by-writer" else self.options.partition
-        super().__init__(self.options.classes, partition=by_labels, alpha=self.options.alpha)
+        super().__init__(
+            self.options.classes, partition=by_labels, alpha=self.options.alpha, split=self.options
+        )
 
     def model(self) -> nn.Module:
         """LEAF's CNN; input ``[n, 1, 28, 28]``."""

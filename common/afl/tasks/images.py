@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.errors import DataError
+from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Classification, TaskContext, WorkerData
+from afl.tasks.options import SplitOptions
 from afl.tasks.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
 
 
@@ -38,10 +41,14 @@ class ImageTask(Classification, Generic[SourceT]):
     Args:
         partition: by the labels; ``None`` is label-skew with as many workers as classes, else Dirichlet.
         alpha: concentration of the Dirichlet partition.
+        split: what to evaluate on, and the data's own seed.
     """
 
-    def __init__(self, classes: int, *, partition: LabelPartition | None, alpha: float) -> None:
+    def __init__(
+        self, classes: int, *, partition: LabelPartition | None, alpha: float, split: SplitOptions
+    ) -> None:
         self.classes = classes
+        self._split = split
         self._partition = partition
         self._alpha = alpha
         self._opened: SourceT | None = None
@@ -74,6 +81,8 @@ class ImageTask(Classification, Generic[SourceT]):
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         """The worker's rows, split 80/20: two pairs (inputs float32 ``[n, ...]``, labels int64 ``[n]``)."""
         assert 0 <= worker < context.workers
+        if self._split.data_seed is not None:
+            context = replace(context, randomness=SharedRandomness.from_int(self._split.data_seed))
         if self._opened is None:
             self._opened = self.open_source()
         source = self._opened
@@ -83,6 +92,11 @@ class ImageTask(Classification, Generic[SourceT]):
         rows = self._divided[2][worker]
         places = np.arange(len(rows), dtype=np.int64)
         train, test = train_test_split(places, randomness=context.randomness, worker=worker)
+        if self._split.evaluate_on == "validation":
+            # The test part stays unseen.
+            train, test = train_test_split(
+                train, randomness=context.randomness, worker=worker, purpose=Purpose.VALIDATION_SPLIT
+            )
         labels = source.labels(rows)
         if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
             raise DataError(

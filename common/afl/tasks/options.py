@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,6 +37,22 @@ class DataOptions(TaskOptions):
     def folder(self) -> Path:
         """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
         return (self.data_dir or Path(os.environ.get(DATA_VARIABLE) or "data")).expanduser()
+
+
+class SplitOptions(TaskOptions):
+    """Options of a task that splits each worker's examples."""
+
+    evaluate_on: Literal["test", "validation"] = Field(
+        default="test",
+        description="each worker's test part, or a fifth of its training part, not trained on then: for "
+        "choosing step sizes without a look at the test part",
+    )
+    data_seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=1 << 128,
+        description="draws the division among the workers and the splits; default: the run's seed",
+    )
 
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)

@@ -141,7 +141,11 @@ def iid(count: int, *, workers: int, stream: Stream) -> list[Indices]:
 
 
 def train_test_split(
-    indices: Indices, *, randomness: SharedRandomness, worker: int
+    indices: Indices,
+    *,
+    randomness: SharedRandomness,
+    worker: int,
+    purpose: Purpose = Purpose.TRAIN_TEST_SPLIT,
 ) -> tuple[Indices, Indices]:
     """A worker's examples, 80 % to train on and 20 % to test on (both of the paper's experiments).
 
@@ -159,7 +163,7 @@ def train_test_split(
             f"worker {worker} has {count} example(s) in all; at least two are needed, one to train on and "
             "one to test on: use fewer workers, or another partition"
         )
-    order = randomness.stream(Purpose.TRAIN_TEST_SPLIT, worker=worker).permutation(count)
+    order = randomness.stream(purpose, worker=worker).permutation(count)
     test = max((count + 2) // 5, 1)
     return np.sort(indices[order[test:]]), np.sort(indices[order[:test]])
 

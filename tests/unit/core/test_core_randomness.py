@@ -242,4 +242,5 @@ def test_the_numbers_of_purposes_are_those_of_the_protocol() -> None:
         "LOSS_SAMPLING": 10,
         "LOSS_MINIBATCH": 11,
         "DOWNLINK_COMPRESSOR": 12,
+        "VALIDATION_SPLIT": 13,
     }
