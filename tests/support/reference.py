@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -77,18 +78,14 @@ class Reference:
                 batch = subset(_words(seed, MINIBATCH, t, i), len(zeta), task["batch_size"])
                 losses[i], gradient = _oracle(w, centre, zeta[batch], v[batch], options)
                 p = residuals[i] + np.float32(q[i]) * gradient
-                support = _support(uplink, p, seed, t)
-                residuals[i] = p.copy()
-                residuals[i][support] = 0
-                total[support] += p[support]
+                c = _compressed(uplink, p, seed, t)
+                residuals[i] = p - c
+                total = total + c
             s = server_residual + total
-            support = _support(
+            update = _compressed(
                 downlink, s, seed, t, COMPRESSOR if downlink == uplink else DOWNLINK_COMPRESSOR
             )
-            update = np.zeros(dim, dtype=np.float32)
-            update[support] = s[support]
-            server_residual = s.copy()
-            server_residual[support] = 0
+            server_residual = s - update
             w = w - np.float32(algorithm["eta_w"]) * update
             if t % block == 0:
                 q = np.full(workers, 1.0 / workers)
@@ -156,7 +153,34 @@ def _fold(values: Doubles) -> np.float64:
     return result
 
 
-# Compressors: which coordinates are kept.
+# Compressors.
+
+
+def _compressed(
+    compressor: Mapping[str, Any], p: Floats, seed: int, t: int, purpose: int = COMPRESSOR
+) -> Floats:
+    """C_t(p)."""
+    if compressor["name"] == "scaled-sign":
+        scale = np.float32(math.fsum(abs(float(x)) for x in p) / len(p))
+        return np.sign(p) * scale
+    if compressor["name"] == "dct-projection":
+        q = _sampled_dct(_words(seed, purpose, t), len(p), max(1, round(compressor["ratio"] * len(p))))
+        coefficients = (q @ p.astype(np.float64)).astype(np.float32)
+        return (q.T @ coefficients.astype(np.float64)).astype(np.float32)
+    support = _support(compressor, p, seed, t, purpose)
+    kept = np.zeros_like(p)
+    kept[support] = p[support]
+    return kept
+
+
+def _sampled_dct(words: Iterator[int], dim: int, size: int) -> Doubles:
+    """Some rows of the orthonormal DCT-II, columns negated where a bit of the first words is set."""
+    flipped = [word >> bit & 1 for word in islice(words, -(-dim // 64)) for bit in range(64)][:dim]
+    rows = subset(words, dim, size)[:, None]
+    matrix = np.sqrt(2 / dim) * np.cos(np.pi * rows * (2 * np.arange(dim) + 1) / (2 * dim))
+    matrix[rows[:, 0] == 0] /= np.sqrt(2)
+    signed: Doubles = matrix * (1 - 2 * np.array(flipped))
+    return signed
 
 
 def _support(

@@ -448,14 +448,16 @@ def test_an_unknown_compressor_is_refused_with_the_nearest_name(name: str, hint:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("case", ["identity", "top-k", "rand-k"])
+@pytest.mark.parametrize(
+    "case", ["identity", "top-k", "rand-k", "scaled-sign", "projection", "dct-projection"]
+)
 def test_a_gpu_gives_the_bits_of_the_cpu(case: str) -> None:
     random = np.random.default_rng(3)
     vector = random.standard_normal(5000).astype(np.float32).round(1)
     params = random.standard_normal(5000).astype(np.float32)
     results = []
     for device in ("cpu", "cuda"):
-        compressor = create(case, 5000, {} if case == "identity" else {"ratio": 0.1})
+        compressor = create(case, 5000, {} if case in {"identity", "scaled-sign"} else {"ratio": 0.1})
         of = compressor.realize(RANDOMNESS.stream(Purpose.COMPRESSOR, 1), device)
         residual = torch.from_numpy(vector.copy()).to(device)
         compressed = of.split(residual)

@@ -388,5 +388,7 @@ def test_top_k_is_charged_k_values_and_k_times_ceil_log2_d_bits(dim: int, count:
 def test_rand_k_is_charged_k_and_a_dense_vector_d() -> None:
     assert float_equivalents(PayloadHeader(Role.UPDATE, Encoding.SEEDED, 1000, 100, 400)) == 100
     assert float_equivalents(PayloadHeader(Role.MODEL, Encoding.DENSE, 1000, 1000, 4000)) == 1000
+    # A scale and a bit a coordinate, zero or not.
+    assert float_equivalents(PayloadHeader(Role.UPDATE, Encoding.SIGNS, 1000, 900, 117)) == 1 + 1000 / 32
     raw = PayloadHeader(Role.FROZEN, Encoding.DENSE, 10, 10, 10, ValueType.BYTES)
     assert float_equivalents(raw) == 2.5

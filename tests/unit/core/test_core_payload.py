@@ -206,6 +206,14 @@ def test_any_length_of_indices_up_to_the_most_is_accepted(index_bytes: int) -> N
             {"ratio": 0.5},
             PayloadHeader(Role.UPDATE, Encoding.INDEXED, 1000, 500, 2000, index_bytes=125),
         ),
+        # A scale and a bit a coordinate; at most half of the coordinates are listed, as a bitmap.
+        (
+            "scaled-sign",
+            {},
+            PayloadHeader(Role.UPDATE, Encoding.SIGNS, 1000, 1000, 129, index_bytes=125),
+        ),
+        ("projection", {"ratio": 0.1}, PayloadHeader(Role.UPDATE, Encoding.SEEDED, 1000, 100, 400)),
+        ("dct-projection", {"ratio": 0.1}, PayloadHeader(Role.UPDATE, Encoding.SEEDED, 1000, 100, 400)),
     ],
 )
 def test_the_expected_header_by_hand(name: str, options: dict[str, float], right: PayloadHeader) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.config import load_config
+from afl.compressors import create
+from afl.config import InvalidConfigError, config_from_mapping, load_config
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings
@@ -209,3 +210,68 @@ def test_a_configured_chunk_is_cut_between_values(tmp_path: Path, configured: st
     run = RunSettings.of_config(load_config(path, overrides))
     assert run.chunk_bytes == used
     assert RunSettings.of_message(run.to_message()) == run
+
+
+# ratio: theory.
+
+THEORY = "theory"
+"""(ln m)^(-1/4) and (ln m)^(-1/2) by hand: ln 3 = 1.0986, ln 1000 = 6.9078; at most 1."""
+
+
+def sized(
+    workers: int, uplink: dict[str, Any], downlink: dict[str, Any] | None = None
+) -> tuple[Any, Any, RunSettings]:
+    """The two ratios that the Welcome carries, and the settings."""
+    algorithm = {"name": "afl-com", "rounds": 10, "eta_w": 0.1, "eta_q": 0.1, "uplink": uplink}
+    config = config_from_mapping(
+        {
+            "workers": workers,
+            "task": {"name": "digits"},
+            "algorithm": algorithm | ({} if downlink is None else {"downlink": downlink}),
+        }
+    )
+    run = RunSettings.of_config(config)
+    message = run.to_message()
+    up, down = (json.loads(way.options).get("ratio") for way in (message.uplink, message.downlink))
+    return up, down, run
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "ratio"),
+    [
+        ("top-k", 3, 0.97676),
+        ("rand-k", 3, 0.95406),
+        ("top-k", 1000, 0.61683),
+        *((name, 1000, 0.38048) for name in ("rand-k", "projection", "dct-projection")),
+        *((name, workers, 1.0) for name in ("top-k", "rand-k") for workers in (1, 2)),
+    ],
+)
+def test_theory_sizes_a_compressor_by_its_class(name: str, workers: int, ratio: float) -> None:
+    up, down, run = sized(workers, {"name": name, "ratio": THEORY})
+    assert up == down == pytest.approx(ratio, abs=1e-5)
+    assert isinstance(up, float)
+    assert RunSettings.of_message(run.to_message()) == run
+    assert run.parameters.uplink == run.parameters.downlink
+    assert create(name, 1000, run.parameters.uplink.options).count == round(up * 1000)
+
+
+def test_beside_another_downlink_that_loses_something_both_have_theorem_2_s_rule() -> None:
+    rand_k, top_k = {"name": "rand-k", "ratio": THEORY}, {"name": "top-k", "ratio": THEORY}
+    general, sharper = pytest.approx(0.61683, abs=1e-5), pytest.approx(0.38048, abs=1e-5)
+    assert sized(1000, rand_k, top_k)[:2] == (general, general)
+    assert sized(1000, top_k, rand_k)[:2] == (general, general)
+    assert sized(1000, rand_k, {"name": "rand-k", "ratio": 0.5})[:2] == (general, 0.5)
+    assert sized(1000, {"name": "identity"}, rand_k)[:2] == (None, general)
+    assert sized(1000, rand_k, {"name": "identity"})[:2] == (sharper, None)
+    assert sized(1000, rand_k, dict(rand_k))[:2] == (sharper, sharper)
+
+
+@pytest.mark.parametrize("name", ["identity", "scaled-sign"])
+def test_what_has_no_ratio_takes_no_theory(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f'"theory", under a key that {name} does not take'):
+        sized(10, {"name": name, "ratio": THEORY})
+
+
+def test_another_word_is_no_ratio() -> None:
+    with pytest.raises(InvalidConfigError, match="a number above 0 and at most 1, or theory"):
+        sized(10, {"name": "rand-k", "ratio": "theorie"})
