@@ -117,7 +117,7 @@ class AflComServer(ServerAlgorithm):
         params: w_1, float32 ``[dim]`` on the CPU; moved in place, by :meth:`settle` only.
         dual: q_1 and its rule; by default KL mirror ascent with restarts.
         forward: whether to forward the sum where the key observation allows it; ``False`` runs step 3 as
-            it is written, which gives the same bits.
+            it is written, which gives the same bits (projections: the same but for rounding).
     """
 
     def __init__(
