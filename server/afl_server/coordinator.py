@@ -164,7 +164,7 @@ class Coordinator:
         if self.is_over or header is None:
             return None
         # A piece of plain values is summed in a fraction of a millisecond; a thread hop would cost more.
-        is_short = header.encoding is not Encoding.INDEXED
+        is_short = header.encoding in {Encoding.DENSE, Encoding.SEEDED}
         async with self.turn:
             ack = await self._on_engine(
                 self.engine.add_piece,
