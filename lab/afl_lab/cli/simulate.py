@@ -18,29 +18,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "configs", nargs="+", type=Path, metavar="CONFIG", help="configurations, as a server's"
     )
     parser.add_argument(
-        "--seeds",
-        type=_seeds,
-        default=[],
-        metavar="SEEDS",
-        help="seeds such as 1-5 or 1,4,9, in place of run.seed: a run for each configuration and seed",
-    )
-    parser.add_argument(
         "--out",
         type=Path,
         default=Path("simulations"),
         metavar="DIR",
         help="a run goes to DIR/CONFIG/seed-SEED (default: simulations); runs found there are kept",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=_positive,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="runs at a time (default: as many as there are CPUs)",
-    )
+    add_run_options(parser)
     parser.add_argument(
         "--batched",
         action="store_true",
@@ -53,6 +37,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const="local",
         metavar="ADDRESS",
         help="run on the Ray cluster at ADDRESS (without one: a cluster that is started here)",
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of what simulates many runs."""
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=[],
+        metavar="SEEDS",
+        help="seeds such as 1-5 or 1,4,9, a run each, in place of those that are written down",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="runs at a time (default: as many as there are CPUs)",
     )
 
 
