@@ -1,0 +1,173 @@
+"""Figures and tables from the small files alone; needs neither data nor PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afl.errors import ConfigError, ExitCode
+from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
+from afl_lab.reproduction.experiment import Experiment, load_experiment
+from afl_lab.reproduction.tables import COSTS, Measure, curve_of, markdown, table_of
+
+MEASURES: Mapping[Measure, str] = {
+    "worst_accuracy": "worst worker's accuracy",
+    "max_loss": "maximum worker loss",
+}
+
+MOST_LOSS = 1.5
+"""Losses above so many times the median of all curves are cut off: they are the first evaluations."""
+
+FORMATS = ("png", "svg")
+
+
+def draw_stored(name: str, results: Path) -> ExitCode:
+    """Draw what is stored of an experiment."""
+    experiment = load_experiment(name)
+    draw(experiment, results / experiment.name)
+    return ExitCode.OK
+
+
+def draw(experiment: Experiment, results: Path) -> None:
+    """Write ``PART.json``, ``PART.md`` and the figures of each part with runs, and those of each series.
+
+    Raises:
+        ConfigError: if matplotlib is not installed.
+    """
+    tables: dict[str, Any] = {}
+    for part in experiment.parts:
+        runs = stored_runs(experiment, results, part)
+        if not runs:
+            continue
+        labels = {name: variant.label for name, variant in experiment.variants(part).items()}
+        tables[part] = table_of(runs, labels, experiment.parts[part].targets)
+        (results / f"{part}.json").write_text(json.dumps(tables[part], indent=1) + "\n", encoding="utf-8")
+        (results / f"{part}.md").write_text(markdown(tables[part]), encoding="utf-8")
+        title = f"{experiment.title}: {experiment.parts[part].title}"
+        for measure in MEASURES:
+            figure = part_figure(title, runs, labels, measure)
+            _save(figure, results / f"{part}-{measure.replace('_', '-')}")
+    for series in sorted({part.series for part in experiment.parts.values() if part.series}):
+        found = {
+            part: tables[part]
+            for part, own in experiment.parts.items()
+            if own.series == series and part in tables
+        }
+        if found:
+            workers = {part: stored_workers(experiment, results, part) for part in found}
+            for measure in MEASURES:
+                figure = series_figure(f"{experiment.title}: {series}", found, workers, measure)
+                _save(figure, results / f"{series.lower().replace(' ', '-')}-{measure.replace('_', '-')}")
+    print(f"drawn: {', '.join(tables) or 'nothing, since there are no runs yet'} ({results})", flush=True)
+
+
+def stored_runs(experiment: Experiment, results: Path, part: str) -> dict[str, list[CondensedRun]]:
+    """The condensed runs of a part that there are, by run, in order of their seeds."""
+    found = {}
+    for name in experiment.variants(part):
+        pattern = run_file(results, part, name, 0).name.replace("-seed-0.", "-seed-*.")
+        runs = [read_run(path) for path in (results / "runs" / part).glob(pattern)]
+        if runs:
+            found[name] = sorted(runs, key=lambda run: int(run.about["seed"]))
+    return found
+
+
+def stored_workers(experiment: Experiment, results: Path, part: str) -> int:
+    """m of a part with runs."""
+    runs = stored_runs(experiment, results, part)
+    return next(iter(runs.values()))[0].config.workers
+
+
+def part_figure(
+    title: str, runs: Mapping[str, Sequence[CondensedRun]], labels: Mapping[str, str], measure: Measure
+) -> Any:
+    """A measure against each cost: means, with one standard deviation over the seeds shaded."""
+    plots = _pyplot()
+    figure, axes = plots.subplots(1, len(COSTS), figsize=(4.6 * len(COSTS), 4.0), sharey=True)
+    medians = []
+    for axis, (cost, words) in zip(axes, COSTS.items(), strict=True):
+        for number, (name, own) in enumerate(runs.items()):
+            curve = curve_of(own, cost, measure)
+            colour = f"C{number}"
+            axis.plot(curve["x"], curve["mean"], color=colour, label=labels[name], linewidth=1.4)
+            low, high = curve["mean"] - curve["deviation"], curve["mean"] + curve["deviation"]
+            axis.fill_between(curve["x"], low, high, color=colour, alpha=0.18, linewidth=0)
+            medians.append(float(np.median(curve["mean"])))
+        axis.set_xlabel(words)
+        axis.grid(alpha=0.3)
+        if cost in {"float_equivalents", "wire_bytes"}:
+            axis.set_xscale("log")
+    axes[0].set_ylabel(MEASURES[measure])
+    if measure == "max_loss":
+        lowest = min(curve_of(own, "round", measure)["mean"].min() for own in runs.values())
+        axes[0].set_ylim(0.9 * lowest, MOST_LOSS * max(medians))
+    axes[0].legend(fontsize="small")
+    seeds = sorted({len(own) for own in runs.values()})
+    figure.suptitle(f"{title} ({' to '.join(map(str, seeds))} seeds)")
+    figure.tight_layout()
+    return figure
+
+
+def series_figure(
+    title: str, tables: Mapping[str, Mapping[str, Any]], workers: Mapping[str, int], measure: Measure
+) -> Any:
+    """Synchronization rounds to a part's first target against m, where all seeds reach it."""
+    plots = _pyplot()
+    figure, axis = plots.subplots(figsize=(6.0, 4.2))
+    names = list(dict.fromkeys(name for table in tables.values() for name in table))
+    for number, name in enumerate(names):
+        points = [
+            (workers[part], row["synchronization"])
+            for part, table in tables.items()
+            if (row := _first_target(table.get(name), measure)) and row["reached"] == row["seeds"]
+        ]
+        if points:
+            label = next(table[name]["label"] for table in tables.values() if name in table)
+            axis.errorbar(
+                [m for m, _ in points],
+                [spread["mean"] for _, spread in points],
+                [spread["deviation"] for _, spread in points],
+                color=f"C{number}",
+                marker="o",
+                capsize=3,
+                label=label,
+            )
+    axis.set_xlabel("workers m")
+    axis.set_ylabel("synchronization rounds to the target")
+    axis.grid(alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize="small")
+    axis.set_title(f"{title}, {MEASURES[measure]}", fontsize="medium")
+    figure.tight_layout()
+    return figure
+
+
+def _first_target(row: Mapping[str, Any] | None, measure: Measure) -> Mapping[str, Any] | None:
+    targets = [] if row is None else [target for target in row["targets"] if target["measure"] == measure]
+    return targets[0] if targets else None
+
+
+def _save(figure: Any, path: Path) -> None:
+    for form in FORMATS:
+        # Without dates and random ids, so that the same runs give the same files.
+        figure.savefig(
+            path.with_suffix(f".{form}"), dpi=110, metadata={"Date": None} if form == "svg" else None
+        )
+    _pyplot().close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib as mpl  # noqa: PLC0415  # an optional extra
+    except ImportError as error:
+        raise ConfigError("matplotlib is needed to draw; pip install 'afl[lab]'") from error
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "afl"
+    mpl.rcParams["svg.fonttype"] = "none"
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    return plt
