@@ -111,6 +111,19 @@ def npz_array(path: Path, name: str) -> StoredArray:
     return StoredArray(path, lambda file: _open_npz(file, name))
 
 
+def npz_names(path: Path) -> list[str]:
+    """The names of an npz file's arrays.
+
+    Raises:
+        afl.DataError: if it is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [member.removesuffix(".npy") for member in archive.namelist()]
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} is damaged: {error}; fetch it again") from error
+
+
 @contextmanager
 def _open_idx(path: Path) -> Iterator[_Opened]:
     with _unzipped(path) as stream:

@@ -5,6 +5,7 @@ The paper's second label-skewed experiment (section "Communication Efficiency wi
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from afl.errors import DataError
 from afl.extras import require
-from afl.tasks.arrays import StoredArray, npz_array
+from afl.tasks.arrays import StoredArray, npz_array, npz_names
 from afl.tasks.downloads import download_into
 from afl.tasks.images import Concatenated, ImageSource, ImageTask, standardized
 from afl.tasks.models import cifar_cnn
@@ -27,6 +28,7 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training images' brightness, for red, green and blue."""
 
 _BATCHES = "cifar-10-batches-py"
+_NPZ_NAMES = ("{}.npz", "cifar10-{}.npz")
 _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _CLASSES = 10
 
@@ -50,8 +52,9 @@ class Cifar10(ImageTask[Concatenated]):
     """CIFAR-10 as in the paper, from whichever layout is on disk.
 
     In ``data_dir/cifar10``, then in ``data_dir``: folders ``train/<class>/*.png`` (and ``test/...``),
-    their classes numbered in the order of their names; ``train.npz`` (and ``test.npz``) with ``images``
-    (uint8 ``[n, 32, 32, 3]``) and ``labels``; torchvision's ``cifar-10-batches-py``.
+    their classes numbered in the order of their names; ``train.npz`` or ``cifar10-train.npz`` (and with
+    ``test``) with ``labels`` and either ``images`` (uint8 ``[n, 32, 32, 3]``) or ``webp`` and ``offsets``
+    (see :class:`_SheetImages`); torchvision's ``cifar-10-batches-py``.
     """
 
     local_options = frozenset({"data_dir", "download"})
@@ -79,7 +82,9 @@ class Cifar10(ImageTask[Concatenated]):
             found = self._find()
         if found is None:
             splits = self._splits()
-            wanted = [f"{split}/<class>/*.png" for split in splits] + [f"{split}.npz" for split in splits]
+            wanted = [f"{split}/<class>/*.png" for split in splits] + [
+                name.format(split) for name in _NPZ_NAMES for split in splits
+            ]
             raise DataError(
                 f"CIFAR-10 was not found: looked for {', '.join([*wanted, _BATCHES])} in "
                 f"{', '.join(str(place) for place in self._folders())}. Download cifar-10-python.tar.gz from "
@@ -105,8 +110,10 @@ class Cifar10(ImageTask[Concatenated]):
         for folder in self._folders():
             if all((folder / split).is_dir() for split in splits):
                 return [_ImageFolder(folder / split) for split in splits]
-            if all((folder / f"{split}.npz").is_file() for split in splits):
-                return [_NpzImages(folder / f"{split}.npz") for split in splits]
+            for name in _NPZ_NAMES:
+                files = [folder / name.format(split) for split in splits]
+                if all(file.is_file() for file in files):
+                    return [_npz_source(file) for file in files]
             if (folder / _BATCHES).is_dir():
                 return [_Batches(folder, train=split == "train") for split in splits]
         return None
@@ -163,6 +170,62 @@ class _NpzImages:
 
     def images(self, rows: Indices) -> NDArray[np.uint8]:
         return self._images.take(rows)
+
+
+def _npz_source(path: Path) -> ImageSource:
+    return _SheetImages(path) if "webp" in npz_names(path) else _NpzImages(path)
+
+
+class _SheetImages:
+    """``webp``: all sheets end to end (uint8), each of 10 x 10 images, row by row; ``offsets``: their bounds.
+
+    As with a :class:`afl.tasks.arrays.StoredArray`, the second call of :meth:`images` keeps all images.
+    """
+
+    _SIDE = 10
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pillow = require("PIL.Image", "read WebP images")
+        self._offsets: Indices = npz_array(path, "offsets").whole().astype(np.int64)
+        self._labels: Indices = npz_array(path, "labels").whole().astype(np.int64)
+        self._taken = False
+        self._whole: NDArray[np.uint8] | None = None
+        if (len(self._offsets) - 1) * self._SIDE**2 != len(self._labels):
+            raise DataError(
+                f"{path} has {len(self._offsets) - 1} sheets of {self._SIDE**2} images but "
+                f"{len(self._labels)} labels"
+            )
+
+    def labels(self, rows: Indices | None = None) -> Indices:
+        return self._labels if rows is None else self._labels[rows]
+
+    def images(self, rows: Indices) -> NDArray[np.uint8]:
+        if self._taken and self._whole is None:
+            self._whole = self._decoded(np.arange(len(self._labels), dtype=np.int64))
+        self._taken = True
+        return self._decoded(rows) if self._whole is None else self._whole[rows]
+
+    def _decoded(self, rows: Indices) -> NDArray[np.uint8]:
+        kept = np.empty((len(rows), 32, 32, 3), dtype=np.uint8)
+        packed: NDArray[np.uint8] = npz_array(self._path, "webp").whole()
+        sheets = rows // self._SIDE**2
+        for sheet in np.unique(sheets).tolist():
+            places = sheets == sheet
+            part = packed[self._offsets[sheet] : self._offsets[sheet + 1]]
+            kept[places] = self._unpacked(part.tobytes(), sheet)[rows[places] % self._SIDE**2]
+        return kept
+
+    def _unpacked(self, data: bytes, sheet: int) -> NDArray[np.uint8]:
+        try:
+            with self._pillow.open(io.BytesIO(data)) as image:
+                pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB"))
+        except OSError as error:
+            raise DataError(f"{self._path}: sheet {sheet} cannot be read as an image: {error}") from error
+        side = self._SIDE
+        if pixels.shape != (32 * side, 32 * side, 3):
+            raise DataError(f"{self._path}: sheet {sheet} is not {32 * side} x {32 * side} pixels")
+        return pixels.reshape(side, 32, side, 32, 3).transpose(0, 2, 1, 3, 4).reshape(side**2, 32, 32, 3)
 
 
 class _Batches:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
-from afl.randomness import SharedRandomness
+from afl.randomness import Purpose, SharedRandomness
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks import cifar10 as cifar10_module
 from afl.tasks import fashion_mnist as fashion_mnist_module
@@ -254,7 +254,8 @@ class TestCifar10:
         with pytest.raises(DataError) as caught:
             Cifar10(data_dir=tmp_path, pool="all").data(0, with_workers(10))
         for part in (
-            "train/<class>/*.png, test/<class>/*.png, train.npz, test.npz, cifar-10-batches-py in ",
+            "train/<class>/*.png, test/<class>/*.png, train.npz, test.npz, ",
+            ", cifar10-train.npz, cifar10-test.npz, cifar-10-batches-py in ",
             f" in {tmp_path / 'cifar10'}, {tmp_path}.",
             "https://www.cs.toronto.edu/~kriz/cifar.html and unpack it into",
         ):
@@ -264,8 +265,8 @@ class TestCifar10:
         (tmp_path / "cifar-10-batches-py").mkdir()
         with pytest.raises(DataError, match=r"cifar-10-batches-py is incomplete or damaged"):
             Cifar10(data_dir=tmp_path).data(0, with_workers(10))
-        np.savez(tmp_path / "train.npz", webp=np.zeros(3, np.uint8), labels=np.zeros(3))
-        with pytest.raises(DataError, match=r"train\.npz has no array images; it holds webp, labels"):
+        np.savez(tmp_path / "train.npz", pixels=np.zeros(3, np.uint8), labels=np.zeros(3))
+        with pytest.raises(DataError, match=r"train\.npz has no array images; it holds pixels, labels"):
             Cifar10(data_dir=tmp_path).data(0, with_workers(10))
         np.savez(tmp_path / "train.npz", images=np.zeros((3, 2), np.uint8), labels=np.zeros(3))
         with pytest.raises(DataError, match=r"uint8 \(3, 32, 32, 3\) is needed"):
@@ -279,6 +280,61 @@ class TestCifar10:
         (tmp_path / "train").mkdir()
         with pytest.raises(DataError, match="0 class folders"):
             Cifar10(data_dir=tmp_path).data(0, with_workers(10))
+
+
+class TestCifar10InSheets:
+    @staticmethod
+    def write(folder: Path, images: np.ndarray[Any, np.dtype[np.uint8]], split: str) -> None:
+        image_module = pytest.importorskip("PIL.Image")
+        sheets = []
+        for start in range(0, len(images), 100):
+            sheet = images[start : start + 100].reshape(10, 10, 32, 32, 3).transpose(0, 2, 1, 3, 4)
+            packed = io.BytesIO()
+            image_module.fromarray(sheet.reshape(320, 320, 3)).save(packed, "WEBP", lossless=True)
+            sheets.append(packed.getvalue())
+        np.savez(
+            folder / f"cifar10-{split}.npz",
+            webp=np.frombuffer(b"".join(sheets), np.uint8),
+            offsets=np.cumsum([0, *map(len, sheets)]),
+            labels=np.arange(len(images)) % 10,
+        )
+
+    def test_sheets_give_what_an_array_gives(self, tmp_path: Path) -> None:
+        sheets, arrays = tmp_path / "sheets", tmp_path / "arrays"
+        sheets.mkdir()
+        for split, count in (("train", 300), ("test", 100)):
+            images = cifar_images(count)
+            self.write(sheets, images, split)
+            write_cifar_npz(arrays, images, split)
+        found, right = (Cifar10(data_dir=folder, pool="all") for folder in (sheets, arrays))
+        # The third call takes its images from those that the second kept.
+        for worker in (4, 0, 9):
+            for mine, theirs in zip(
+                parts(found.data(worker, with_workers(10))),
+                parts(right.data(worker, with_workers(10))),
+                strict=True,
+            ):
+                assert torch.equal(mine, theirs)
+
+    def test_wrong_sheets_are_named(self, tmp_path: Path) -> None:
+        self.write(tmp_path, cifar_images(200), "train")
+        stored = dict(np.load(tmp_path / "cifar10-train.npz"))
+        np.savez(tmp_path / "cifar10-train.npz", **{**stored, "labels": stored["labels"][:-1]})
+        with pytest.raises(DataError, match="2 sheets of 100 images but 199 labels"):
+            Cifar10(data_dir=tmp_path).data(0, with_workers(10))
+        np.savez(tmp_path / "cifar10-train.npz", **{**stored, "webp": stored["webp"][::-1]})
+        with pytest.raises(DataError, match=r"sheet \d cannot be read as an image"):
+            Cifar10(data_dir=tmp_path).data(0, with_workers(10))
+        (tmp_path / "cifar10-train.npz").write_bytes(b"PK")
+        with pytest.raises(DataError, match=r"cifar10-train\.npz is damaged"):
+            Cifar10(data_dir=tmp_path).data(0, with_workers(10))
+
+    def test_the_real_sheets(self, shared_data: Path, context: TaskContext) -> None:
+        inputs, labels, test_inputs, test = parts(Cifar10(data_dir=shared_data).data(1, context))
+        assert (len(labels), len(test)) == (4000, 1000)
+        assert int((torch.cat([labels, test]) == 1).sum()) == 4000
+        # Standardized with the whole set's mean and deviation; this worker has mostly cars.
+        assert abs(float(torch.cat([inputs, test_inputs]).mean())) < 0.2
 
 
 class TestCifar10OfTorchvision:
@@ -539,3 +595,50 @@ def test_partitions_do_not_depend_on_who_asks(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
     again = TaskContext(workers=10, randomness=SharedRandomness.from_int(12))
     assert not torch.equal(parts(one.data(3, again))[0], parts(other.data(3, with_workers(10)))[0])
+
+
+class TestEvaluationOnValidation:
+    def test_it_holds_out_a_fifth_of_the_training_part_and_never_shows_the_test_part(
+        self, context: TaskContext
+    ) -> None:
+        right, task = Digits(), Digits(evaluate_on="validation")
+        for worker in range(10):
+            train, train_labels, test, _ = parts(right.data(worker, context))
+            fitted, fitted_labels, held_out, held_out_labels = parts(task.data(worker, context))
+            assert len(held_out) == round(len(train) / 5)
+            assert sorted(torch.cat([fitted, held_out]).flatten(1).tolist()) == sorted(
+                train.flatten(1).tolist()
+            )
+            assert torch.equal(
+                torch.cat([fitted_labels, held_out_labels]).bincount(minlength=10),
+                train_labels.bincount(minlength=10),
+            )
+            # Digits are distinct images, so no test image is among those seen.
+            seen = {tuple(row) for row in torch.cat([fitted, held_out]).flatten(1).tolist()}
+            assert not seen & {tuple(row) for row in test.flatten(1).tolist()}
+
+    def test_the_held_out_part_is_not_the_split_repeated(self, context: TaskContext) -> None:
+        """A stream of its own: places in the training part are not those of the test part."""
+        train, _, _, _ = parts(Digits().data(0, context))
+        fitted, _, _, _ = parts(Digits(evaluate_on="validation").data(0, context))
+        order = context.randomness.stream(Purpose.TRAIN_TEST_SPLIT, worker=0).permutation(len(train))
+        repeated = train[torch.from_numpy(np.sort(order[(len(train) + 2) // 5 :]))]
+        assert len(repeated) == len(fitted)
+        assert not torch.equal(repeated, fitted)
+
+    @pytest.mark.parametrize("task", [Digits, FashionMnist, Cifar10, Femnist])
+    def test_every_image_task_takes_it(self, task: Callable[..., Task]) -> None:
+        task(evaluate_on="validation", data_seed=3)
+        with pytest.raises(ConfigError, match="evaluate_on"):
+            task(evaluate_on="train")
+
+
+def test_a_seed_of_the_data_fixes_partition_and_splits() -> None:
+    one, other = (TaskContext(10, SharedRandomness.from_int(seed)) for seed in (1, 2))
+    for options in ({}, {"evaluate_on": "validation"}):
+        task = Digits(data_seed=5, **options)
+        for mine, theirs in zip(parts(task.data(4, one)), parts(task.data(4, other)), strict=True):
+            assert torch.equal(mine, theirs)
+        as_seeded = Digits(**options).data(4, TaskContext(10, SharedRandomness.from_int(5)))
+        assert torch.equal(parts(as_seeded)[2], parts(task.data(4, one))[2])
+    assert not torch.equal(parts(Digits().data(4, one))[0], parts(Digits().data(4, other))[0])
