@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError, ExitCode
-from afl_lab.reproduction.condensed import is_same, read_run, run_file
+from afl_lab.reproduction.condensed import CondensedRun, is_same, read_run, run_file
 from afl_lab.reproduction.condensing import condense
 from afl_lab.reproduction.experiment import Experiment, Steps, load_experiment
 from afl_lab.reproduction.search import LOG_FILE, SearchLog, trial_jobs, trial_of
@@ -92,9 +92,11 @@ def _chosen(experiment: Experiment, part: str, log: SearchLog) -> dict[str, Step
     source = part if own.search is not None else own.steps
     if source is None:
         return {}
+    search = experiment.parts[source].search
+    assert search is not None
     chosen = {}
-    for method in {variant.method for variant in experiment.variants(part).values()}:
-        steps = log.choice(source, method)
+    for method in sorted({variant.method for variant in experiment.variants(part).values()}):
+        steps = log.choice(source, method, search.grids[method])
         if steps is None:
             raise ConfigError(
                 f"no trial of {method} in {source} has ended well; run that part's search first"
@@ -152,7 +154,12 @@ def _run(
     def is_done(job: Job) -> bool:
         path = path_of(job)
         if not path.exists():
-            return False
+            twin = _stored_elsewhere(results, job)
+            if twin is None:
+                return False
+            name = names[job.name]
+            about = {**twin.about, "part": part, "run": name, "label": variants[name].label}
+            CondensedRun(about, twin.points).write(path)
         if not is_same(read_run(path).about["config"], job.config):
             raise ConfigError(
                 f"{path} holds a run of another configuration; name another folder with --results, "
@@ -163,3 +170,12 @@ def _run(
     todo = [job for _, job in jobs if not is_done(job)]
     print(f"{part}: {len(todo)} of {len(jobs)} runs to make", flush=True)
     return _simulate(todo, processes, record)
+
+
+def _stored_elsewhere(results: Path, job: Job) -> CondensedRun | None:
+    """A run of the same configuration and seed in any part, which would only be repeated."""
+    for path in sorted((results / "runs").glob(f"*/*-seed-{job.config.run.seed}.jsonl")):
+        found = read_run(path)
+        if is_same(found.about["config"], job.config):
+            return found
+    return None

@@ -12,7 +12,7 @@ from afl.config import Config
 from afl.errors import ConfigError
 from afl_lab.reproduction.condensed import Point, is_same, plain_config
 from afl_lab.reproduction.condensing import points_of
-from afl_lab.reproduction.experiment import Experiment, Steps
+from afl_lab.reproduction.experiment import Experiment, Grid, Steps
 from afl_lab.simulation.jobs import Job
 
 LOG_FILE = "search.jsonl"
@@ -76,12 +76,14 @@ class SearchLog:
                 )
         return False
 
-    def choice(self, part: str, method: str) -> Steps | None:
-        """The step sizes of the best trial; of equal ones the smaller. None before any trial ended well."""
+    def choice(self, part: str, method: str, grid: Grid) -> Steps | None:
+        """The step sizes of the grid's best trial; of equal ones the smaller. None if none ended well."""
         found = [
             (-trial.score, trial.steps.eta_w, trial.steps.eta_q or 0.0, trial.steps)
             for trial in self.trials
-            if (trial.part, trial.method) == (part, method) and trial.score is not None
+            if (trial.part, trial.method) == (part, method)
+            and trial.steps in grid.trials
+            and trial.score is not None
         ]
         return min(found, key=lambda entry: entry[:3])[3] if found else None
 
