@@ -1,0 +1,142 @@
+"""Experiments as they are written down, and the choice of step sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from afl.errors import ConfigError
+from afl_lab.reproduction.condensed import Point, plain_config
+from afl_lab.reproduction.experiment import Grid, Steps, load_experiment, shipped_experiments
+from afl_lab.reproduction.search import SearchLog, Trial, score_of, trial_jobs
+
+GRID = Grid(eta_w=[0.1, 0.2], eta_q=[0.01, 0.1])
+
+
+def trial(method: str, steps: Steps, score: float | None, part: str = "main") -> Trial:
+    return Trial(part, method, steps, score, "ok" if score else "diverged", 1.0, [(10, 0.5)], {})
+
+
+def test_the_best_trial_of_the_grid_is_chosen(tmp_path: Path) -> None:
+    log = SearchLog(tmp_path / "search.jsonl")
+    for found in (
+        trial("sgda", Steps(0.1, 0.01), 0.5),
+        trial("sgda", Steps(0.2, 0.1), 0.7),
+        trial("sgda", Steps(0.2, 0.01), 0.7),
+        trial("sgda", Steps(0.1, 0.1), None),
+        # Neither another part, nor another method, nor what the grid does not hold counts.
+        trial("sgda", Steps(0.1, 0.01), 0.9, part="other"),
+        trial("drfa", Steps(0.1, 0.01), 0.9),
+        trial("sgda", Steps(0.4, 0.1), 0.9),
+        trial("fedavg", Steps(0.3), 0.4),
+        trial("fedavg", Steps(0.1), 0.4),
+        trial("afl-br", Steps(0.1, 0.1), None),
+    ):
+        log.add(found)
+    again = SearchLog(tmp_path / "search.jsonl")
+    assert len(again.trials) == 10
+    assert again.choice("main", "sgda", GRID) == Steps(0.2, 0.01)
+    assert again.choice("main", "drfa", GRID) == Steps(0.1, 0.01)
+    assert again.choice("main", "fedavg", Grid(eta_w=[0.3, 0.1])) == Steps(0.1)
+    assert again.choice("main", "afl-br", GRID) is None
+    assert again.choice("main", "afl-com", GRID) is None
+
+
+def test_a_damaged_log_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "search.jsonl"
+    SearchLog(path).add(trial("sgda", Steps(0.1, 0.01), 0.5))
+    with path.open("a") as file:
+        file.write('{"part": "main"}\n')
+    with pytest.raises(ConfigError, match=r"search\.jsonl:2 is no trial"):
+        SearchLog(path)
+
+
+def test_the_score_is_the_second_halfs_mean() -> None:
+    points = [
+        Point(n, n, accuracy, 0, 0, 0, 0, 0) for n, accuracy in ((25, 0.9), (50, 0.8), (75, 0.2), (100, 0.4))
+    ]
+    assert score_of(points, 100) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("name", shipped_experiments())
+def test_a_shipped_experiment_is_whole_and_fair(name: str, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    for method in experiment.methods:
+        config = experiment.config(method, [])
+        assert config.run.seed is None
+        assert config.task.options["data_seed"] == 0
+        if config.algorithm.name in {"drfa", "fedavg"}:
+            assert config.algorithm.local_steps == 3
+        if config.algorithm.name in {"afl-br", "afl-com"}:
+            # ceil(sqrt T), also where a search has fewer rounds.
+            assert config.algorithm.block_length == -int(-(config.algorithm.rounds**0.5) // 1)
+    for part, own in experiment.parts.items():
+        seeds, finals = own.seeds, experiment.variants(part)
+        assert len(set(seeds)) == len(seeds) > 0
+        for variant in finals.values():
+            experiment.config(variant.method, [*own.set, *variant.set])
+        if own.search is None:
+            continue
+        counts: dict[str, int] = {}
+        for method, job in trial_jobs(experiment, part, [], tmp_path):
+            counts[method] = counts.get(method, 0) + 1
+            assert job.config.task.options["evaluate_on"] == "validation"
+            assert job.config.run.seed not in seeds
+            assert job.config.algorithm.rounds == own.search.rounds
+        assert counts.keys() == {variant.method for variant in finals.values()}
+        assert len(set(counts.values())) == 1, f"{part}: unequal budgets {counts}"
+        for grid in own.search.grids.values():
+            assert len(set(grid.trials)) == len(grid.trials)
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
+def test_the_papers_methods(name: str) -> None:
+    experiment = load_experiment(name)
+    configs = {method: experiment.config(method, []) for method in experiment.methods}
+    assert list(configs) == ["afl-br", "afl-com-top-k", "afl-com-rand-k", "sgda", "drfa", "fedavg"]
+    assert {config.workers for config in configs.values()} == {10}
+    assert len({json.dumps(plain_config(config)["task"]) for config in configs.values()}) == 1
+    for method, share in (("top-k", 0.3), ("rand-k", 0.1)):
+        algorithm = configs[f"afl-com-{method}"].algorithm
+        for compressor in (algorithm.uplink_compressor, algorithm.downlink_compressor):
+            assert (compressor.name, compressor.options) == (method, {"ratio": share})
+    assert experiment.parts["main"].seeds[:3] == [1, 2, 3]
+
+
+def write(folder: Path, document: str) -> Path:
+    (folder / "experiment.yaml").write_text(document)
+    return folder
+
+
+HEAD = "title: T\nmethods: {a: {label: A, config: a.yaml}, b: {label: B, config: b.yaml}}\nparts:\n"
+
+SEARCH = "  p: {title: P, seeds: [1], search: {seed: SEED, rounds: 5, every: 1, grids: {GRIDS}}}"
+
+
+def searching(grids: str, seed: int = 2) -> str:
+    return SEARCH.replace("SEED", str(seed)).replace("GRIDS", grids)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ("  p: {title: P, seeds: [1], methods: [c]}", "parts.p: no method c"),
+        ("  p: {title: P, seeds: [1], step: q}", "parts.p.step: Extra inputs"),
+        ("  p: {title: P, seeds: [1], steps: q}", "parts.p.steps: q is no part with a search"),
+        (searching("a: {eta_w: [1.0]}, b: {eta_w: [1.0]}", seed=1), "1 is a final run's too"),
+        (searching("a: {eta_w: [1.0]}"), "one each is needed for a, b"),
+        (searching("a: {eta_w: [1.0, 2.0]}, b: {eta_w: [1.0]}"), "as many trials as the others"),
+        (searching("a: {eta_w: [0.0]}, b: {eta_w: [1.0]}"), "greater than 0"),
+    ],
+)
+def test_a_wrong_experiment_is_explained(parts: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(str(write(tmp_path, HEAD + parts)))
+    assert message in str(caught.value)
+
+
+def test_an_experiment_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither one of cifar10, fashion-mnist, scaling nor a folder"):
+        load_experiment(str(tmp_path / "none"))
