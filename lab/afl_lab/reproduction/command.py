@@ -12,7 +12,8 @@ from afl.errors import ConfigError, ExitCode
 from afl_lab.reproduction.condensed import CondensedRun, is_same, read_run, run_file
 from afl_lab.reproduction.condensing import condense
 from afl_lab.reproduction.experiment import Experiment, Steps, load_experiment
-from afl_lab.reproduction.search import LOG_FILE, SearchLog, trial_jobs, trial_of
+from afl_lab.reproduction.search import trial_jobs, trial_of
+from afl_lab.reproduction.search_log import LOG_FILE, SearchLog
 from afl_lab.simulation.command import ProgressView
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome, run_here

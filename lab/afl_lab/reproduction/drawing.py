@@ -12,6 +12,7 @@ import numpy as np
 from afl.errors import ConfigError, ExitCode
 from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
 from afl_lab.reproduction.experiment import Experiment, load_experiment
+from afl_lab.reproduction.search_log import LOG_FILE, SearchLog, search_table
 from afl_lab.reproduction.tables import COSTS, Measure, curve_of, markdown, table_of
 
 MEASURES: Mapping[Measure, str] = {
@@ -35,19 +36,25 @@ def draw_stored(name: str, results: Path) -> ExitCode:
 def draw(experiment: Experiment, results: Path) -> None:
     """Write ``PART.json``, ``PART.md`` and the figures of each part with runs, and those of each series.
 
+    ``PART-search.md`` is what a part's search chose.
+
     Raises:
         ConfigError: if matplotlib is not installed.
     """
     tables: dict[str, Any] = {}
-    for part in experiment.parts:
+    log = SearchLog(results / LOG_FILE)
+    for part, own in experiment.parts.items():
+        chosen = search_table(experiment, part, log) if own.search is not None else ""
+        if chosen:
+            (results / f"{part}-search.md").write_text(chosen, encoding="utf-8")
         runs = stored_runs(experiment, results, part)
         if not runs:
             continue
         labels = {name: variant.label for name, variant in experiment.variants(part).items()}
-        tables[part] = table_of(runs, labels, experiment.parts[part].targets)
+        tables[part] = table_of(runs, labels, own.targets)
         (results / f"{part}.json").write_text(json.dumps(tables[part], indent=1) + "\n", encoding="utf-8")
         (results / f"{part}.md").write_text(markdown(tables[part]), encoding="utf-8")
-        title = f"{experiment.title}: {experiment.parts[part].title}"
+        title = f"{experiment.title}: {own.title}"
         for measure in MEASURES:
             figure = part_figure(title, runs, labels, measure)
             _save(figure, results / f"{part}-{measure.replace('_', '-')}")

@@ -10,7 +10,8 @@ import pytest
 from afl.errors import ConfigError
 from afl_lab.reproduction.condensed import Point, plain_config
 from afl_lab.reproduction.experiment import Grid, Steps, load_experiment, shipped_experiments
-from afl_lab.reproduction.search import SearchLog, Trial, score_of, trial_jobs
+from afl_lab.reproduction.search import score_of, trial_jobs
+from afl_lab.reproduction.search_log import SearchLog, Trial, search_table
 
 GRID = Grid(eta_w=[0.1, 0.2], eta_q=[0.01, 0.1])
 
@@ -42,6 +43,26 @@ def test_the_best_trial_of_the_grid_is_chosen(tmp_path: Path) -> None:
     assert again.choice("main", "fedavg", Grid(eta_w=[0.3, 0.1])) == Steps(0.1)
     assert again.choice("main", "afl-br", GRID) is None
     assert again.choice("main", "afl-com", GRID) is None
+
+
+def test_the_table_of_a_search(tmp_path: Path) -> None:
+    grids = "a: {eta_w: [0.1, 0.2, 0.4]}, b: {eta_w: [0.1], eta_q: [0.01, 0.1, 1.0]}"
+    experiment = load_experiment(str(write(tmp_path, HEAD + searching(grids))))
+    log = SearchLog(tmp_path / "search.jsonl")
+    assert search_table(experiment, "p", log) == ""
+    for found in (
+        trial("a", Steps(0.1), 0.50, part="p"),
+        trial("a", Steps(0.2), 0.51, part="p"),
+        trial("a", Steps(0.4), None, part="p"),
+        trial("a", Steps(0.8), 0.9, part="p"),
+        trial("b", Steps(0.1, 0.01), 0.3, part="p"),
+        trial("b", Steps(0.1, 1.0), 0.6, part="p"),
+    ):
+        log.add(found)
+    assert search_table(experiment, "p", log).splitlines()[2:] == [
+        "| A | 3 | 1 | 0.2 | - | 0.510 | w0.1 | - |",
+        "| B | 2 | 0 | 0.1 | 1 | 0.600 | - | eta_q |",
+    ]
 
 
 def test_a_damaged_log_names_its_line(tmp_path: Path) -> None:
