@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afl.errors import TaskError
+from afl.vectors import scale
 
 DIGEST_BYTES = 16
 
@@ -24,16 +25,16 @@ class _Entry:
     start: int
     stop: int
     is_view: bool
+    gradient: Tensor
 
 
 class ParameterVector:
     """A module's trainable parameters, in ``named_parameters()`` order, as one float32 vector.
 
-    A float32 parameter becomes a view into :attr:`values` and its gradient a view into
-    :attr:`gradient`, so a round copies nothing. A parameter of another floating type (bfloat16, float64)
-    keeps its type; :attr:`values` is its float32 master copy, written to it by :meth:`publish` and its
-    gradient read by :meth:`collect_gradient`. Frozen parameters stay outside the vector. Tied parameters
-    count once.
+    A float32 parameter becomes a view into :attr:`values`. A parameter of another floating type (bfloat16,
+    float64) keeps its type; :attr:`values` is its float32 master copy, written to it by :meth:`publish`.
+    Gradients are taken from autograd by :meth:`collect_gradient`: adding them up in place would read and
+    write each twice more. Frozen parameters stay outside the vector. Tied parameters count once.
 
     Args:
         module: changed in place; moved to ``device``.
@@ -74,8 +75,9 @@ class ParameterVector:
             self.values[start:stop].copy_(parameter.detach().reshape(-1))
             if is_view:
                 parameter.data = self.values[start:stop].view(parameter.shape)
-                parameter.grad = self.gradient[start:stop].view(parameter.shape)
-            self._entries.append(_Entry(name, parameter, start, stop, is_view))
+                parameter.grad = None
+            gradient = self.gradient[start:stop].view(parameter.shape)
+            self._entries.append(_Entry(name, parameter, start, stop, is_view, gradient))
             start = stop
         self._copied = [entry for entry in self._entries if not entry.is_view]
 
@@ -86,27 +88,23 @@ class ParameterVector:
                 entry.parameter.copy_(self.values[entry.start : entry.stop].view(entry.parameter.shape))
 
     def clear_gradient(self) -> None:
-        """Set the gradient to zero before ``backward``."""
-        self.gradient.zero_()
+        """Drop what earlier calls of ``backward`` left; before ``backward``."""
         for entry in self._entries:
-            if not entry.is_view:
-                entry.parameter.grad = None
-                continue
-            grad, view = entry.parameter.grad, self.gradient[entry.start : entry.stop]
-            # The task's own code may have called zero_grad, which drops the views: backward then puts a
-            # tensor of its own there, which would still hold that round's gradient.
-            if grad is None or grad.data_ptr() != view.data_ptr():
-                entry.parameter.grad = view.view(entry.parameter.shape)
+            entry.parameter.grad = None
 
-    def collect_gradient(self) -> Tensor:
-        """:attr:`gradient` after ``backward``: float32 ``[dim]``, zero where nothing flowed."""
+    def collect_gradient(self, factor: float = 1.0) -> Tensor:
+        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed.
+
+        Args:
+            factor: it is multiplied by; rounded to float32, as is each product.
+        """
         for entry in self._entries:
             grad = entry.parameter.grad
-            target = self.gradient[entry.start : entry.stop]
             if grad is None:
-                continue
-            if not entry.is_view or grad.data_ptr() != target.data_ptr():
-                target.copy_(grad.reshape(-1))
+                entry.gradient.zero_()
+            else:
+                entry.parameter.grad = None
+                scale(grad if grad.layout == torch.strided else grad.to_dense(), factor, out=entry.gradient)
         return self.gradient
 
     def load(self, values: NDArray[np.float32]) -> None:

@@ -22,8 +22,12 @@ class Oracle(Protocol):
         """How many training examples the worker has."""
         ...
 
-    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
-        """The minibatch loss, the minibatch size, and the gradient, float32 ``[dim]``, free to change."""
+    def gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
+        """The minibatch loss, the minibatch size, and ``scale`` times the gradient.
+
+        The factor is rounded to float32, then each product: float32 ``[dim]``, free to change, and valid
+        until the next call.
+        """
         ...
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
@@ -54,8 +58,8 @@ class _WorkerModel:
     def publish(self) -> None:
         self._vector.publish()
 
-    def gradient(self, update: int) -> tuple[float, int, Tensor]:
-        return self._oracle.gradient(self._worker, update)
+    def gradient(self, update: int, scale: float) -> tuple[float, int, Tensor]:
+        return self._oracle.gradient(self._worker, update, scale)
 
     def loss(self, synchronization: int) -> tuple[float, int]:
         return self._oracle.loss(self._worker, synchronization)

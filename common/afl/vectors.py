@@ -9,6 +9,8 @@ for the next operation on it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,7 +26,8 @@ def is_finite(vector: Tensor) -> bool:
     """Whether all elements are finite; float32, one dimension."""
     if vector.device.type != "cpu":
         return bool(torch.isfinite(vector).all())
-    return array_is_finite(vector.numpy())
+    # Only a sum that overflows needs a closer look.
+    return math.isfinite(vector.sum()) or array_is_finite(vector.numpy())
 
 
 def array_is_finite(values: NDArray[np.float32]) -> bool:
@@ -41,19 +44,19 @@ def array_is_finite(values: NDArray[np.float32]) -> bool:
     return True
 
 
-def scale(vector: Tensor, factor: float, *, out: Tensor) -> bool:
-    """``out = factor * vector``, the factor rounded to float32; whether all products are finite."""
-    if vector.device.type != "cpu":
-        torch.mul(vector, float(np.float32(factor)), out=out)
-        return is_finite(out)
-    terms, products, rounded = vector.numpy(), out.numpy(), np.float32(factor)
-    finite = True
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(terms), BLOCK):
-            block = products[start : start + BLOCK]
-            np.multiply(terms[start : start + BLOCK], rounded, out=block)
-            finite = finite and bool(block.dot(_ZEROS[: len(block)]) == 0.0)
-    return finite
+def scale(tensor: Tensor, factor: float, *, out: Tensor) -> None:
+    """``out = factor * tensor`` in float32: the tensor and the factor are rounded, then each product.
+
+    Args:
+        tensor: of any floating type and layout.
+        out: float32, of the same shape, contiguous.
+    """
+    rounded = np.float32(factor)
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(tensor.numpy(), rounded, out=out.numpy())
+    else:
+        out.copy_(tensor).mul_(float(rounded))
 
 
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> bool:
@@ -69,8 +72,9 @@ def accumulate(total: Tensor, vector: Tensor, weight: float) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(sums), BLOCK):
             block = sums[start : start + BLOCK]
-            product = scratch[: len(block)]
-            np.multiply(terms[start : start + BLOCK], factor, out=product)
+            product = terms[start : start + BLOCK]
+            if factor != 1.0:
+                product = np.multiply(product, factor, out=scratch[: len(block)])
             np.add(block, product, out=block)
             if block.dot(_ZEROS[: len(block)]) != 0.0:
                 return False

@@ -13,6 +13,7 @@ from afl.errors import TaskError
 from afl.parameters import ParameterVector
 from afl.randomness import SharedRandomness
 from afl.tasks.base import Batch, Task, WorkerData
+from afl.vectors import scale as multiply
 from afl_worker.oracle import TaskOracle
 
 
@@ -59,18 +60,20 @@ class BatchedOracle(TaskOracle):
             )
         self._lossy = _Loss(task, vector.module)
         self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=device)
+        self._scaled = torch.empty(vector.dim, dtype=torch.float32, device=device)
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
         self._round = 0
         self._call = vmap(grad_and_value(self._loss), in_dims=(None, 0), randomness="different")
 
-    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+    def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
         """As the base class's, to rounding."""
         if round_ != self._round:
             self._compute(round_)
             self._round = round_
         row = self._rows[worker]
-        return self._losses[row], self.batch_size(worker), self._gradients[row]
+        multiply(self._gradients[row], scale, out=self._scaled)
+        return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
         module = self.module(training=True)

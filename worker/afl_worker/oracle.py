@@ -13,6 +13,10 @@ from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, take_batch
 
+DRAWN_AHEAD = 8
+"""Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
+three times as long (measured)."""
+
 
 @dataclass(frozen=True)
 class _Local:
@@ -54,12 +58,14 @@ class TaskOracle:
         self._local = {
             worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
         }
+        self._drawn: dict[tuple[int, Purpose], tuple[int, list[Tensor]]] = {}
+        vector.buffers.host(data)
 
-    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+    def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
         local = self._local[worker]
         batch = self.minibatch(worker, round_)
-        module = self.module(training=True)
+        module = self.module(worker, training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -71,7 +77,7 @@ class TaskOracle:
                 f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters"
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), local.batch_size, self._vector.collect_gradient()
+        return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
 
     def train_examples(self, worker: int) -> int:
         """All of them, not only a minibatch's."""
@@ -82,13 +88,13 @@ class TaskOracle:
         local = self._local[worker]
         batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
         with torch.no_grad():
-            loss = self._task.loss(self.module(training=False), batch)
+            loss = self._task.loss(self.module(worker, training=False), batch)
         return float(loss), local.batch_size
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
-        module = self.module(training=False)
+        module = self.module(worker, training=False)
         totals: dict[str, float] = {}
         with torch.no_grad():
             for start in range(0, local.test_count, self._evaluation_batch_size):
@@ -111,12 +117,25 @@ class TaskOracle:
             # What the draw would give, without it.
             chosen = torch.arange(local.train_count)
         else:
-            stream = self._randomness.stream(purpose, round_, worker)
-            chosen = torch.from_numpy(stream.subset(local.train_count, local.batch_size))
+            chosen = self._draw(worker, round_, purpose)
         return self._batch(local.train, chosen)
 
-    def module(self, *, training: bool) -> nn.Module:
-        """The module, in training or evaluation mode."""
+    def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
+        first, drawn = self._drawn.get((worker, purpose), (round_, []))
+        if not first <= round_ < first + len(drawn):
+            first, local = round_, self._local[worker]
+            streams = [
+                self._randomness.stream(purpose, round_ + ahead, worker) for ahead in range(DRAWN_AHEAD)
+            ]
+            drawn = [
+                torch.from_numpy(stream.subset(local.train_count, local.batch_size)) for stream in streams
+            ]
+            self._drawn[worker, purpose] = first, drawn
+        return drawn[round_ - first]
+
+    def module(self, worker: int, *, training: bool) -> nn.Module:
+        """The module with the worker's buffers, in training or evaluation mode."""
+        self._vector.buffers.select(worker)
         module = self._vector.module
         if module.training is not training:
             module.train(training)

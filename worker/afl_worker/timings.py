@@ -62,10 +62,10 @@ class TimedOracle:
         self._oracle = oracle
         self._timings = timings
 
-    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+    def gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         """As the oracle's."""
         with self._timings.compute:
-            return self._oracle.gradient(worker, round_)
+            return self._oracle.gradient(worker, round_, scale)
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """As the oracle's."""

@@ -29,7 +29,6 @@ from afl.algorithms.base import (
     ServerAlgorithm,
     WorkerAlgorithm,
     finite_gradient,
-    finite_loss,
 )
 from afl.algorithms.settings import AlgorithmSettings
 from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, expected, pack, unpack, values_of
@@ -39,7 +38,7 @@ from afl.errors import NonFiniteError
 from afl.feedback import ErrorFeedback
 from afl.messages import EVALUATION_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite, scale
+from afl.vectors import is_finite
 
 
 class Realizations:
@@ -335,7 +334,8 @@ class AflComWorker(WorkerAlgorithm):
     A lossless compressor needs no residual: p is the weighted gradient and e stays zero.
 
     Args:
-        message: where p is made then, float32 ``[dim]``; a report shares its memory until the next.
+        resends: whether a report must stay as it is until the worker's next; otherwise p is made in the
+            gradient's own memory where no residual is kept.
     """
 
     def __init__(
@@ -343,32 +343,30 @@ class AflComWorker(WorkerAlgorithm):
         worker: int,
         realizations: Realizations,
         device: torch.device | str = "cpu",
-        message: Tensor | None = None,
+        *,
+        resends: bool = True,
     ) -> None:
         super().__init__(worker)
         self._realizations = realizations
-        dim = realizations.uplink.dim
-        self._feedback = None if realizations.uplink.lossless else ErrorFeedback(dim, device)
-        if message is None:
-            message = torch.zeros(dim if realizations.uplink.lossless else 0, device=device)
-        self._message = message
+        dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
+        self._feedback = None if lossless else ErrorFeedback(dim, device)
+        self._message = torch.empty(dim, device=device) if lossless and resends else None
 
     @property
     def uplink_residual(self) -> Tensor:
         """e^(i), float32 ``[dim]``."""
-        return torch.zeros_like(self._message) if self._feedback is None else self._feedback.residual
+        if self._feedback is None:
+            return torch.zeros(self._realizations.uplink.dim)
+        return self._feedback.residual
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """Weigh the gradient, compress it with error feedback, and pack."""
+        loss, examples, weighted = finite_gradient(model, position.round, weight)
         if self._feedback is None:
-            loss, examples, gradient = model.gradient(position.round)
-            # At most the gradient, since a weight is at most 1; and not finite where the gradient is not.
-            if not scale(gradient, weight, out=self._message):
-                raise NonFiniteError("the gradient has an element that is not finite")
-            compressed = Compressed(self._message.cpu().numpy())
+            message = weighted if self._message is None else self._message.copy_(weighted)
+            compressed = Compressed(message.cpu().numpy())
         else:
-            loss, examples, gradient = finite_gradient(model, position.round)
             realization = self._realizations.of_uplink(position.round)
-            compressed = self._feedback.compress(gradient, realization, weight=weight)
+            compressed = self._feedback.compress(weighted, realization)
         payload = pack(self._realizations.uplink, compressed)
-        return Report(self.worker, position, finite_loss(loss), examples, (payload.header,)), [payload]
+        return Report(self.worker, position, loss, examples, (payload.header,)), [payload]

@@ -156,9 +156,9 @@ class LocalModel(Protocol):
         """Make the module compute with :attr:`params`."""
         ...
 
-    def gradient(self, update: int) -> tuple[float, int, Tensor]:
-        """The loss on the minibatch of an update round (1-based), its size, and the gradient, float32
-        ``[dim]``, free to change."""
+    def gradient(self, update: int, scale: float) -> tuple[float, int, Tensor]:
+        """The loss on the minibatch of an update round (1-based), its size, and ``scale`` times the
+        gradient: float32 ``[dim]``, free to change, and valid until the next call."""
         ...
 
     def loss(self, synchronization: int) -> tuple[float, int]:
@@ -208,13 +208,13 @@ def finite_loss(loss: float) -> float:
     return loss
 
 
-def finite_gradient(model: LocalModel, update: int) -> tuple[float, int, Tensor]:
-    """The loss, minibatch size and gradient of an update round.
+def finite_gradient(model: LocalModel, update: int, scale: float) -> tuple[float, int, Tensor]:
+    """The loss, minibatch size and scaled gradient of an update round.
 
     Raises:
-        NonFiniteError: if the loss or an element of the gradient is not finite.
+        NonFiniteError: if the loss or an element of the scaled gradient is not finite.
     """
-    loss, examples, gradient = model.gradient(update)
+    loss, examples, gradient = model.gradient(update, scale)
     finite_loss(loss)
     if not is_finite(gradient):
         raise NonFiniteError("the gradient has an element that is not finite")

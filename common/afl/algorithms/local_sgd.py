@@ -16,7 +16,7 @@ from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, values_of
 from afl.errors import NonFiniteError
 from afl.messages import Encoding, Payload, PayloadHeader, Position, Report, Role
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite, step_at
+from afl.vectors import is_finite
 
 
 def model_header(dim: int, role: Role = Role.ITERATE) -> PayloadHeader:
@@ -135,9 +135,9 @@ class LocalSgdWorker(WorkerAlgorithm):
         losses, examples = 0.0, 0
         try:
             for taken, update in enumerate(updates, start=1):
-                loss, size, gradient = finite_gradient(model, update)
+                loss, size, step = finite_gradient(model, update, self._settings.eta_w)
                 losses, examples = losses + loss * size, examples + size
-                step_at(model.params, None, gradient.cpu().numpy(), self._settings.eta_w)
+                model.params.sub_(step)
                 model.publish()
                 if taken == snapshot_at:
                     snapshot = _copied(model.params)

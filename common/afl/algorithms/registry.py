@@ -36,7 +36,7 @@ class WorkerSide:
 
     Args:
         resends: whether a report must stay as it is until the worker's next one, to be sent again after a
-            cut; otherwise all workers make theirs in the same memory.
+            cut; otherwise it may share memory with what the next worker computes.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class WorkerSide:
         realizations = Realizations(settings, dim, randomness, device)
         self._realizations = realizations
         self.replica = AflComReplica(settings, realizations)
-        is_lossless = realizations.uplink.lossless
-        message = torch.zeros(dim, device=device) if is_lossless and not resends else None
-        self.halves = {worker: AflComWorker(worker, realizations, device, message) for worker in workers}
+        self.halves = {
+            worker: AflComWorker(worker, realizations, device, resends=resends) for worker in workers
+        }
 
     def prepare(self, synchronization: int) -> None:
         """Draw a coming round's randomness, off the critical path."""

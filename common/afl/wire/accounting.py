@@ -58,15 +58,15 @@ class WireCount:
     frames: int = 0
     float_equivalents: float = 0.0
 
-    def add(self, length: int, content: FrameContent) -> None:
-        """Count a frame of ``length`` bytes (without gRPC's prefix)."""
+    def add(self, length: int, content: FrameContent, times: int = 1) -> None:
+        """Count a frame of ``length`` bytes (without gRPC's prefix), or several that are alike."""
         total = length + GRPC_PREFIX_BYTES
-        self.frames += 1
-        self.wire[content.traffic] += total
-        self.parts[Part.VALUES] += content.values
-        self.parts[Part.INDICES] += content.indices
-        self.parts[Part.SCALARS] += content.scalars
-        self.parts[Part.ENVELOPE] += total - content.values - content.indices - content.scalars
+        self.frames += times
+        self.wire[content.traffic] += times * total
+        self.parts[Part.VALUES] += times * content.values
+        self.parts[Part.INDICES] += times * content.indices
+        self.parts[Part.SCALARS] += times * content.scalars
+        self.parts[Part.ENVELOPE] += times * (total - content.values - content.indices - content.scalars)
 
     @property
     def total(self) -> int:

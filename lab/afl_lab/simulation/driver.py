@@ -14,6 +14,7 @@ from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
 from afl.participant import CommittedStep, Participant
 from afl.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
+from afl.wire.costs import Lengths, lengths_of
 from afl_worker.batched import BatchedOracle
 from afl_worker.oracle import TaskOracle
 
@@ -24,8 +25,8 @@ class Meter(Protocol):
     def step(self, opening: Opening) -> None:
         """A step goes out."""
 
-    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
-        """A report comes in."""
+    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
+        """The reports of a step come in."""
 
 
 class Silent:
@@ -34,7 +35,7 @@ class Silent:
     def step(self, opening: Opening) -> None:
         """Ignored."""
 
-    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
+    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
         """Ignored."""
 
 
@@ -112,14 +113,17 @@ class Driver:
             dict(enumerate(opening.dual_weights.tolist())),
             frozenset(opening.participants),
         )
-        for kind, (report, payloads) in self._participant.take(step):
-            self.meter.report(report, kind, payloads)
+        # Counted when all have come: many small calls are fast together, and slow between large products.
+        reports: list[tuple[Report, Lengths]] = []
+        for _, (report, payloads) in self._participant.take(step):
+            reports.append((report, lengths_of(payloads)))
             ack = self.engine.begin_report(report)
             for index, payload in enumerate(payloads):
                 ack = self._deliver(report.worker, index, payload)
             assert ack is not None
             assert ack.status is AckStatus.ACCEPTED, ack
             self._participant.forget(report.worker)
+        self.meter.reports(opening.step.kind, reports)
 
     def _deliver(self, worker: int, index: int, payload: Payload) -> Ack | None:
         ack: Ack | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from afl.engine import Opening
 from afl.messages import Kind, Payload, Position, Report, Step
 from afl.parameters import ParameterVector
-from afl.wire.costs import Cost, report_costs, session_costs, step_costs
+from afl.wire.costs import Lengths, lengths_of, report_costs, session_costs, step_costs
 from afl.wire.frames import commit_frame
 from afl_server.model import model_payloads
 from afl_server.tallies import Tallies
@@ -42,24 +42,20 @@ class WireMeter:
         weights = opening.dual_weights.tolist() if self._sends_dual_weights else ()
         self._send(opening.step, opening.payloads, opening.participants, weights)
 
-    def report(self, report: Report, kind: Kind, payloads: list[Payload]) -> None:
-        """A report comes in."""
-        for length, content in report_costs(report, kind, payloads, self._chunk_bytes):
-            self.tallies.uplink.add(length, content)
-        if kind is not Kind.EVALUATE:
-            self.tallies.charge_report(report.payloads)
+    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
+        """The reports of a step have come in."""
+        for report, lengths in reports:
+            for length, content in report_costs(report, kind, lengths, self._chunk_bytes):
+                self.tallies.uplink.add(length, content)
+            if kind is not Kind.EVALUATE:
+                self.tallies.charge_report(report.payloads)
 
     def _send(
         self, step: Step, payloads: Sequence[Payload], workers: Sequence[int], weights: Sequence[float]
     ) -> None:
-        shared = step_costs(step, payloads, self._chunk_bytes)
-        alike: dict[bool, list[Cost]] = {}
-        for worker in workers:
-            # A commit's length depends on nothing but whether a weight is in it: a double is eight bytes.
-            has_weight = bool(weights)
-            if has_weight not in alike:
-                own = [weights[worker]] if has_weight else []
-                alike[has_weight] = session_costs(shared, commit_frame(step.position, step.kind, own))
-            for length, content in alike[has_weight]:
-                self.tallies.downlink.add(length, content)
+        shared = step_costs(step, lengths_of(payloads), self._chunk_bytes)
+        # A double takes eight bytes, whatever it is: all commits are as long.
+        costs = session_costs(shared, commit_frame(step.position, step.kind, weights[:1]))
+        for length, content in costs:
+            self.tallies.downlink.add(length, content, times=len(workers))
         self.tallies.charge_step(step.payloads, len(workers), has_weights=bool(weights))

@@ -90,11 +90,11 @@ class ProblemOracle:
         self._vector = vector
         self.calls = 0
 
-    def gradient(self, worker: int, round_: int) -> tuple[float, int, Tensor]:
+    def gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         self.calls += 1
         params = self._vector.numpy()
-        gradient = torch.from_numpy(self._problem.gradient(worker, round_, params))
-        return self._problem.loss(worker, round_, params), 5, gradient
+        gradient = self._problem.gradient(worker, round_, params) * np.float32(scale)
+        return self._problem.loss(worker, round_, params), 5, torch.from_numpy(gradient)
 
     def train_examples(self, worker: int) -> int:
         return 7 + worker

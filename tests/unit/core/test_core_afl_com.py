@@ -334,8 +334,8 @@ def test_what_is_not_finite_is_never_sent_and_leaves_no_trace(
         monkeypatch.setattr(oracle, "evaluate", lambda worker: ({"loss": 1.0, "auc": float("nan")}, 3))
     else:
 
-        def poisoned(worker: int, round_: int) -> object:
-            loss, count, gradient = type(oracle).gradient(oracle, worker, round_)
+        def poisoned(worker: int, round_: int, scale: float) -> object:
+            loss, count, gradient = type(oracle).gradient(oracle, worker, round_, scale)
             if what == "gradient":
                 gradient[3] = float("inf")
             return (float("nan") if what == "loss" else loss), count, gradient

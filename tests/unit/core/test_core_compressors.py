@@ -287,9 +287,14 @@ def test_error_feedback_is_the_recursion_written_in_numpy(case: str) -> None:
 @example(weight=1e-320, seed=0)
 @example(weight=0.1, seed=1)
 def test_scale_rounds_the_weight_once_and_the_product_once(weight: float, seed: int) -> None:
-    gradient = np.random.default_rng(seed).standard_normal(40).astype(np.float32)
-    found = torch.empty(40)
-    assert scale(torch.from_numpy(gradient.copy()), weight, out=found)
+    gradient = np.random.default_rng(seed).standard_normal((8, 5)).astype(np.float32)
+    found = torch.empty(8, 5)
+    scale(torch.from_numpy(gradient.copy()), weight, out=found)
+    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
+    strided = torch.from_numpy(gradient.T.copy()).T
+    scale(strided, weight, out=found)
+    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
+    scale(strided.double(), weight, out=found)
     assert bits(found.numpy()) == bits(gradient * np.float32(weight))
 
 
