@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import nn
 
+from afl.buffers import BufferPolicy
 from afl.errors import TaskError
 from afl.parameters import DIGEST_BYTES, ParameterVector
 from afl.randomness import Purpose, SharedRandomness
@@ -23,7 +24,7 @@ def build_vector(
     between torch versions, so the server's result is what every worker is sent.
 
     Raises:
-        TaskError: if the task's module cannot be trained.
+        TaskError: if the task's module cannot be trained, or its policy on buffers is unknown.
     """
     seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
     with torch.random.fork_rng(devices=[]):
@@ -33,7 +34,12 @@ def build_vector(
         raise TaskError(
             f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"
         )
-    return ParameterVector(module, device, local_buffers=task.buffers == "local")
+    if task.buffers not in get_args(BufferPolicy):
+        raise TaskError(
+            f"{type(task).__name__}.buffers is {task.buffers!r}; it must be one of "
+            f"{', '.join(map(repr, get_args(BufferPolicy)))}"
+        )
+    return ParameterVector(module, device, buffers=task.buffers)
 
 
 class Drawn(Protocol):

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afl.buffers import BufferPolicy, ModuleBuffers
 from afl.errors import TaskError
 from afl.vectors import scale
 
@@ -39,19 +40,24 @@ class ParameterVector:
     Args:
         module: changed in place; moved to ``device``.
         device: where the vectors live.
-        local_buffers: whether floating-point buffers may stay local to each worker.
+        buffers: what becomes of floating-point buffers, as in :class:`afl.Task`.
+
+    Attributes:
+        buffers: the module's buffers, a set for each hosted worker.
 
     Raises:
         TaskError: if there is nothing to train, a parameter is complex, or there are floating-point
-            buffers without a policy.
+            buffers without a policy, or with values of which no mean can be taken.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", *, local_buffers: bool = False
+        self, module: nn.Module, device: torch.device | str = "cpu", *, buffers: BufferPolicy = "refuse"
     ) -> None:
         self.module = module.to(device)
-        if not local_buffers:
+        if buffers == "refuse":
             _refuse_float_buffers(module)
+        self._buffers_are_shared = buffers == "mean"
+        self.buffers = ModuleBuffers(self.module, averaged=self._buffers_are_shared)
         named = list(module.named_parameters())
         trainable = [(name, p) for name, p in named if p.requires_grad]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
@@ -122,14 +128,17 @@ class ParameterVector:
         return array
 
     def digest(self) -> bytes:
-        """16 bytes that two copies of the parameters share exactly if they are equal to the bit."""
-        return digest_of(self.numpy())
+        """16 bytes that two copies of the parameters, and of the buffers that are averaged, share exactly if
+        they are equal to the bit."""
+        return digest_of(self.numpy(), self.buffers.values())
 
     def layout_hash(self) -> bytes:
-        """16 bytes over names, shapes and types, in order: equal for models whose vectors correspond."""
-        layout = [
+        """16 bytes over names, shapes and types, in order, of the parameters and of the buffers that are
+        averaged: equal for models whose vectors correspond."""
+        layout: list[list[object]] = [
             [name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in self.module.named_parameters()
         ]
+        layout += self.buffers.layout
         text = json.dumps(layout, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
@@ -137,9 +146,8 @@ class ParameterVector:
         """What ``load_state_dict`` of a fresh module takes, on the CPU; on a CPU these are views.
 
         Every parameter by each of its names (tied ones have several), trained in float32 and frozen in
-        its own type, and the persistent buffers that are not floating-point. Floating-point buffers that
-        stay local to the workers are not the server's to give: loading such a model takes
-        ``strict=False``.
+        its own type, and the persistent buffers. Floating-point buffers that stay local to the workers are
+        not the server's to give: loading such a model takes ``strict=False``.
         """
         trained = {
             id(entry.parameter): self.values[entry.start : entry.stop].view(entry.parameter.shape)
@@ -153,7 +161,7 @@ class ParameterVector:
         named.update(
             (name, buffer)
             for name, buffer in self.module.named_buffers(remove_duplicate=False)
-            if name in names_kept and not buffer.dtype.is_floating_point
+            if name in names_kept and (self._buffers_are_shared or not buffer.dtype.is_floating_point)
         )
         return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
 
@@ -181,9 +189,12 @@ class ParameterVector:
         return sum(p.numel() * p.element_size() for _, p in self._frozen)
 
 
-def digest_of(values: NDArray[np.float32]) -> bytes:
-    """The digest of :meth:`ParameterVector.digest` for a bare vector."""
-    return hashlib.blake2b(np.ascontiguousarray(values, dtype="<f4").data, digest_size=DIGEST_BYTES).digest()
+def digest_of(*vectors: NDArray[np.float32]) -> bytes:
+    """The digest of :meth:`ParameterVector.digest` for bare vectors, one behind the other."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for values in vectors:
+        digest.update(np.ascontiguousarray(values, dtype="<f4").data)
+    return digest.digest()
 
 
 def _refuse_float_buffers(module: nn.Module) -> None:
@@ -196,5 +207,5 @@ def _refuse_float_buffers(module: nn.Module) -> None:
             f"{', ...' if len(names) > 4 else ''}, from {', '.join(sorted(owners))}), and training may "
             "change them at each worker alone; use a layer without running statistics (GroupNorm, "
             'LayerNorm), or set `buffers = "local"` in the task to keep each worker\'s own (right too for '
-            "buffers that never change)"
+            'buffers that never change), or `buffers = "mean"` to evaluate with the mean of all workers\''
         )

@@ -85,3 +85,29 @@ class Frozen(_Linear):
 
     def model(self) -> nn.Module:
         return nn.Linear(4, 1).requires_grad_(False)
+
+
+class LocalNorm(Task):
+    """A regression with BatchNorm on inputs that differ from worker to worker; each keeps its statistics."""
+
+    buffers = "local"
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        generator = torch.Generator().manual_seed(worker)
+        inputs = (1 + worker) * torch.randn(21, 4, generator=generator) + worker
+        targets = inputs.sum(dim=1, keepdim=True).sin()
+        return WorkerData(train=(inputs[:14], targets[:14]), test=(inputs[14:], targets[14:]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(model(inputs), targets)
+
+
+class MeanNorm(LocalNorm):
+    """The same with the mean of the workers' statistics."""
+
+    buffers = "mean"

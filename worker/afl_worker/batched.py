@@ -64,7 +64,9 @@ class BatchedOracle(TaskOracle):
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
         self._round = 0
-        self._call = vmap(grad_and_value(self._loss), in_dims=(None, 0), randomness="different")
+        self._call = vmap(
+            grad_and_value(self._loss, has_aux=True), in_dims=(None, 0, 0), randomness="different"
+        )
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
         """As the base class's, to rounding."""
@@ -76,7 +78,7 @@ class BatchedOracle(TaskOracle):
         return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
-        module = self.module(training=True)
+        module = self.module(next(iter(self._rows)), training=True)
         assert module is self._lossy.module
         batches = [self.minibatch(worker, round_) for worker in self._rows]
         trained = {
@@ -84,7 +86,12 @@ class BatchedOracle(TaskOracle):
             for name, parameter in self._lossy.named_parameters()
             if parameter.requires_grad
         }
-        gradients, losses = self._call(trained, _stacked(batches))
+        buffers = self._vector.buffers
+        # Integers alone, such as indices, are more use to the module's code as they are.
+        stacked = buffers.stacked(tuple(self._rows)) if buffers.has_floats else {}
+        inputs = {f"module.{name}": buffer for name, buffer in stacked.items()}
+        gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
+        buffers.unstack(tuple(self._rows), {name: changed[f"module.{name}"] for name in stacked})
         start = 0
         for name in trained:
             part = gradients[name].reshape(len(batches), -1)
@@ -94,9 +101,13 @@ class BatchedOracle(TaskOracle):
         assert start == self._gradients.shape[1]
         self._losses = [float(loss) for loss in losses]
 
-    def _loss(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
-        loss: Tensor = functional_call(self._lossy, parameters, (batch,))
-        return loss
+    def _loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and the buffers after it."""
+        own = dict(buffers)
+        loss: Tensor = functional_call(self._lossy, (parameters, own), (batch,))
+        return loss, own
 
 
 class _Loss(nn.Module):

@@ -59,12 +59,13 @@ class TaskOracle:
             worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
         }
         self._drawn: dict[tuple[int, Purpose], tuple[int, list[Tensor]]] = {}
+        vector.buffers.host(data)
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
         local = self._local[worker]
         batch = self.minibatch(worker, round_)
-        module = self.module(training=True)
+        module = self.module(worker, training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -87,13 +88,13 @@ class TaskOracle:
         local = self._local[worker]
         batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
         with torch.no_grad():
-            loss = self._task.loss(self.module(training=False), batch)
+            loss = self._task.loss(self.module(worker, training=False), batch)
         return float(loss), local.batch_size
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
-        module = self.module(training=False)
+        module = self.module(worker, training=False)
         totals: dict[str, float] = {}
         with torch.no_grad():
             for start in range(0, local.test_count, self._evaluation_batch_size):
@@ -132,8 +133,9 @@ class TaskOracle:
             self._drawn[worker, purpose] = first, drawn
         return drawn[round_ - first]
 
-    def module(self, *, training: bool) -> nn.Module:
-        """The module, in training or evaluation mode."""
+    def module(self, worker: int, *, training: bool) -> nn.Module:
+        """The module with the worker's buffers, in training or evaluation mode."""
+        self._vector.buffers.select(worker)
         module = self._vector.module
         if module.training is not training:
             module.train(training)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from afl.buffers import BufferPolicy
 from afl.randomness import SharedRandomness
 
 Batch: TypeAlias = Any
@@ -59,9 +60,20 @@ class Task(abc.ABC):
     of ``__init__``; refuse a wrong one with :class:`afl.ConfigError`.
     """
 
-    buffers: ClassVar[Literal["refuse", "local"]] = "refuse"
-    """What becomes of floating-point buffers (BatchNorm's statistics): ``refuse`` the model, or keep them
-    ``local`` to each worker, never averaged."""
+    buffers: ClassVar[BufferPolicy] = "refuse"
+    """What becomes of floating-point buffers (BatchNorm's running statistics).
+
+    - ``refuse``: a model that has any is refused.
+    - ``local``: each worker keeps its own and is evaluated with them. Saved models are without them
+      (``load_state_dict(..., strict=False)``).
+    - ``mean``: before each evaluation all workers' are averaged; every worker is evaluated with the mean and
+      goes on from it, and saved models hold that of the last evaluation. It is about the persistent buffers
+      (those in ``state_dict``). A mean of equal values may differ from them in the last bit.
+
+    Buffers of other types, such as BatchNorm's count of batches, are each worker's own and never averaged.
+    What a worker's process has of its own is lost with it: a new one begins with the model's initial buffers,
+    and with the present mean of those that are averaged.
+    """
 
     allow_smaller_batch: ClassVar[bool] = False
     """Whether a worker with fewer training examples than the batch size uses all of them each round."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from afl.algorithms.base import ServerAlgorithm
 from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
 from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
+from afl.initialization import build_vector
 from afl.messages import AckStatus, Payload, Report
-from afl.parameters import ParameterVector, digest_of
-from afl.participant import CommittedStep, Participant
+from afl.parameters import ParameterVector
+from afl.participant import CommittedStep, Oracle, Participant
 from afl.randomness import SharedRandomness
+from afl.tasks.base import Task, TaskContext
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (
@@ -31,6 +34,7 @@ from afl.wire.frames import (
     report_of,
     step_frame,
 )
+from afl_worker.oracle import TaskOracle
 
 Vector = NDArray[np.float32]
 
@@ -61,6 +65,12 @@ class Problem:
     def dim(self) -> int:
         return len(self.start)
 
+    def vector(self) -> ParameterVector:
+        return ParameterVector(_Parameters(self.start))
+
+    def oracle(self, vector: ParameterVector, workers: Sequence[int]) -> Oracle:
+        return ProblemOracle(self, vector)
+
     def loss(self, worker: int, round_: int, params: Vector) -> float:
         distance = self._distance(worker, round_, params)
         return float((self.curvature[worker] * distance * distance).sum() / self.dim)
@@ -72,6 +82,42 @@ class Problem:
     def _distance(self, worker: int, round_: int, params: Vector) -> NDArray[np.float64]:
         shift = 0.25 * ((7 * round_ + 3 * worker) % 11 - 5)
         return params.astype(np.float64) - self.target[worker] - shift
+
+
+class Subject(Protocol):
+    """What is learned: a :class:`Problem`, or a task."""
+
+    @property
+    def workers(self) -> int: ...
+
+    def vector(self) -> ParameterVector: ...
+
+    def oracle(self, vector: ParameterVector, workers: Sequence[int]) -> Oracle: ...
+
+
+class TaskSubject:
+    """A task with its data, computed as a worker's process does."""
+
+    def __init__(self, task: Task, workers: int, *, batch_size: int, seed: int = 7) -> None:
+        self._task = task
+        self.workers = workers
+        self._batch_size = batch_size
+        self._randomness = SharedRandomness.from_int(seed)
+
+    def vector(self) -> ParameterVector:
+        return build_vector(self._task, self._randomness)
+
+    def oracle(self, vector: ParameterVector, workers: Sequence[int]) -> Oracle:
+        context = TaskContext(self.workers, self._randomness)
+        data = {worker: self._task.data(worker, context) for worker in workers}
+        return TaskOracle(
+            self._task,
+            vector,
+            data,
+            self._randomness,
+            batch_size=self._batch_size,
+            evaluation_batch_size=4,
+        )
 
 
 class _Parameters(nn.Module):
@@ -129,7 +175,7 @@ class Federation:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Subject,
         settings: AlgorithmSettings,
         *,
         evaluate_every: int,
@@ -139,7 +185,8 @@ class Federation:
         seed: int = 7,
     ) -> None:
         randomness = SharedRandomness.from_int(seed)
-        self.params = torch.from_numpy(problem.start.copy())
+        self.vector = problem.vector()
+        self.params = self.vector.values
         self.algorithm: ServerAlgorithm = (
             AflComServer(settings, self.params, randomness, forward=forward)
             if settings.name == "afl-com"
@@ -150,11 +197,11 @@ class Federation:
         self.sides: list[WorkerSide] = []
         self._assemblers: list[StepAssembler] = []
         for workers in hosts or [(worker,) for worker in range(problem.workers)]:
-            vector = ParameterVector(_Parameters(problem.start))
-            side = WorkerSide(settings, problem.dim, randomness, workers)
+            vector = problem.vector()
+            side = WorkerSide(settings, vector.dim, randomness, workers)
             self.sides.append(side)
-            self.participants.append(Participant(vector, side, ProblemOracle(problem, vector), workers))
-            self._assemblers.append(StepAssembler(tuple(workers), largest=12 * problem.dim + 1024))
+            self.participants.append(Participant(vector, side, problem.oracle(vector, workers), workers))
+            self._assemblers.append(StepAssembler(tuple(workers), largest=12 * vector.dim + 1024))
         self._random = None if chaos is None else random.Random(chaos)
         self.resent = 0
 
@@ -172,7 +219,7 @@ class Federation:
             self._deliver(answers)
             round_, evaluation = self.engine.last_round, self.engine.last_evaluation
             self.algorithm.settle()
-            self.engine.expect_digest(digest_of(self.params.numpy()))
+            self.engine.expect_digest(self.vector.digest())
             opening = self.engine.advance()
             if self.engine.last_round is not round_ and self.engine.last_round is not None:
                 summaries.append(self.engine.last_round)

@@ -255,7 +255,8 @@ def test_running_statistics_are_refused_unless_local(layer: nn.Module) -> None:
     assert "the model Sequential has floating-point buffers (1.running_mean, 1.running_var" in message
     assert f"from {type(layer).__name__}" in message
     assert '`buffers = "local"`' in message
-    assert ParameterVector(module, local_buffers=True).dim == 9 + 3 + 3 + 3
+    assert '`buffers = "mean"`' in message
+    assert ParameterVector(module, buffers="local").dim == 9 + 3 + 3 + 3
 
 
 def test_integer_buffers_are_no_obstacle() -> None:
