@@ -28,7 +28,7 @@ TIMING = frozenset({"seconds"})
 
 def config_of(case: str) -> dict[str, Any]:
     return {
-        "workers": 4,
+        "workers": 3,
         "task": {"name": "digits", "batch_size": 16, "options": {"hidden": [64]}},
         "algorithm": {"rounds": 20, "eta_w": 0.1, **CASES[case]},
         "evaluation": {"every": 7},
@@ -47,11 +47,16 @@ def lines(directory: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = frozenset({"afl-br", "rand-k"})
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
+)
 def test_a_simulation_is_the_federation(case: str, tmp_path: Path) -> None:
     config = config_of(case)
     with Federation(config, tmp_path / "federation") as federation:
-        for worker in range(4):
+        for worker in range(3):
             federation.start(str(worker))
         federation.finish()
     simulated = simulate(config_from_mapping({**config, "run": {"seed": 7}}), tmp_path / "simulation")
