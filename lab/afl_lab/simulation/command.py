@@ -14,8 +14,9 @@ from rich.table import Table
 from afl.cli.view import make_console
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
+from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
-from afl_lab.simulation.pool import Outcome, run_here, run_on_ray
+from afl_lab.simulation.pool import Outcome, run_here
 
 
 def execute(options: argparse.Namespace) -> ExitCode:
@@ -32,19 +33,19 @@ def execute(options: argparse.Namespace) -> ExitCode:
         if options.ray is None:
             outcomes = run_here(jobs, min(options.jobs, len(jobs)), view)
         else:
-            outcomes = run_on_ray(jobs, None if options.ray == "local" else options.ray, view)
+            outcomes = run_on_ray(jobs, options.ray, options.jobs, view)
     make_console().print(table_of(outcomes))
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
         print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)
     if failed:
-        return ExitCode.INTERNAL
+        return failed[0].code
     diverged = any(outcome.summary and outcome.summary["result"] == "diverged" for outcome in outcomes)
     return ExitCode.DIVERGED if diverged else ExitCode.OK
 
 
 class ProgressView:
-    """A bar for each run on a terminal; else a line when one ends."""
+    """On a terminal a bar for each run that is going on, and one for all; a line when one ends."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._progress = Progress(
@@ -55,10 +56,8 @@ class ProgressView:
             console=make_console(),
             disable=not sys.stdout.isatty(),
         )
-        self._bars: dict[str, TaskID] = {
-            job.name: self._progress.add_task(job.name, total=job.config.algorithm.rounds, start=False)
-            for job in jobs
-        }
+        self._all = self._progress.add_task("runs", total=len(jobs))
+        self._bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -71,23 +70,24 @@ class ProgressView:
 
     def progressed(self, job: Job, rounds: int) -> None:
         """Move the run's bar."""
-        bar = self._bars[job.name]
-        self._progress.start_task(bar)
-        self._progress.update(bar, completed=rounds)
+        if job.name not in self._bars:
+            self._bars[job.name] = self._progress.add_task(job.name, total=job.config.algorithm.rounds)
+        self._progress.update(self._bars[job.name], completed=rounds)
 
     def ended(self, outcome: Outcome) -> None:
-        """Fill the run's bar, or say a line."""
-        job = outcome.job
-        self._progress.update(self._bars[job.name], completed=job.config.algorithm.rounds)
-        if self._progress.disable:
-            result = outcome.summary["result"] if outcome.summary else "failed"
-            print(f"{job.name}: {result}", flush=True)
+        """Say so in place of the run's bar."""
+        name = outcome.job.name
+        if name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+        self._progress.advance(self._all)
+        result = outcome.summary["result"] if outcome.summary else "failed"
+        self._progress.console.print(f"{name}: {result}")
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
     """What each run reached."""
     table = Table(title="Simulated runs", title_justify="left")
-    table.add_column("run")
+    table.add_column("run", no_wrap=True)
     table.add_column("result")
     for name in ("rounds", "worst worker, last", "worst worker, best", "bytes up", "bytes down", "time"):
         table.add_column(name, justify="right")

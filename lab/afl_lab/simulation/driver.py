@@ -9,6 +9,7 @@ from typing import Protocol
 from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
 from afl.engine import Opening, RoundEngine
+from afl.errors import NonFiniteError, place
 from afl.initialization import build_vector
 from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
 from afl.participant import CommittedStep, Participant
@@ -115,7 +116,13 @@ class Driver:
         )
         # Counted when all have come: many small calls are fast together, and slow between large products.
         reports: list[tuple[Report, Lengths]] = []
-        for _, (report, payloads) in self._participant.take(step):
+        answers = self._participant.take(step)
+        for worker in opening.participants:
+            try:
+                _, (report, payloads) = next(answers)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{place(worker, step.step.position.round)}: {error}") from error
+            assert report.worker == worker
             reports.append((report, lengths_of(payloads)))
             ack = self.engine.begin_report(report)
             for index, payload in enumerate(payloads):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afl.config import Config, dump_config, load_config
-from afl.errors import ConfigError
+from afl.errors import ConfigError, StorageError
 from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
-
-LOCAL_STEPS = frozenset({"drfa", "fedavg"})
 
 ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""
@@ -23,26 +24,20 @@ class Job:
     """A run to simulate.
 
     Attributes:
-        name: how it is shown.
+        name: how it is shown; no two jobs of a call share it.
         config: with its seed.
     """
 
     name: str
     config: Config
     directory: Path
-    batched: bool = False
     saves_models: bool = True
 
     def __post_init__(self) -> None:
         assert self.config.run.seed is not None
-        if self.batched and self.config.algorithm.name in LOCAL_STEPS:
-            raise ConfigError(
-                f"{self.name}: {self.config.algorithm.name} takes local steps, so its workers' gradients are "
-                "at different models and cannot be computed in one call; leave out --batched"
-            )
 
     def summary(self) -> dict[str, Any] | None:
-        """The run's summary, if it has been simulated to its end.
+        """The run's summary, if it has been simulated to its end, with models where they are wanted.
 
         Raises:
             ConfigError: if the directory holds another run.
@@ -58,7 +53,29 @@ class Job:
         if not summary.exists():
             return None
         found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-        return found if found["result"] in ENDED else None
+        is_whole = found["result"] in ENDED and (found["models"] or not self.saves_models)
+        return found if is_whole else None
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The directory for this process alone.
+
+        Raises:
+            StorageError: if another process is simulating the run, or there can be no such directory.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.directory, os.O_RDONLY)
+        except OSError as error:
+            raise StorageError(f"{self.directory} cannot be made: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(f"another process is simulating the run in {self.directory}") from None
+            yield
+        finally:
+            os.close(handle)
 
     def clear(self) -> None:
         """Remove what an interrupted simulation left: a run is simulated whole or again."""
@@ -85,6 +102,7 @@ def plan(
     Args:
         configs: files; each is named by its file name without the extension.
         seeds: none for the seed that each configuration gives.
+        batched: compute all workers' gradients in one call (``worker.batch_oracles``).
 
     Raises:
         ConfigError: if a configuration is wrong, gives no seed where one is needed, or two have one name.
@@ -94,6 +112,7 @@ def plan(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"two configurations are called {twice}; each needs a file name of its own")
+    overrides = [*overrides, *(["worker.batch_oracles=true"] if batched else [])]
     for path in configs:
         config = load_config(path, overrides)
         own = [config.run.seed] if config.run.seed is not None else []
@@ -104,7 +123,6 @@ def plan(
                 f"{path.stem}, seed {seed}",
                 config.with_seed(seed),
                 out / path.stem / f"seed-{seed}",
-                batched,
                 saves_models,
             )
             for seed in seeds or own

@@ -5,34 +5,47 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import queue
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.queues import Queue
-from pathlib import Path
-from typing import Any, Protocol
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
 
-from afl.config import load_config
-from afl.errors import AflError, ConfigError
+from afl.errors import AflError, ExitCode
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
 
 POLL_S = 0.2
-"""How often progress is looked at."""
+"""How long an interruption may go unnoticed."""
+
+END_GRACE_S = 5.0
+"""How long a process may take to end after SIGTERM before it is killed."""
 
 REPORT_EVERY = 16
-"""Progress goes to the parent once in so many synchronizations: it is for people."""
+"""Progress is reported once in so many synchronizations: it is for people."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""What a run computes with is in its configuration; libraries must not take a thread for each core."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: with the run's summary, or with an error that is not the run's own."""
+    """How a job ended: with the run's summary, or with an error that is not the run's own.
+
+    Attributes:
+        error: with a traceback where it is a fault of the program or of the task's code.
+        code: what the error means.
+    """
 
     job: Job
     summary: dict[str, Any] | None
     error: str = ""
+    code: ExitCode = ExitCode.OK
 
 
 class Watcher(Protocol):
@@ -46,151 +59,195 @@ class Watcher(Protocol):
 
 
 def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outcome]:
-    """Simulate in ``processes`` processes; jobs that were simulated before are not simulated again."""
-    todo = [job for job in jobs if not _is_done(job, watcher)]
-    outcomes: dict[str, Outcome] = {}
-    if todo:
-        context = multiprocessing.get_context("spawn")
-        progress: Queue[tuple[str, int]] = context.Queue()
-        by_name = {job.name: job for job in todo}
-        with (
-            _environment({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}),
-            ProcessPoolExecutor(processes, context, _begin, (progress,)) as pool,
-        ):
-            futures = {pool.submit(_simulate_in_child, job): job for job in todo}
-            try:
-                for future in _ended(futures, progress, by_name, watcher):
-                    outcome = _outcome(futures[future], future)
-                    outcomes[outcome.job.name] = outcome
-                    watcher.ended(outcome)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in multiprocessing.active_children():
-                    process.terminate()
-                raise
-    return [outcomes.get(job.name) or Outcome(job, job.summary()) for job in jobs]
+    """Simulate in ``processes`` processes; jobs that were simulated before are not simulated again.
 
-
-def run_on_ray(jobs: Sequence[Job], address: str | None, watcher: Watcher) -> list[Outcome]:
-    """Simulate on a Ray cluster, a CPU for each thread of a run; results come back to this machine.
-
-    Args:
-        address: the cluster's, or ``None`` for one that is started here.
+    A job whose process dies takes no other with it.
 
     Raises:
-        ConfigError: if Ray is not installed, or there is no cluster at the address.
+        ConfigError: if a job's directory holds another run.
+        KeyboardInterrupt: after SIGINT or SIGTERM, when all processes are gone.
     """
+    outcomes = found_done(jobs, watcher)
+    waiting = deque(job for job in jobs if job.name not in outcomes)
+    with _interrupts() as interrupts, _Crew() as crew:
+        while waiting or crew.busy:
+            while waiting and len(crew.busy) < processes:
+                crew.give(waiting.popleft())
+            for worker in crew.heard():
+                job, message = worker.job, worker.receive()
+                assert job is not None
+                if isinstance(message, int):
+                    watcher.progressed(job, message)
+                    continue
+                crew.release(worker)
+                outcomes[job.name] = message
+                watcher.ended(message)
+            if interrupts:
+                raise KeyboardInterrupt
+    return [outcomes[job.name] for job in jobs]
+
+
+def found_done(jobs: Sequence[Job], watcher: Watcher) -> dict[str, Outcome]:
+    """The outcomes, by name, of what has been simulated before.
+
+    Raises:
+        ConfigError: if a job's directory holds another run.
+    """
+    summaries = {job.name: (job, job.summary()) for job in jobs}
+    assert len(summaries) == len(jobs), "two jobs share a name"
+    done = {name: Outcome(job, found) for name, (job, found) in summaries.items() if found is not None}
+    for outcome in done.values():
+        watcher.ended(outcome)
+    return done
+
+
+def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
+    """Simulate it, whatever its task's code raises."""
     try:
-        import ray  # noqa: PLC0415  # an optional extra
-    except ImportError:
-        raise ConfigError("Ray is not installed here; pip install 'afl[ray]'") from None
-    todo = [job for job in jobs if not _is_done(job, watcher)]
-    outcomes: dict[str, Outcome] = {}
-    try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="warning")
-    except ConnectionError as error:
-        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
-    try:
-        pending = {
-            ray.remote(_simulate_far_away)
-            .options(num_cpus=job.config.worker.threads)
-            .remote(job.text(), batched=job.batched, saves_models=job.saves_models): job
-            for job in todo
-        }
-        while pending:
-            (reference, *_), _ = ray.wait(list(pending), num_returns=1)
-            job = pending.pop(reference)
-            try:
-                files = ray.get(reference)
-            except ray.exceptions.RayError as error:
-                outcome = Outcome(job, None, str(error))
-            else:
-                job.directory.mkdir(parents=True, exist_ok=True)
-                for name, data in files.items():
-                    (job.directory / name).write_bytes(data)
-                outcome = Outcome(job, job.summary())
-            outcomes[job.name] = outcome
-            watcher.ended(outcome)
-    finally:
-        ray.shutdown()
-    return [outcomes.get(job.name) or Outcome(job, job.summary()) for job in jobs]
-
-
-def _is_done(job: Job, watcher: Watcher) -> bool:
-    summary = job.summary()
-    if summary is None:
-        job.clear()
-        return False
-    watcher.ended(Outcome(job, summary))
-    return True
-
-
-def _ended(
-    futures: dict[Future[dict[str, Any]], Job],
-    progress: Queue[tuple[str, int]],
-    by_name: dict[str, Job],
-    watcher: Watcher,
-) -> Iterator[Future[dict[str, Any]]]:
-    """The futures as they end; progress is passed on meanwhile."""
-    left = set(futures)
-    while left:
-        done, left = wait(left, POLL_S, FIRST_COMPLETED)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name, rounds = progress.get_nowait()
-                watcher.progressed(by_name[name], rounds)
-        yield from done
-
-
-def _outcome(job: Job, future: Future[dict[str, Any]]) -> Outcome:
-    try:
-        return Outcome(job, future.result())
+        with job.claimed():
+            summary = job.summary()
+            if summary is None:
+                job.clear()
+                summary = simulate(
+                    job.config, job.directory, saves_models=job.saves_models, on_round=on_round
+                )
     except AflError as error:
-        return Outcome(job, None, str(error))
-    except Exception as error:  # noqa: BLE001  # a task's own code may raise anything; the other runs go on
-        return Outcome(job, None, f"{type(error).__name__}: {error}")
+        return Outcome(job, None, str(error), error.exit_code)
+    except (Exception, SystemExit):  # noqa: BLE001  # a task's own code may raise anything; the others go on
+        return Outcome(job, None, traceback.format_exc().rstrip(), ExitCode.INTERNAL)
+    return Outcome(job, summary)
 
 
-_progress: Queue[tuple[str, int]] | None = None
+class _Worker:
+    """A process that simulates one job after the other.
+
+    Attributes:
+        job: the one it has now.
+    """
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        context = multiprocessing.get_context("spawn")
+        self.connection, its = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_serve, args=(its,))
+        with _environment(ONE_THREAD), _without_interrupts():
+            self.process.start()
+        # Its end is now its alone: when it dies, this one says so.
+        its.close()
+
+    def receive(self) -> int | Outcome:
+        """How many update rounds are complete, or the job's outcome."""
+        assert self.job is not None
+        try:
+            message: int | Outcome = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            why = f"its process ended with exit code {self.process.exitcode}"
+            if self.process.exitcode == -signal.SIGKILL:
+                why = "its process was killed; the machine may have too little memory for so many at a time"
+            return Outcome(self.job, None, why, ExitCode.INTERNAL)
+        return message
 
 
-def _begin(progress: Queue[tuple[str, int]]) -> None:
-    global _progress  # noqa: PLW0603  # a pool's initializer has no other way to leave something
-    _progress = progress
+class _Crew:
+    """The processes; none outlives the ``with`` block."""
+
+    def __init__(self) -> None:
+        self.busy: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        workers = [*self.busy, *self._idle]
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join(END_GRACE_S)
+            worker.process.kill()
+            self._close(worker)
+
+    def give(self, job: Job) -> None:
+        """Have a process simulate it, a new one if all are busy."""
+        worker = self._idle.pop() if self._idle else _Worker()
+        worker.job = job
+        self.busy.append(worker)
+        # One that has died since is noticed when it is listened to.
+        with contextlib.suppress(OSError):
+            worker.connection.send(job)
+
+    def heard(self) -> list[_Worker]:
+        """Those with something to say, or that have died; waits a moment for one."""
+        ready = wait([worker.connection for worker in self.busy], POLL_S)
+        return [worker for worker in self.busy if worker.connection in ready]
+
+    def release(self, worker: _Worker) -> None:
+        """It has no job now."""
+        worker.job = None
+        self.busy.remove(worker)
+        if worker.process.exitcode is None:
+            self._idle.append(worker)
+        else:
+            self._close(worker)
+
+    @staticmethod
+    def _close(worker: _Worker) -> None:
+        worker.connection.close()
+        worker.process.join()
+        worker.process.close()
 
 
-def _simulate_in_child(job: Job) -> dict[str, Any]:
-    report: Callable[[int], None] = lambda _: None  # noqa: E731
-    if _progress is not None:
-        sent = [0]
+def _serve(connection: Connection[int | Outcome, Job]) -> None:
+    """A process's life: until the other end is closed, or its process gone."""
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            job = connection.recv()
+            reports = 0
 
-        def report(rounds: int) -> None:
-            sent[0] += 1
-            if sent[0] % REPORT_EVERY == 0:
-                assert _progress is not None
-                _progress.put((job.name, rounds))
+            def report(rounds: int) -> None:
+                nonlocal reports
+                reports += 1
+                if reports % REPORT_EVERY == 0:
+                    connection.send(rounds)
 
-    return simulate(
-        job.config,
-        job.directory,
-        batched=job.batched,
-        saves_models=job.saves_models,
-        on_round=report,
-    )
-
-
-def _simulate_far_away(config: str, *, batched: bool, saves_models: bool) -> dict[str, bytes]:
-    """Simulate in a directory of the cluster's own; the run's files by name."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.yaml"
-        path.write_text(config, encoding="utf-8")
-        directory = Path(folder) / "run"
-        simulate(load_config(path, environment={}), directory, batched=batched, saves_models=saves_models)
-        return {file.name: file.read_bytes() for file in directory.iterdir()}
+            connection.send(outcome_of(job, report))
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def _interrupts() -> Iterator[Sequence[int]]:
+    """The signals that have come meanwhile and ask to end: to be looked at where nothing can be lost."""
+    seen: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+
+    # Ignored signals stay ignored: of a job in the background, or under nohup.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile never see SIGINT: Ctrl-C is the parent's to handle."""
+    # It would be started with the first process, and then lets SIGINT through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for the processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -24,14 +24,13 @@ def simulate(
     config: Config,
     directory: Path,
     *,
-    batched: bool = False,
     saves_models: bool = True,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run it and write what a server writes; returns the summary.
 
     The final, random and best models and all metrics are those of a federation with this configuration and
-    seed, to the bit on the same kind of CPU, unless ``batched``.
+    seed, to the bit on the same kind of CPU, unless gradients are batched (``worker.batch_oracles``).
 
     Args:
         config: with its seed; ``server`` and ``faults`` play no part but for ``server.chunk_bytes``.
@@ -56,7 +55,7 @@ def simulate(
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
         evaluate_every=config.evaluation.every,
-        batched=batched or config.worker.batch_oracles,
+        batched=config.worker.batch_oracles,
     )
     meter = WireMeter(
         chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights

@@ -1,0 +1,116 @@
+"""Simulated runs on a Ray cluster (the extra ``ray``); their files come back to this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from afl import __version__
+from afl.config import load_config
+from afl.errors import ConfigError, ExitCode, StorageError
+from afl_lab.simulation.jobs import Job
+from afl_lab.simulation.pool import Outcome, Watcher, found_done, outcome_of
+from afl_server.records import SUMMARY_FILE
+
+LOCAL = "local"
+"""In place of a cluster's address: one that is started on this machine, and ends with the command."""
+
+ONLY_PYTHON = ["*", "!*/", "!*.py"]
+"""What a cluster's nodes are not sent of the working directory, as in .gitignore."""
+
+
+def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watcher) -> list[Outcome]:
+    """Simulate on a Ray cluster, with a CPU for each thread of a run.
+
+    Nodes need the same version of ``afl``, and the tasks' data, where their own ``AFL_DATA`` or the
+    configuration says. A task that is named by its class is sent to them: all Python files below the working
+    directory.
+
+    Args:
+        address: the cluster's, or :data:`LOCAL`.
+        processes: CPUs of a local cluster.
+
+    Raises:
+        ConfigError: if Ray is not installed, there is no cluster at the address, or no run fits on it.
+    """
+    try:
+        import ray  # noqa: PLC0415  # an optional extra
+    except ModuleNotFoundError:
+        raise ConfigError("the package ray is needed for --ray: pip install 'afl[ray]'") from None
+    outcomes = found_done(jobs, watcher)
+    todo = [job for job in jobs if job.name not in outcomes]
+    with _cluster(ray, address, processes, sends_code=any(":" in job.config.task.name for job in todo)):
+        most = max((node["Resources"].get("CPU", 0) for node in ray.nodes()), default=0)
+        function = ray.remote(_simulate_there)
+        pending = {}
+        for job in todo:
+            threads = job.config.worker.threads
+            if threads > most:
+                raise ConfigError(
+                    f"{job.name}: worker.threads is {threads}, and no node has more than {most:g} CPUs"
+                )
+            reference = function.options(num_cpus=threads).remote(
+                job.text(), __version__, saves_models=job.saves_models
+            )
+            pending[reference] = job
+        while pending:
+            (reference, *_), _ = ray.wait(list(pending), num_returns=1)
+            job = pending.pop(reference)
+            try:
+                outcome = _brought_home(job, *ray.get(reference))
+            except ray.exceptions.RayError as error:
+                outcome = Outcome(job, None, str(error).strip(), ExitCode.INTERNAL)
+            outcomes[job.name] = outcome
+            watcher.ended(outcome)
+    return [outcomes[job.name] for job in jobs]
+
+
+@contextlib.contextmanager
+def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Iterator[None]:
+    options: dict[str, Any] = {}
+    if address == LOCAL:
+        options = {"num_cpus": processes, "include_dashboard": False}
+    elif sends_code:
+        options = {"runtime_env": {"working_dir": str(Path.cwd()), "excludes": ONLY_PYTHON}}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _simulate_there(
+    config: str, version: str, *, saves_models: bool
+) -> tuple[dict[str, bytes], str, ExitCode]:
+    """On a node: simulate in a directory of its own; the run's files by name, or an error."""
+    if version != __version__:
+        error = f"this node has afl {__version__}, and the command afl {version}; install one on all"
+        return {}, error, ExitCode.CONFIG
+    with tempfile.TemporaryDirectory() as folder:
+        path, directory = Path(folder) / "config.yaml", Path(folder) / "run"
+        path.write_text(config, encoding="utf-8")
+        job = Job("", load_config(path, environment={}), directory, saves_models)
+        outcome = outcome_of(job, lambda _: None)
+        if outcome.summary is None:
+            return {}, outcome.error, outcome.code
+        return {file.name: file.read_bytes() for file in directory.iterdir()}, "", ExitCode.OK
+
+
+def _brought_home(job: Job, files: dict[str, bytes], error: str, code: ExitCode) -> Outcome:
+    """Its files in its directory, the summary last: only a whole run has one."""
+    if error:
+        return Outcome(job, None, error, code)
+    try:
+        with job.claimed():
+            job.clear()
+            for name in sorted(files, key=lambda name: name == SUMMARY_FILE):
+                (job.directory / name).write_bytes(files[name])
+    except (OSError, StorageError) as problem:
+        return Outcome(job, None, str(problem), ExitCode.STORAGE)
+    return Outcome(job, job.summary())

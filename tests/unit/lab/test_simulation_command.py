@@ -1,0 +1,268 @@
+"""`afl simulate` as a user calls it: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from afl.errors import ExitCode
+
+pytestmark = pytest.mark.timeout(300)
+
+DIGITS: dict[str, Any] = {
+    "workers": 3,
+    "task": {"name": "digits", "batch_size": 8, "options": {"hidden": [8]}},
+    "algorithm": {"name": "afl-br", "rounds": 6, "eta_w": 0.1, "eta_q": 0.1},
+    "evaluation": {"every": 3},
+}
+FEDAVG = {"name": "fedavg", "rounds": 6, "eta_w": 0.1, "local_steps": 2}
+
+TASKS = """
+import os
+import signal
+import time
+
+from afl.tasks.digits import Digits
+
+
+class Raising(Digits):
+    def loss(self, model, batch):
+        raise KeyError("no such key")
+
+
+class Killed(Digits):
+    def loss(self, model, batch):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Diverging(Digits):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("inf")
+
+
+class Slow(Digits):
+    def loss(self, model, batch):
+        time.sleep(0.002)
+        return super().loss(model, batch)
+"""
+
+DEADLINE_S = 60.0
+"""On a machine busy with others; alone it takes a second."""
+
+
+def written(folder: Path, name: str, **changes: Any) -> str:
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({**DIGITS, **changes}))
+    return f"{name}.yaml"
+
+
+def task_of(name: str) -> dict[str, Any]:
+    return {**DIGITS["task"], "name": f"my_tasks:{name}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "afl.cli", "simulate", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def simulate(*arguments: str, folder: Path) -> tuple[int, str, str]:
+    process = started(arguments, folder)
+    out, error = process.communicate()
+    return process.returncode, out, error
+
+
+def summary(folder: Path, name: str, seed: int = 1) -> dict[str, Any]:
+    path = folder / "simulations" / name / f"seed-{seed}" / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_configurations_times_seeds_and_again(folder: Path) -> None:
+    configs = [written(folder, "br"), written(folder, "average", algorithm=FEDAVG)]
+    arguments = [*configs, "--seeds", "1-2", "--jobs", "2"]
+    code, out, error = simulate(*arguments, folder=folder)
+    assert (code, error) == (ExitCode.OK, "")
+    names = {f"{name}, seed {seed}" for name in ("br", "average") for seed in (1, 2)}
+    assert {line for line in out.splitlines() if line.endswith(": ok")} == {f"{name}: ok" for name in names}
+    for name in names:
+        assert f"│ {name}" in out
+    directories = sorted(path for path in (folder / "simulations").glob("*/*"))
+    assert [path.relative_to(folder / "simulations").as_posix() for path in directories] == [
+        "average/seed-1",
+        "average/seed-2",
+        "br/seed-1",
+        "br/seed-2",
+    ]
+    for directory in directories:
+        assert sorted(path.name for path in directory.iterdir()) == [
+            "config.yaml",
+            "metrics.jsonl",
+            *[f"model-{name}.safetensors" for name in ("best", "final", "random")],
+            "summary.json",
+        ]
+    for seed in (1, 2):
+        assert summary(folder, "br", seed)["algorithm"] == "afl-br"
+        assert summary(folder, "average", seed)["rounds"] == 6
+
+    # Every process gets the first model: d float32, d = 8 (64 + 1) + 2 * 8 + 10 (8 + 1).
+    dim = 8 * 65 + 2 * 8 + 10 * 9
+    down = summary(folder, "br")["communication"]["downlink"]
+    up = summary(folder, "br")["communication"]["uplink"]
+    assert up["payload_bytes_by_part"]["values"] == 3 * 6 * 4 * dim
+    assert down["payload_bytes_by_part"]["values"] == 3 * (1 + 6) * 4 * dim
+
+    # Again: all is there but one interrupted run, which alone is made.
+    (directories[0] / "summary.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (folder / "simulations").glob("*/*/*")}
+    code, again, error = simulate(*arguments, folder=folder)
+    assert (code, error) == (ExitCode.OK, "")
+    assert sorted(again.splitlines()[:4]) == sorted(f"{name}: ok" for name in names)
+    touched = {path.parent for path, at in before.items() if path.stat().st_mtime_ns != at}
+    assert touched == {directories[0]}
+
+
+def test_a_run_that_fails_takes_no_other_with_it(folder: Path) -> None:
+    configs = [
+        written(folder, "killed", task=task_of("Killed")),
+        written(folder, "raising", task=task_of("Raising")),
+        written(folder, "first"),
+        written(folder, "second"),
+    ]
+    code, out, error = simulate(*configs, "--seeds", "1", "--jobs", "2", "--no-models", folder=folder)
+    assert code == ExitCode.INTERNAL
+    assert summary(folder, "first")["result"] == summary(folder, "second")["result"] == "ok"
+    assert summary(folder, "first")["models"] == []
+    lines = out.splitlines()
+    assert {"killed, seed 1: failed", "raising, seed 1: failed", "first, seed 1: ok"} <= set(lines)
+    assert "afl simulate: killed, seed 1: its process was killed" in error
+    assert "afl simulate: raising, seed 1: Traceback" in error
+    assert "KeyError: 'no such key'" in error
+    assert 'my_tasks.py", line' in error
+
+
+def test_a_run_that_diverges_has_its_own_exit_code(folder: Path) -> None:
+    config = written(folder, "far", task=task_of("Diverging"), run={"seed": 4})
+    code, out, error = simulate(config, "--no-models", folder=folder)
+    assert (code, error) == (ExitCode.DIVERGED, "")
+    assert "far, seed 4: diverged" in out
+    assert summary(folder, "far", 4)["reason"] == "worker 0, round 1: the loss is inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["none.yaml", "--seeds", "1"], ExitCode.CONFIG, "none.yaml"),
+        (["plain.yaml"], ExitCode.CONFIG, "run.seed is not given; give it there, or --seeds"),
+        (["plain.yaml", "--seeds", "1-2,2"], ExitCode.CONFIG, "names a seed twice"),
+        (["plain.yaml", "--seeds", "1", "--jobs", "0"], ExitCode.CONFIG, "'0' is not a number of runs"),
+        (["plain.yaml", "--seeds", "1", "--set", "workers=0"], ExitCode.CONFIG, "workers"),
+        (["plain.yaml", "--seeds", "1", "--set", "task.name=no-such"], ExitCode.CONFIG, "no such task"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], code: int, message: str, folder: Path) -> None:
+    written(folder, "plain")
+    found, _, error = simulate(*arguments, folder=folder)
+    assert found == code, error
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_missing_data_has_its_own_exit_code(folder: Path) -> None:
+    config = written(folder, "plain", task={"name": "fashion-mnist", "options": {"data_dir": str(folder)}})
+    code, _, error = simulate(config, "--seeds", "1", folder=folder)
+    if Path("/usr/share/datasets/fashion-mnist").is_dir():
+        pytest.skip("this machine has Fashion-MNIST where Debian puts it")
+    assert code == ExitCode.DATA
+    assert "Fashion-MNIST was not found" in error
+
+
+def going_on(folder: Path, names: Sequence[str]) -> bool:
+    """Whether each of the runs has closed a few rounds."""
+    paths = [folder / "simulations" / name / "seed-1" / "metrics.jsonl" for name in names]
+    return all(path.exists() and len(path.read_text().splitlines()) > 2 for path in paths)
+
+
+def started_slowly(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A call with one run complete and two that would take hours, and the processes below it."""
+    configs = [written(folder, "quick")]
+    for name in ("slow", "slower"):
+        algorithm = {**DIGITS["algorithm"], "rounds": 10**6}
+        configs.append(written(folder, name, task=task_of("Slow"), algorithm=algorithm))
+    process = started([*configs, "--seeds", "1", "--jobs", "2"], folder)
+    try:
+        deadline = time.monotonic() + 3 * DEADLINE_S
+        while not going_on(folder, ["slow", "slower"]):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 2
+    return process, below
+
+
+def gone(processes: Sequence[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Signals, folder: Path) -> None:
+    process, below = started_slowly(folder)
+    process.send_signal(number)
+    try:
+        out, error = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert error.splitlines() == ["afl simulate: interrupted"]
+    assert gone(below)
+    assert "quick, seed 1: ok" in out
+    assert summary(folder, "quick")["result"] == "ok"
+    assert not list((folder / "simulations" / "slow").glob("*/summary.json"))
+
+
+def test_ctrl_c_of_a_terminal_reaches_all_and_is_said_once(folder: Path) -> None:
+    """To the children too, who leave it to the command."""
+    process, below = started_slowly(folder)
+    for one in below:
+        os.kill(one.pid, signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, error = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert error.splitlines() == ["afl simulate: interrupted"]
+    assert gone(below)
+
+
+def test_no_run_outlives_a_command_that_is_killed(folder: Path) -> None:
+    process, below = started_slowly(folder)
+    process.kill()
+    process.communicate()
+    assert gone(below)

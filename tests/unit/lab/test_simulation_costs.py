@@ -1,0 +1,239 @@
+"""Bytes that are counted without frames are those of the frames that workers and servers make."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afl.messages import (
+    EVALUATION_PHASE,
+    NOWHERE,
+    Encoding,
+    Kind,
+    Payload,
+    PayloadHeader,
+    Position,
+    Report,
+    Role,
+    Step,
+    ValueType,
+)
+from afl.wire.accounting import WireCount
+from afl.wire.costs import Cost, lengths_of, report_costs, session_costs, step_costs
+from afl.wire.fast_chunk import lone_chunk_of_worker
+from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
+    commit_frame,
+    content_of_worker_frame,
+    parse_worker_frame,
+    traffic_of_kind,
+)
+from afl_server.broadcast import Broadcast
+from afl_server.session import Session
+from afl_server.tallies import Tallies
+from afl_worker.runtime import _frames
+
+CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
+SIZES = st.one_of(
+    st.integers(1, 700), st.sampled_from([JOIN_BELOW_BYTES // 4 + more for more in (-30, -1, 0, 1, 900)])
+)
+ROUNDS = st.one_of(st.integers(1, 1 << 31), st.sampled_from([127, 128, 16383, 16384]))
+WORKERS = st.one_of(st.integers(0, 300), st.integers(0, 65535))
+LOSSES = st.one_of(st.just(0.0), st.just(-0.0), st.floats(allow_nan=False, allow_infinity=False))
+
+
+def payload_of(header: PayloadHeader) -> Payload:
+    sizes = (header.index_bytes, header.value_bytes)
+    return Payload(header, tuple(memoryview(bytes(size)) for size in sizes if size))
+
+
+@st.composite
+def dense(draw: st.DrawFn, roles: tuple[Role, ...] = (Role.UPDATE, Role.ITERATE, Role.SNAPSHOT)) -> Payload:
+    count = draw(SIZES)
+    role = draw(st.sampled_from(roles))
+    encoding = draw(st.sampled_from([Encoding.DENSE, Encoding.SEEDED]))
+    return payload_of(PayloadHeader(role, encoding, 3 * count, count, 4 * count))
+
+
+@st.composite
+def indexed(draw: st.DrawFn) -> Payload:
+    count = draw(SIZES)
+    return payload_of(
+        PayloadHeader(
+            Role.UPDATE,
+            Encoding.INDEXED,
+            9 * count,
+            count,
+            4 * count,
+            index_coding=draw(st.integers(1, 3)),
+            index_parameter=draw(st.integers(0, 20)),
+            index_bytes=draw(st.integers(1, 2 * count)),
+        )
+    )
+
+
+UPLINKS = st.one_of(st.lists(dense(), max_size=3), indexed().map(lambda payload: [payload]))
+
+
+def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
+    """Not so small that a payload would take thousands of chunks."""
+    return max(drawn, sum(payload.header.total_bytes for payload in payloads) // 400 // 4 * 4)
+
+
+def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Tallies:
+    """As its session counts what comes in."""
+    tallies = Tallies()
+    for frame in _frames(report, kind, payloads, chunk_bytes):
+        chunk = lone_chunk_of_worker(frame.data)
+        if chunk is not None:
+            tallies.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
+        else:
+            content = content_of_worker_frame(
+                parse_worker_frame(frame.data), lambda _: None, traffic_of_kind(kind)
+            )
+            tallies.uplink.add(len(frame.data), content)
+    return tallies
+
+
+def totals(costs: list[Cost]) -> WireCount:
+    count = WireCount()
+    for length, content in costs:
+        count.add(length, content)
+    return count
+
+
+@given(
+    payloads=UPLINKS,
+    drawn=CHUNKS,
+    worker=WORKERS,
+    round_=ROUNDS,
+    kind=st.sampled_from([Kind.TRAIN, Kind.LOSS]),
+    loss=LOSSES,
+    examples=st.integers(1, 1 << 40),
+    weight=st.sampled_from([0.0, 1.0, 4800.0]),
+)
+@settings(deadline=None, max_examples=150)
+def test_a_report_of_training(
+    payloads: list[Payload],
+    drawn: int,
+    worker: int,
+    round_: int,
+    kind: Kind,
+    loss: float,
+    examples: int,
+    weight: float,
+) -> None:
+    headers = tuple(payload.header for payload in payloads)
+    report = Report(worker, Position(round_, int(kind is Kind.LOSS)), loss, examples, headers, weight=weight)
+    chunk_bytes = chunk_bytes_for(payloads, drawn)
+    costs = list(report_costs(report, kind, lengths_of(payloads), chunk_bytes))
+    made = list(_frames(report, kind, payloads, chunk_bytes))
+    assert [cost.length for cost in costs] == [len(frame.data) for frame in made]
+    assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes).uplink
+
+
+@given(
+    worker=WORKERS,
+    round_=ROUNDS,
+    metrics=st.dictionaries(st.text(max_size=9), LOSSES, max_size=5),
+    digest=st.sampled_from([b"", b"0123456789abcdef"]),
+    loss=LOSSES,
+)
+@settings(deadline=None)
+def test_a_report_of_an_evaluation(
+    worker: int, round_: int, metrics: dict[str, float], digest: bytes, loss: float
+) -> None:
+    report = Report(worker, Position(round_, EVALUATION_PHASE), loss, 7, (), metrics, digest)
+    costs = list(report_costs(report, Kind.EVALUATE, (), 4096))
+    (made,) = _frames(report, Kind.EVALUATE, [], 4096)
+    assert [cost.length for cost in costs] == [len(made.data)]
+    assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096).uplink
+
+
+def sent_by_the_server(
+    step: Step, payloads: list[Payload], chunk_bytes: int, worker: int, weights: list[float]
+) -> WireCount:
+    """As a session of one worker follows a broadcast."""
+    tallies = Tallies()
+    session = Session(cast("Any", SimpleNamespace(tallies=tallies)), "test")
+    session.workers = (worker,)
+
+    async def follow() -> WireCount:
+        broadcast = Broadcast.whole(
+            step,
+            NOWHERE,
+            payloads,
+            dual_weights=weights,
+            participants=range(worker + 1),
+            chunk_bytes=chunk_bytes,
+        )
+        count = WireCount()
+        async for frame in session._follow(broadcast):
+            count.add(len(frame.data), frame.content)
+        return count
+
+    return asyncio.run(follow())
+
+
+MODELS = st.lists(dense((Role.MODEL,)), min_size=1, max_size=1).flatmap(
+    lambda model: st.sampled_from(
+        [
+            model,
+            [
+                *model,
+                payload_of(PayloadHeader(Role.FROZEN, Encoding.DENSE, 13, 13, 13, ValueType.BYTES)),
+            ],
+        ]
+    )
+)
+
+
+@given(
+    payloads=st.one_of(st.just([]), UPLINKS, MODELS),
+    drawn=CHUNKS,
+    worker=st.integers(0, 40),
+    round_=ROUNDS,
+    kind=st.sampled_from(Kind),
+    weight=st.one_of(st.none(), st.floats(0, 1)),
+)
+@settings(deadline=None, max_examples=150)
+def test_a_step_for_a_session(
+    payloads: list[Payload], drawn: int, worker: int, round_: int, kind: Kind, weight: float | None
+) -> None:
+    step = Step(Position(round_, 0), kind, tuple(payload.header for payload in payloads))
+    chunk_bytes = chunk_bytes_for(payloads, drawn)
+    weights = [] if weight is None else [*np.linspace(0, 1, worker).tolist(), weight]
+    commit = commit_frame(step.position, kind, weights[worker:])
+    costs = session_costs(step_costs(step, lengths_of(payloads), chunk_bytes), commit)
+    assert totals(costs) == sent_by_the_server(step, payloads, chunk_bytes, worker, weights)
+
+
+def test_a_dense_report_by_hand() -> None:
+    """One frame: worker 3 (2 bytes), position (2 + 2), loss (9), examples (2), a payload, and a chunk."""
+    header = PayloadHeader(Role.UPDATE, Encoding.DENSE, 25, 25, 100)
+    report = Report(3, Position(9, 0), 0.5, 64, (header,))
+    (cost,) = report_costs(report, Kind.TRAIN, ((100,),), 4096)
+    # role, encoding, value type, dim, count, value bytes: a tag and a byte each; then a tag and a length.
+    payload = 6 * 2 + 2
+    # position: round 9 is a tag and a byte, phase 0 nothing; a tag and a length around it.
+    opening = 2 + (2 + 2) + 9 + 2 + payload
+    # worker, data's tag and length, the data, and a tag and a two-byte length around it where it needs one.
+    chunk = 2 + 2 + 100
+    assert cost.length == (2 + opening) + (2 + chunk)
+    assert (cost.content.values, cost.content.indices, cost.content.scalars) == (100, 0, 8)
+
+
+@pytest.mark.parametrize("rounds", [(1, 127), (128, 16383), (16384, 20000)])
+def test_alike_reports_are_as_long_in_all_rounds(rounds: tuple[int, int]) -> None:
+    costs = {
+        report_costs(Report(1, Position(round_, 0), loss, 2), Kind.TRAIN, (), 4096)[0]
+        for round_ in rounds
+        for loss in (0.25, -7e300)
+    }
+    assert len(costs) == 1
