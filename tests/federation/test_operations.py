@@ -328,8 +328,25 @@ def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) 
         first.send_signal(signal.SIGCONT)
         first.expect(ExitCode.REFUSED)
         assert "worker 0 is taken: another process" in first.text
+        assert len(first.logged("reconnecting")) == 1
         assert second.is_running
         assert federation.server.is_running
+
+
+def test_a_stopped_process_goes_on_where_residuals_must_not_be_lost(tmp_path: Path) -> None:
+    config = {**with_rounds(SLOW, 100), "faults": {"lost_residual": "refuse"}}
+    with Federation(config, tmp_path / "run") as federation:
+        first = federation.start("0-1", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 1)
+        first.send_signal(signal.SIGSTOP)
+        second = federation.start("0-1", *SLOW_TASK)
+        second.expect(ExitCode.REFUSED)
+        assert "worker 0 comes back without its uplink residual" in second.text
+        federation.server.wait_for("replaced")
+        first.send_signal(signal.SIGCONT)
+        first.wait_for("joined_again")
+        federation.finish()
+    assert is_as_the_reference_says(federation, config)
 
 
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
