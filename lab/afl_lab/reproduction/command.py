@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> ExitCode:
     parts = options.parts or list(experiment.parts)
     out = options.out / experiment.name
     log = SearchLog(results / LOG_FILE)
-    failed: list[str] = []
+    failed: list[Outcome] = []
     for part in parts:
         if experiment.parts[part].search is not None and not options.skip_search:
             trials = trial_jobs(experiment, part, options.set, out)
@@ -46,9 +46,9 @@ def execute(options: argparse.Namespace) -> ExitCode:
         from afl_lab.reproduction.drawing import draw  # noqa: PLC0415  # matplotlib is an extra
 
         draw(experiment, results)
-    for line in failed:
-        print(f"afl reproduce: {line}", file=sys.stderr)
-    return ExitCode.INTERNAL if failed else ExitCode.OK
+    for outcome in failed:
+        print(f"afl reproduce: {outcome.job.name}: {outcome.error}", file=sys.stderr)
+    return failed[0].code if failed else ExitCode.OK
 
 
 class _Recorder(ProgressView):
@@ -67,16 +67,16 @@ class _Recorder(ProgressView):
 
 def _simulate(
     jobs: Sequence[Job], processes: int, record: Callable[[Job, Mapping[str, Any]], None]
-) -> list[str]:
+) -> list[Outcome]:
     """Run them; what failed."""
     if not jobs:
         return []
     with _Recorder(jobs, record) as view:
         outcomes = run_here(jobs, min(processes, len(jobs)), view)
-    return [f"{outcome.job.name}: {outcome.error}" for outcome in outcomes if outcome.summary is None]
+    return [outcome for outcome in outcomes if outcome.summary is None]
 
 
-def _search(part: str, trials: Sequence[tuple[str, Job]], log: SearchLog, processes: int) -> list[str]:
+def _search(part: str, trials: Sequence[tuple[str, Job]], log: SearchLog, processes: int) -> list[Outcome]:
     methods = {job.name: method for method, job in trials}
     todo = [job for method, job in trials if not log.holds(part, method, job.config)]
     print(f"{part}: {len(todo)} of {len(trials)} trials to make", flush=True)
@@ -132,7 +132,7 @@ def _final_jobs(
 
 def _run(
     experiment: Experiment, part: str, jobs: Sequence[tuple[str, Job]], results: Path, processes: int
-) -> list[str]:
+) -> list[Outcome]:
     variants = experiment.variants(part)
     names = {job.name: name for name, job in jobs}
 
