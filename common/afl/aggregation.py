@@ -54,7 +54,8 @@ class OrderedSum:
 
     def would_wait(self, worker: int) -> bool:
         """Whether a piece of ``worker`` that came now would have to wait for another worker's."""
-        return worker > 0 and self._folded[worker - 1] <= self._received[worker]
+        received = self._received[worker]
+        return worker > 0 and received < self._length and self._folded[worker - 1] <= received
 
     def add(self, worker: int, piece: NDArray[np.float32]) -> None:
         """The next values of ``worker``; float32, kept by reference until folded."""

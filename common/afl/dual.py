@@ -94,13 +94,23 @@ class ProjectedAscent(DualRule):
         assert eta_q >= 0
         self._eta_q = eta_q
 
-    def update(self, round_: int, losses: NDArray[np.float64]) -> None:  # noqa: ARG002  # every round alike
-        """One step of ascent, projected."""
+    def update(
+        self,
+        round_: int,  # noqa: ARG002  # every round alike
+        losses: NDArray[np.float64],
+        factor: float = 1.0,
+    ) -> None:
+        """One step of ascent, projected.
+
+        Args:
+            factor: multiplies the step (DRFA: tau, and m/b where workers are sampled); multiplying the
+                losses could overflow.
+        """
         assert losses.shape == self.weights.shape
         assert bool(np.isfinite(losses).all())
         with np.errstate(over="ignore"):
             # The projection does not see what is added to all alike, so losses are taken from the largest.
-            gain = 2.0 * self._eta_q * (0.5 * losses - 0.5 * losses.max())
+            gain = 2.0 * self._eta_q * factor * (0.5 * losses - 0.5 * losses.max())
         self.weights = project_to_simplex(self.weights + np.maximum(gain, LOWEST_LOG_WEIGHT))
 
 

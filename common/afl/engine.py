@@ -167,6 +167,10 @@ class RoundEngine:
         incoming = self._incoming.get(worker)
         return incoming.header if incoming else None
 
+    def awaits(self, worker: int) -> bool:
+        """Whether the open step waits for the worker's report."""
+        return worker in self._participants and worker not in self._reports
+
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
         return [worker for worker in self._participants if worker not in self._reports]

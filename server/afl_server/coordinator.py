@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -85,6 +86,7 @@ class Coordinator:
         self.result: asyncio.Future[tuple[ExitCode, str]] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self.round_started_at = time.monotonic()
+        self.step_opened_at = time.monotonic()
         self.first_round_at: float | None = None
         self.randomness = randomness
         self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
@@ -186,7 +188,7 @@ class Coordinator:
         engine = self.engine
         if engine.algorithm.waiting_bytes <= self.config.server.reorder_buffer:
             return False
-        pending = next((worker for worker in session.workers if not engine.holds(worker)), None)
+        pending = next((worker for worker in session.workers if engine.awaits(worker)), None)
         return pending is not None and engine.algorithm.would_wait(pending)
 
     async def relief(self) -> None:
@@ -215,7 +217,7 @@ class Coordinator:
         if ack is None:
             return
         if self.engine.step.kind is not Kind.EVALUATE:
-            self.tallies.charge_report(self.engine.report(ack.worker).payloads)
+            self.tallies.charge_report(self.engine.report(ack.worker))
         if not self.engine.complete or self.is_over:
             return
         try:
@@ -265,6 +267,7 @@ class Coordinator:
                 digest = await self._on_engine(self._own_digest)
                 self.engine.expect_digest(digest)
             opening = await self._on_engine(self.engine.advance)
+            self.step_opened_at = time.monotonic()
             self._model = None
             if opening is not None:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
@@ -401,10 +404,11 @@ class Coordinator:
         await self._write("final", snapshot, rounds_applied)
         self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
 
-    def restart_round(self, worker: int) -> None:
+    def restart_round(self, worker: int, newcomer: Session) -> None:
         """Part of a payload is in the sum whose rest will never come: begin the sum again.
 
-        Every session that is ready is cut; each comes back by itself and sends its report again.
+        Every other session is cut, also one that was welcomed and told that its report is held; each
+        comes back by itself and sends its report again.
         """
         LOG.warning(
             "worker %d restarted in the middle of its report: round %d is summed again",
@@ -416,8 +420,9 @@ class Coordinator:
         if self._streaming is not None:
             self._streaming.abandon()
             self._streaming = None
-        for session in self.roster.ready():
-            session.end(GoodbyeStatus.TRY_LATER, "the round's sum begins again")
+        for session in self.roster:
+            if session is not newcomer and session.state in {State.JOINED, State.READY}:
+                session.end(GoodbyeStatus.TRY_LATER, "the round's sum begins again")
 
     async def catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
@@ -428,8 +433,13 @@ class Coordinator:
             return
         if session.applied == self._open.step.position and session.applied != NOWHERE:
             # A report that was made before the cut is sent again by itself.
-            if any(session.reported[worker] != session.applied for worker in session.workers):
-                session.send(self._repeat_open())
+            asked = [
+                worker
+                for worker in session.workers
+                if worker in self._open.participants and session.reported[worker] != session.applied
+            ]
+            if asked:
+                session.send(self._repeat_open(asked))
         elif session.applied == self._open.base and session.applied != NOWHERE:
             session.send(self._open)
         else:
@@ -438,9 +448,16 @@ class Coordinator:
         if self._streaming is not None:
             session.send(self._streaming)
 
-    def _repeat_open(self) -> Broadcast:
-        """The open step without its payload, for a model that already has it."""
-        return self._framed(self.engine.opening(), self._open.base)
+    def _repeat_open(self, asked: Sequence[int] | None = None) -> Broadcast:
+        """The open step without its payload, for a model that already has it.
+
+        Args:
+            asked: the workers that are to answer; by default all that take part.
+        """
+        opening = self.engine.opening()
+        if asked is not None:
+            opening = replace(opening, participants=asked)
+        return self._framed(opening, self._open.base)
 
     async def _send_model(self, session: Session) -> None:
         if self._model is None:

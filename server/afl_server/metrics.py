@@ -66,7 +66,7 @@ class RunCollector(Collector):
         yield _one("afl_workers_ready", engine.workers - len(coordinator.roster.missing()))
         yield _one("afl_workers_missing_reports", len(engine.missing()))
         yield _one("afl_round_seconds", records.round_seconds)
-        yield _one("afl_open_step_seconds", time.monotonic() - coordinator.round_started_at)
+        yield _one("afl_open_step_seconds", time.monotonic() - coordinator.step_opened_at)
         yield _by_worker("afl_dual_weight", engine.dual_weights.tolist())
         if records.round is not None:
             yield _by_worker("afl_train_loss", records.round.losses.tolist())

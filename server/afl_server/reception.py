@@ -184,5 +184,5 @@ class Reception:
             worker for worker in self._run.roster.newcomers(session) if self._run.engine.is_partial(worker)
         ]
         if partial:
-            self._run.restart_round(partial[0])
+            self._run.restart_round(partial[0], session)
         self._run.roster.remember(session)

@@ -101,6 +101,10 @@ class Roster:
         if owner is None:
             return None
         if owner.incarnation != incarnation:
+            if owner.is_paused:
+                # Its answer would not be read, since its turn in the sum has not come; the transport's own
+                # keepalive ends it if it is gone.
+                return owner
             owner.heard.clear()
             owner.send(HEARTBEAT_WITH_REPLY)
             try:

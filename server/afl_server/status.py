@@ -35,7 +35,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "workers_missing": missing,
         "workers_missing_seconds": [coordinator.roster.absence(worker) for worker in missing],
         "reports_missing": engine.missing(),
-        "open_step_seconds": time.monotonic() - coordinator.round_started_at,
+        "open_step_seconds": time.monotonic() - coordinator.step_opened_at,
         "seconds": time.monotonic() - coordinator.started_at,
         "seconds_left": _seconds_left(coordinator, closed),
         "last": last.__dict__ if last else None,

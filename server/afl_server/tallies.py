@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from afl.messages import Kind, PayloadHeader
+from afl.messages import Kind, PayloadHeader, Report
 from afl.wire.accounting import FrameContent, WireCount, float_equivalents
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import traffic_of_kind
@@ -31,9 +31,10 @@ class Tallies:
         values = len(chunk.data) - in_indices
         self.uplink.add(length, FrameContent(traffic_of_kind(kind), values=values, indices=in_indices))
 
-    def charge_report(self, headers: Sequence[PayloadHeader]) -> None:
-        """What the paper charges for a report: its payloads and one loss."""
-        self.uplink.float_equivalents += 1 + sum(map(float_equivalents, headers))
+    def charge_report(self, report: Report) -> None:
+        """What the paper charges for a report: its payloads, its loss, and its weight if it has one."""
+        scalars = 1 + (report.weight != 0.0)
+        self.uplink.float_equivalents += scalars + sum(map(float_equivalents, report.payloads))
 
     def charge_step(self, headers: Sequence[PayloadHeader], workers: int, *, has_weights: bool) -> None:
         """What the paper charges for a step: its payloads and, if sent, one dual weight, for each worker."""

@@ -144,6 +144,10 @@ class Connection:
             self._inbox.put(Lost(self._silence or self._described(error)))
         except ProtocolError as error:
             self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+        except Exception as error:
+            # Whatever it is, who waits for the next event must hear that none will come.
+            LOG.exception("the receiving thread failed")
+            self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
 
     def _handle(self, frame: pb.ServerFrame) -> bool:
         """Turn a frame into events; whether it was the last."""
@@ -165,7 +169,10 @@ class Connection:
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):
-            status = GoodbyeStatus(frame.goodbye.status)
+            try:
+                status = GoodbyeStatus(frame.goodbye.status)
+            except ValueError:
+                raise ProtocolError(f"unknown status of a goodbye: {frame.goodbye.status}") from None
             self._inbox.put(Farewell(status, frame.goodbye.reason))
             return True
         return False

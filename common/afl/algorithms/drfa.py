@@ -25,6 +25,7 @@ from torch import Tensor
 from afl.algorithms.base import ServerAlgorithm
 from afl.algorithms.local_sgd import ModelMean, model_header, model_payload, snapshot_offset
 from afl.algorithms.settings import AlgorithmSettings
+from afl.codecs.payload import VALUE_BYTES
 from afl.dual import ProjectedAscent
 from afl.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.randomness import Purpose, SharedRandomness
@@ -123,7 +124,11 @@ class DrfaServer(ServerAlgorithm):
 
     def would_wait(self, worker: int) -> bool:
         """Whether a worker before this one is still missing."""
-        return self._end.would_wait(worker) or self._snapshot.would_wait(worker)
+        if self.phase == MEASURING or worker not in self._participants:
+            return False
+        # Only the payload that comes next counts: its sum may be open to the worker while the other is not.
+        is_first = self._end.received(worker) < VALUE_BYTES * len(self.params)
+        return (self._end if is_first else self._snapshot).would_wait(worker)
 
     def close(self) -> Payload:
         """Step 2 or step 4.
@@ -160,12 +165,11 @@ class DrfaServer(ServerAlgorithm):
         self.settle()
         workers = self.settings.workers
         losses = np.zeros(workers)
-        share = workers / len(self._participants)
         for worker, loss in self._losses.items():
-            losses[worker] = share * loss
+            losses[worker] = loss
         self._losses.clear()
-        # tau multiplies the losses, so that the rule itself stays that of AFL.
-        self.dual.update(self.round, len(self.settings.updates_of(self.round)) * losses)
+        tau, share = len(self.settings.updates_of(self.round)), workers / len(self._participants)
+        self.dual.update(self.round, losses, factor=tau * share)
         self._snapshot_values = np.zeros(0, dtype=np.float32)
         self.round += 1
         self.phase = TRAINING

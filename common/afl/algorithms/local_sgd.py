@@ -47,8 +47,7 @@ class ModelMean:
 
     def weigh(self, worker: int, weight: float) -> None:
         """How much a worker's model counts, rounded to float32; before its first piece, 1 if never."""
-        if weight != 1.0:
-            self._sum.factors[self._rank[worker]] = np.float32(weight)
+        self._sum.factors[self._rank[worker]] = None if weight == 1.0 else np.float32(weight)
 
     def add(self, worker: int, data: bytes | memoryview) -> None:
         """The next values of a worker's model.

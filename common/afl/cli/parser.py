@@ -15,7 +15,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         prog=program,
         description=description,
         epilog=f"exit codes:\n{codes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
@@ -36,3 +36,15 @@ def common_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="log JSON lines (default: where standard error is not a terminal)",
     )
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves room for the longest subcommand: argparse forgets how far subcommands are indented."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """As the base class's."""
+        super().add_argument(action)
+        if isinstance(action.choices, dict):
+            longest = max(map(len, action.choices), default=0)
+            indent = self._current_indent + self._indent_increment
+            self._action_max_length = max(self._action_max_length, longest + indent)

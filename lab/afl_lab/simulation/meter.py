@@ -48,7 +48,7 @@ class WireMeter:
             for length, content in report_costs(report, kind, lengths, self._chunk_bytes):
                 self.tallies.uplink.add(length, content)
             if kind is not Kind.EVALUATE:
-                self.tallies.charge_report(report.payloads)
+                self.tallies.charge_report(report)
 
     def _send(
         self, step: Step, payloads: Sequence[Payload], workers: Sequence[int], weights: Sequence[float]

@@ -191,3 +191,32 @@ def test_a_sum_of_models_that_overflows_is_named() -> None:
         driven.advance()
     driven.algorithm.settle()
     assert driven.algorithm.params.tolist() == [0.0, 0.0]
+
+
+def test_a_loss_near_the_end_of_the_doubles_moves_the_weights_and_no_more() -> None:
+    driven = engine()
+    for worker in range(2):
+        send(driven, Report(worker, Position(1, 0), 1.0, 4, MODELS), [1.0, 1.0], [1.0, 1.0])
+    driven.advance()
+    for worker, loss in enumerate((1.7e308, -1.7e308)):
+        send(driven, Report(worker, Position(1, 1), loss, 4))
+    opening = driven.advance()
+    assert opening is not None
+    assert opening.dual_weights.tolist() == [1.0, 0.0]
+
+
+def test_another_number_of_examples_counts_only_before_any_of_the_model() -> None:
+    model = (header(Role.ITERATE),)
+    driven = engine("fedavg", weigh_by_samples=True)
+    driven.begin_report(Report(0, Position(1, 0), 1.0, 4, model, weight=1000.0))
+    driven.cut(0)
+    send(driven, Report(0, Position(1, 0), 1.0, 4, model, weight=1.0), [1.0, 1.0])
+    driven.begin_report(Report(1, Position(1, 0), 1.0, 4, model, weight=1000.0))
+    driven.add_piece(1, 0, 0, struct.pack("<f", 1.0))
+    driven.cut(1)
+    with pytest.raises(ProtocolError, match=r"worker 1 reports 1\.0 training examples after 1000\.0"):
+        driven.begin_report(Report(1, Position(1, 0), 1.0, 4, model, weight=1.0))
+    send(driven, Report(1, Position(1, 0), 1.0, 4, model, weight=1000.0), [1.0, 1.0])
+    opening = driven.advance()
+    assert opening is not None
+    assert struct.unpack("<2f", bytes(opening.payloads[0].sections[0])) == (1.0, 1.0)

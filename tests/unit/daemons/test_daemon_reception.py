@@ -1,0 +1,182 @@
+"""Sessions of a real coordinator, without sockets: who is cut, asked and paused when several come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl._version import __version__
+from afl.algorithms.local_sgd import model_header, model_payload
+from afl.config import config_from_mapping
+from afl.initialization import build_vector, realization_digest
+from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role
+from afl.randomness import SharedRandomness
+from afl.tasks.registry import load_task
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import PROTOCOL, chunk_frames, report_frame
+from afl_server.broadcast import Broadcast
+from afl_server.coordinator import Coordinator
+from afl_server.records import RunRecords
+from afl_server.session import Session, State
+
+FIRST = Position(1, 0)
+
+
+class Run:
+    """A run of ``synthetic``, and peers that say what a worker would."""
+
+    def __init__(self, folder: Path, **algorithm: Any) -> None:
+        config = config_from_mapping(
+            {
+                "workers": 3,
+                "task": {"name": "synthetic", "batch_size": 8},
+                "algorithm": {"rounds": 4, "eta_w": 0.1, "local_steps": 2, **algorithm},
+                "run": {"seed": 7},
+                "server": {"chunk_bytes": "4KiB", "reorder_buffer": "4KiB"},
+            }
+        )
+        randomness = SharedRandomness.from_int(7)
+        self.vector = build_vector(load_task("synthetic", {"dim": 2000}, allow_path=True), randomness)
+        self.records = RunRecords.create("r", folder / "run", config)
+        self.coordinator = Coordinator(config, self.vector, randomness, self.records)
+
+    async def join(
+        self, *workers: int, process: bytes, applied: Position = NOWHERE, reported: Position = NOWHERE
+    ) -> Session:
+        session = self.coordinator.reception.admit("peer")
+        join = pb.Join(
+            protocol=PROTOCOL,
+            package_version=__version__,
+            incarnation=process,
+            run_id="" if applied == NOWHERE else "r",
+            applied=pb.Position(round=applied.round, phase=applied.phase),
+            workers=[
+                pb.Standing(worker=w, reported=pb.Position(round=reported.round, phase=reported.phase))
+                for w in workers
+            ],
+        )
+        await session.receive(pb.WorkerFrame(join=join).SerializeToString())
+        return session
+
+    async def ready(self, session: Session) -> None:
+        ready = pb.Ready(
+            layout_hash=self.vector.layout_hash(),
+            dim=self.vector.dim,
+            realization_digest=realization_digest(self.coordinator.engine.algorithm),
+        )
+        await session.receive(pb.WorkerFrame(ready=ready).SerializeToString())
+
+    async def send(self, session: Session, report: Report, payload: Payload, index: int = 0) -> None:
+        if index == 0:
+            await session.receive(report_frame(report, Kind.TRAIN).data)
+        for frame in chunk_frames(pb.WorkerFrame, payload, 4096, worker=report.worker, index=index):
+            await session.receive(frame.data)
+
+    def model(self, length: int | None = None, role: Role = Role.ITERATE) -> Payload:
+        """All ones, or the beginning of it."""
+        values: NDArray[np.float32] = np.ones(self.vector.dim, dtype=np.float32)
+        return Payload(model_header(self.vector.dim, role), model_payload(values[:length]).sections)
+
+
+def asked(session: Session) -> list[list[int]]:
+    """The workers that each step queued for the session asks."""
+    steps = []
+    while not session._outbox.empty():
+        item = session._outbox.get_nowait()
+        if isinstance(item, Broadcast) and item.step.kind is not Kind.MODEL:
+            steps.append([worker for worker in session.workers if worker in item.participants])
+    return steps
+
+
+def drive(folder: Path, what: Callable[[Run], Awaitable[None]], **algorithm: Any) -> None:
+    async def main() -> None:
+        run = Run(folder, **algorithm)
+        try:
+            await what(run)
+        finally:
+            run.records.close()
+
+    asyncio.run(main())
+
+
+def test_a_sum_that_begins_again_cuts_who_was_told_that_its_report_is_held(tmp_path: Path) -> None:
+    async def scenario(run: Run) -> None:
+        first = await run.join(0, process=b"A" * 16)
+        await run.ready(first)
+        second = await run.join(1, process=b"B" * 16)
+        await run.ready(second)
+        header = (model_header(run.vector.dim),)
+        await run.send(second, Report(1, FIRST, 1.0, 8, header), run.model())
+        await run.send(first, Report(0, FIRST, 1.0, 8, header), run.model(1000))
+        for session in (first, second):
+            await run.coordinator.reception.leave(session)
+
+        newcomer = await run.join(0, process=b"C" * 16)
+        returned = await run.join(1, process=b"B" * 16, applied=FIRST, reported=FIRST)
+        assert run.coordinator.engine.holds(1)
+        await run.ready(newcomer)
+        assert run.coordinator.engine.restarts == 1
+        assert not run.coordinator.engine.holds(1)
+        assert returned.state is State.ENDED
+        assert newcomer.state is State.READY
+        assert asked(newcomer) == [[0]]
+
+    drive(tmp_path, scenario, name="fedavg")
+
+
+def test_who_has_reported_is_not_asked_again(tmp_path: Path) -> None:
+    async def scenario(run: Run) -> None:
+        session = await run.join(0, 2, process=b"A" * 16)
+        await run.ready(session)
+        await run.coordinator.reception.leave(session)
+        back = await run.join(0, 2, process=b"A" * 16, applied=FIRST)
+        back.reported = {0: FIRST, 2: NOWHERE}
+        await run.ready(back)
+        assert asked(back) == [[2]]
+        await run.coordinator.reception.leave(back)
+        back = await run.join(0, 2, process=b"A" * 16, applied=FIRST, reported=FIRST)
+        await run.ready(back)
+        assert asked(back) == []
+
+    drive(tmp_path, scenario, name="fedavg")
+
+
+def test_the_worker_whose_turn_it_is_is_read_whatever_waits(tmp_path: Path) -> None:
+    async def scenario(run: Run) -> None:
+        sessions = [await run.join(worker, process=bytes([worker]) * 16) for worker in range(3)]
+        for session in sessions:
+            await run.ready(session)
+        headers = (model_header(run.vector.dim), model_header(run.vector.dim, Role.SNAPSHOT))
+        snapshot = run.model(role=Role.SNAPSHOT)
+        for worker in (2, 1):
+            report = Report(worker, FIRST, 1.0, 8, headers)
+            await run.send(sessions[worker], report, run.model())
+            if worker == 2:
+                await run.send(sessions[worker], report, snapshot, 1)
+        # Worker 0's end model closes worker 1's; then worker 0's snapshot opens worker 1's.
+        report = Report(0, FIRST, 1.0, 8, headers)
+        await run.send(sessions[0], report, run.model())
+        assert not run.coordinator.is_congested(sessions[0])
+        assert run.coordinator.is_congested(sessions[1])
+        await run.send(sessions[0], report, snapshot, 1)
+        assert run.coordinator.engine.algorithm.waiting_bytes > run.coordinator.config.server.reorder_buffer
+        assert not run.coordinator.is_congested(sessions[1])
+
+    drive(tmp_path, scenario, name="drfa", eta_q=0.1)
+
+
+def test_a_paused_worker_is_not_taken_for_gone(tmp_path: Path) -> None:
+    async def scenario(run: Run) -> None:
+        session = await run.join(1, process=b"A" * 16)
+        await run.ready(session)
+        session.is_paused = True
+        rival = await run.join(1, process=b"B" * 16)
+        assert rival.state is State.ENDED
+        assert run.coordinator.roster.owner(1) is session
+
+    drive(tmp_path, scenario, name="fedavg")
