@@ -114,7 +114,7 @@ def part_figure(
         axes[0].set_ylim(0.9 * lowest, MOST_LOSS * max(medians))
     axes[0].legend(fontsize="small")
     seeds = sorted({len(own) for own in runs.values()})
-    figure.suptitle(f"{title} ({' to '.join(map(str, seeds))} seeds)")
+    figure.suptitle(f"{title} (seeds: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))})")
     figure.tight_layout()
     return figure
 
