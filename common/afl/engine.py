@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.algorithms.base import ServerAlgorithm
+from afl.algorithms.base import Collector, ServerAlgorithm
+from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
 from afl.errors import AflError, NonFiniteError, ProtocolError
 from afl.messages import (
+    BUFFERS_PHASE,
     EVALUATION_PHASE,
     Ack,
     AckStatus,
@@ -30,13 +32,15 @@ from afl.messages import (
 
 MAX_METRICS = 64
 
+_NOT_TOLD: NDArray[np.float64] = np.zeros(0)
+
 
 @dataclass(frozen=True)
 class Opening:
     """A step to broadcast.
 
     Attributes:
-        dual_weights: q, ``[m]``.
+        dual_weights: q, ``[m]``; empty where a step that follows brings it.
         participants: the workers that answer it, ascending; the others need not hear of it.
     """
 
@@ -102,10 +106,14 @@ class RoundEngine:
     Args:
         evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
             multiple of it, and the last.
+        buffer_mean: where the workers' buffers are averaged before each evaluation.
     """
 
-    def __init__(self, algorithm: ServerAlgorithm, *, evaluate_every: int) -> None:
+    def __init__(
+        self, algorithm: ServerAlgorithm, *, evaluate_every: int, buffer_mean: BufferMean | None = None
+    ) -> None:
         self.algorithm = algorithm
+        self._buffer_mean = buffer_mean
         self.workers = algorithm.settings.workers
         self.rounds = algorithm.settings.rounds
         self.synchronizations = algorithm.settings.synchronizations
@@ -128,7 +136,15 @@ class RoundEngine:
 
     def opening(self) -> Opening:
         """The open step without a payload: for a worker that already has the model."""
-        return Opening(Step(self.step.position, self.step.kind), (), self.dual_weights, self._participants)
+        return self._opening(Step(self.step.position, self.step.kind), ())
+
+    @property
+    def collector(self) -> Collector:
+        """What takes the open step's reports."""
+        if self.step.kind is Kind.BUFFERS:
+            assert self._buffer_mean is not None
+            return self._buffer_mean
+        return self.algorithm
 
     @property
     def participants(self) -> Sequence[int]:
@@ -159,8 +175,8 @@ class RoundEngine:
         """Whether some of the worker's payload is in the sum but not all."""
         if self.step.kind is Kind.EVALUATE or worker in self._reports or worker not in self._participants:
             return False
-        expected = self.algorithm.expected_payloads(self.step.position)
-        return any(self.algorithm.received(worker, payload) > 0 for payload in range(len(expected)))
+        expected = self.collector.expected_payloads(self.step.position)
+        return any(self.collector.received(worker, payload) > 0 for payload in range(len(expected)))
 
     def incoming_header(self, worker: int) -> PayloadHeader | None:
         """The payload that the worker's next chunk belongs to."""
@@ -210,12 +226,12 @@ class RoundEngine:
             return self._answer_repeated(report, self._reports[worker])
         self._check(report)
         if self.step.kind is not Kind.EVALUATE:
-            self.algorithm.open_report(report)
+            self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)
         # A worker that was cut off sends its payload from the start; what is summed is passed over.
-        self._incoming[worker] = _Incoming(report, skipped=self.algorithm.received(worker, 0))
-        self.algorithm.drop(worker)
+        self._incoming[worker] = _Incoming(report, skipped=self.collector.received(worker, 0))
+        self.collector.drop(worker)
         return None
 
     def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
@@ -243,7 +259,7 @@ class RoundEngine:
         fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
         if fresh:
             try:
-                self.algorithm.add_piece(worker, payload, header, fresh)
+                self.collector.add_piece(worker, payload, header, fresh)
             except AflError:
                 # The rest must not complete a message that the sum does not have.
                 self.cut(worker)
@@ -252,7 +268,7 @@ class RoundEngine:
         if incoming.received < header.total_bytes:
             return None
         if payload + 1 < len(incoming.report.payloads):
-            skipped = self.algorithm.received(worker, payload + 1)
+            skipped = self.collector.received(worker, payload + 1)
             self._incoming[worker] = _Incoming(incoming.report, payload + 1, skipped=skipped)
             return None
         del self._incoming[worker]
@@ -261,14 +277,14 @@ class RoundEngine:
     def cut(self, worker: int) -> None:
         """The worker's session ended: an unfinished report will come again from its start."""
         if self._incoming.pop(worker, None) is not None:
-            self.algorithm.drop(worker)
+            self.collector.drop(worker)
 
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
         self.restarts += 1
         self._incoming.clear()
         self._reports.clear()
-        self.algorithm.reset()
+        self.collector.reset()
 
     # What follows.
 
@@ -286,23 +302,30 @@ class RoundEngine:
                 return None
             self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
             return self.opening()
+        payload = self.collector.close()
+        if self.step.kind is Kind.BUFFERS:
+            self._open(Step(Position(position.round, EVALUATION_PHASE), Kind.EVALUATE, (payload.header,)))
+            return self._opening(self.step, (payload,))
         if position.phase == 0:
             self._losses = np.full(self.workers, np.nan)
             self._losses[list(self._participants)] = [report.loss for report in reports]
-        payload = self.algorithm.close()
         if position.phase == self.algorithm.phases - 1:
             settings = self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round), position.round, self._losses, self.dual_weights
             )
         self._open(self._following((payload.header,)))
-        return Opening(self.step, (payload,), self.dual_weights, self._participants)
+        return self._opening(self.step, (payload,))
+
+    def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
+        told = _NOT_TOLD if step.kind is Kind.BUFFERS else self.dual_weights
+        return Opening(step, payloads, told, self._participants)
 
     def _open(self, step: Step) -> None:
         self.step = step
         self.dual_weights = self.algorithm.dual_weights.copy()
-        is_evaluation = step.kind is Kind.EVALUATE
-        self._participants = range(self.workers) if is_evaluation else self.algorithm.participants
+        is_for_all = step.kind.is_of_evaluation
+        self._participants = range(self.workers) if is_for_all else self.algorithm.participants
 
     def expect_digest(self, digest: bytes) -> None:
         """The digest of the server's own model, for the open evaluation."""
@@ -316,6 +339,8 @@ class RoundEngine:
         settings, every = self.algorithm.settings, self.evaluate_every
         before, after = settings.updates_after(round_ - 1), settings.updates_after(round_)
         if before // every != after // every or round_ == self.synchronizations:
+            if self._buffer_mean is not None:
+                return Step(Position(round_, BUFFERS_PHASE), Kind.BUFFERS, headers)
             return Step(Position(round_, EVALUATION_PHASE), Kind.EVALUATE, headers)
         return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
 
@@ -330,11 +355,11 @@ class RoundEngine:
                 raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
         if len(report.metrics) > MAX_METRICS:
             raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
-        if report.examples < 1:
+        if report.examples < 1 and self.step.kind is not Kind.BUFFERS:
             raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
         expected: Sequence[PayloadHeader] = ()
         if self.step.kind is not Kind.EVALUATE:
-            expected = self.algorithm.expected_payloads(self.step.position)
+            expected = self.collector.expected_payloads(self.step.position)
         elif "loss" not in report.metrics:
             raise ProtocolError(f"{where}: an evaluation without the metric loss")
         if len(report.payloads) != len(expected):
@@ -345,7 +370,7 @@ class RoundEngine:
     def _accept(self, report: Report) -> Ack:
         self._reports[report.worker] = report
         if self.step.kind is not Kind.EVALUATE:
-            self.algorithm.add_loss(report.worker, report.loss)
+            self.collector.add_loss(report.worker, report.loss)
         return Ack(report.worker, report.position, AckStatus.ACCEPTED)
 
     def _answer_closed(self, report: Report) -> Ack:

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EVALUATION_PHASE = 255
-"""The phase of the evaluation that follows a round; an algorithm's own phases are below it."""
+"""The phase of the evaluation that follows a round."""
+
+BUFFERS_PHASE = 254
+"""The phase before it in which the workers' buffers are averaged, where the task wants their mean; an
+algorithm's own phases are below it."""
 
 
 class Position(NamedTuple):
@@ -28,6 +32,12 @@ class Kind(enum.IntEnum):
     EVALUATE = 2
     MODEL = 3
     LOSS = 4
+    BUFFERS = 5
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether it belongs to an evaluation: all workers answer, and the algorithm has no part in it."""
+        return self in {Kind.EVALUATE, Kind.BUFFERS}
 
 
 class Role(enum.IntEnum):
@@ -37,6 +47,7 @@ class Role(enum.IntEnum):
     MODEL = 2
     FROZEN = 3
     SNAPSHOT = 4
+    BUFFERS = 6
     ITERATE = 7
 
 
@@ -111,8 +122,8 @@ class Report:
     """What one worker answers to one step.
 
     Attributes:
-        loss: the mean loss of the minibatch (training) or of the test data (evaluation).
-        examples: how many examples it is the mean of.
+        loss: the mean loss of the minibatch (training) or of the test data (evaluation), else 0.
+        examples: how many examples it is the mean of; 0 where there is no loss.
         metrics: means over the test data, by name (evaluation).
         model_digest: of the parameters the worker holds (evaluation), else empty.
         weight: how much the report counts in a mean over workers, where the algorithm takes one that the

@@ -9,9 +9,12 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from afl.algorithms.local_sgd import model_payload
 from afl.algorithms.registry import WorkerSide
+from afl.buffer_mean import buffers_header
+from afl.codecs.payload import check_header, values_of
 from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role, Step
+from afl.messages import EVALUATION_PHASE, NOWHERE, Kind, Payload, Position, Report, Role, Step
 from afl.parameters import ParameterVector
 
 
@@ -153,7 +156,11 @@ class Participant:
         self._side.prepare(synchronization)
 
     def _install(self, committed: CommittedStep) -> None:
-        lengths = {Role.MODEL: 4 * self.vector.dim, Role.FROZEN: self.vector.frozen_length}
+        lengths = {
+            Role.MODEL: 4 * self.vector.dim,
+            Role.FROZEN: self.vector.frozen_length,
+            Role.BUFFERS: 4 * self.vector.buffers.size,
+        }
         payloads = {
             header.role: data
             for header, data in zip(committed.step.payloads, committed.payloads, strict=True)
@@ -162,17 +169,26 @@ class Participant:
         if wrong or Role.MODEL not in payloads:
             raise ProtocolError(
                 f"a model of {', '.join(f'{len(data)} bytes' for data in payloads.values())}; this one has "
-                f"{lengths[Role.MODEL]} bytes and {lengths[Role.FROZEN]} of frozen parameters"
+                f"{lengths[Role.MODEL]} bytes, {lengths[Role.FROZEN]} of frozen parameters and "
+                f"{lengths[Role.BUFFERS]} of buffers"
             )
         self.vector.load(np.frombuffer(payloads[Role.MODEL], dtype="<f4").astype(np.float32, copy=False))
         if Role.FROZEN in payloads:
             self.vector.load_frozen(bytes(payloads[Role.FROZEN]))
+        # A process that has trained since the last mean keeps the statistics that it has gathered.
+        is_at_mean = self.applied == NOWHERE or self.applied.phase == EVALUATION_PHASE
+        if Role.BUFFERS in payloads and is_at_mean:
+            self.vector.buffers.load(values_of(payloads[Role.BUFFERS]))
         # The model of a position holds its update already: the step itself, when it comes, moves nothing.
         self.applied = committed.step.position
 
     def _apply(self, committed: CommittedStep) -> None:
         step = committed.step
         for header, data in zip(step.payloads, committed.payloads, strict=True):
+            if header.role is Role.BUFFERS and step.kind is Kind.EVALUATE:
+                check_header(header, buffers_header(self.vector.buffers.size))
+                self.vector.buffers.load(values_of(data))
+                continue
             if header.role not in _TRAINED:
                 raise ProtocolError(f"a {step.kind.name} step with a {header.role.name} payload")
             self._side.replica.apply(step.position, self.vector.values, header, data)
@@ -189,6 +205,9 @@ class Participant:
                     raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
             report = Report(worker, position, metrics["loss"], examples, (), metrics, model_digest=digest)
             return report, []
+        if committed.step.kind is Kind.BUFFERS:
+            payload = model_payload(self.vector.buffers.finite_values(worker), Role.BUFFERS)
+            return Report(worker, position, 0.0, 0, (payload.header,)), [payload]
         half, model = self._side.halves[worker], self._models[worker]
         if committed.step.kind is Kind.LOSS:
             return half.measure(position, model)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.algorithms.registry import server_half
+from afl.buffer_mean import BufferMean
 from afl.config import Config
 from afl.engine import Evaluation, Opening, RoundEngine
 from afl.errors import ExitCode, NonFiniteError, StorageError
@@ -79,7 +80,11 @@ class Coordinator:
         self.vector = vector
         self.records = records
         algorithm = server_half(self.settings.parameters, vector.values, randomness)
-        self.engine = RoundEngine(algorithm, evaluate_every=config.evaluation.every)
+        self.engine = RoundEngine(
+            algorithm,
+            evaluate_every=config.evaluation.every,
+            buffer_mean=BufferMean.of(vector.buffers, config.workers),
+        )
         synchronizations = self.engine.synchronizations
         self.random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(synchronizations) + 1
         self.roster = Roster(config.workers)
@@ -186,10 +191,10 @@ class Coordinator:
     def is_congested(self, session: Session) -> bool:
         """Whether to stop reading from a session: what it sends must wait, and enough waits already."""
         engine = self.engine
-        if engine.algorithm.waiting_bytes <= self.config.server.reorder_buffer:
+        if engine.collector.waiting_bytes <= self.config.server.reorder_buffer:
             return False
         pending = next((worker for worker in session.workers if engine.awaits(worker)), None)
-        return pending is not None and engine.algorithm.would_wait(pending)
+        return pending is not None and engine.collector.would_wait(pending)
 
     async def relief(self) -> None:
         """Wait until the sum has moved on."""
@@ -216,7 +221,7 @@ class Coordinator:
             await self._stream()
         if ack is None:
             return
-        if self.engine.step.kind is not Kind.EVALUATE:
+        if not self.engine.step.kind.is_of_evaluation:
             self.tallies.charge_report(self.engine.report(ack.worker))
         if not self.engine.complete or self.is_over:
             return

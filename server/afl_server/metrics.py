@@ -73,7 +73,7 @@ class RunCollector(Collector):
         yield from self._evaluations()
         yield from self._bytes()
         yield _one("afl_sessions", len(coordinator.roster))
-        yield _one("afl_waiting_bytes", engine.algorithm.waiting_bytes)
+        yield _one("afl_waiting_bytes", engine.collector.waiting_bytes)
         yield _count("afl_sessions_opened", tallies.sessions)
         yield _count("afl_refused_sessions", tallies.refused)
         yield _count("afl_reconnections", tallies.reconnections)

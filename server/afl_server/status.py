@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from afl._version import __version__
-from afl.messages import Kind
 from afl_server.coordinator import Coordinator
 
 
@@ -29,7 +28,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "algorithm": config.algorithm.name,
         "round": closed,
         "rounds": engine.rounds,
-        "step": "evaluation" if engine.step.kind is Kind.EVALUATE else "training",
+        "step": "evaluation" if engine.step.kind.is_of_evaluation else "training",
         "open_round": engine.open_round,
         "workers": engine.workers,
         "workers_missing": missing,

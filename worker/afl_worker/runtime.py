@@ -239,10 +239,8 @@ class WorkerProcess:
         assert self._participant is not None
         self._run_id = welcome.run_id
         vector = self._participant.vector
-        dense = 4 * vector.dim
-        connection.assembler = StepAssembler(
-            self._options.workers, largest=2 * dense + vector.frozen_length + vector.dim // 8 + 1024
-        )
+        most = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+        connection.assembler = StepAssembler(self._options.workers, largest=most)
         connection.send_control(
             ready=pb.Ready(layout_hash=vector.layout_hash(), dim=vector.dim, realization_digest=self._digest)
         )

@@ -36,7 +36,7 @@ from afl.compressors import Compressed, Compressor, Realization, create
 from afl.dual import DualRule, DualWeights
 from afl.errors import NonFiniteError
 from afl.feedback import ErrorFeedback
-from afl.messages import EVALUATION_PHASE, Payload, PayloadHeader, Position, Report
+from afl.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
 from afl.vectors import is_finite
 
@@ -106,7 +106,7 @@ class Realizations:
 
 def update_round(position: Position) -> int:
     """The round t whose D_t a step at ``position`` carries."""
-    return position.round if position.phase == EVALUATION_PHASE else position.round - 1
+    return position.round if position.phase >= BUFFERS_PHASE else position.round - 1
 
 
 class AflComServer(ServerAlgorithm):

@@ -17,51 +17,19 @@ from afl.messages import Payload, PayloadHeader, Position, Report
 from afl.vectors import is_finite
 
 
-class ServerAlgorithm(abc.ABC):
-    """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
-
-    A synchronization round has one phase or more; in the first the workers train, in the others they
-    compute losses. One call at a time; no call blocks but on arithmetic.
-
-    Attributes:
-        settings: the run's.
-        params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
-    """
-
-    phases: ClassVar[int] = 1
-    """How many exchanges a synchronization round has."""
-
-    sends_dual_weights: ClassVar[bool] = True
-    """Whether a worker is told its dual weight."""
-
-    settings: AlgorithmSettings
-    params: Tensor
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether a worker's process holds what a new one cannot make again: its uplink residual."""
-        return False
-
-    @property
-    def participants(self) -> Sequence[int]:
-        """The workers that the open phase waits for, ascending."""
-        return range(self.settings.workers)
-
-    @property
-    def worker_params(self) -> Tensor:
-        """What a worker's model holds in the open phase, float32 ``[dim]``; :meth:`settle` comes first."""
-        return self.params
+class Collector(abc.ABC):
+    """What takes the reports of one open step. One call at a time; no call blocks but on arithmetic."""
 
     @abc.abstractmethod
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:
         """What a worker's report at ``position`` carries. Index sections are bounded, not fixed:
         ``index_bytes`` is then the most that is accepted."""
 
-    def open_report(self, report: Report) -> None:  # noqa: B027  # most algorithms need nothing of it
+    def open_report(self, report: Report) -> None:  # noqa: B027  # most need nothing of it
         """A worker's report has begun; its payloads follow.
 
         Raises:
-            ProtocolError: if its header is not one the algorithm can use.
+            ProtocolError: if its header is not one that can be used.
         """
 
     @abc.abstractmethod
@@ -98,6 +66,53 @@ class ServerAlgorithm(abc.ABC):
     def would_wait(self, worker: int) -> bool:
         """Whether a piece of ``worker`` that came now would be held rather than summed."""
 
+    @abc.abstractmethod
+    def close(self) -> Payload:
+        """All participants have reported: end the phase and make what the next step carries.
+
+        The payload's memory stays as it is until the next step's reports come; an algorithm's until
+        :meth:`ServerAlgorithm.settle`.
+
+        Raises:
+            NonFiniteError: if a result leaves float32's range.
+        """
+
+
+class ServerAlgorithm(Collector):
+    """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
+
+    A synchronization round has one phase or more; in the first the workers train, in the others they
+    compute losses.
+
+    Attributes:
+        settings: the run's.
+        params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
+    """
+
+    phases: ClassVar[int] = 1
+    """How many exchanges a synchronization round has."""
+
+    sends_dual_weights: ClassVar[bool] = True
+    """Whether a worker is told its dual weight."""
+
+    settings: AlgorithmSettings
+    params: Tensor
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether a worker's process holds what a new one cannot make again: its uplink residual."""
+        return False
+
+    @property
+    def participants(self) -> Sequence[int]:
+        """The workers that the open phase waits for, ascending."""
+        return range(self.settings.workers)
+
+    @property
+    def worker_params(self) -> Tensor:
+        """What a worker's model holds in the open phase, float32 ``[dim]``; :meth:`settle` comes first."""
+        return self.params
+
     def streamed_header(self) -> PayloadHeader | None:
         """The downlink payload's header if it can be sent while the uplink still comes, else ``None``."""
         return None
@@ -105,13 +120,6 @@ class ServerAlgorithm(abc.ABC):
     def streamed(self) -> memoryview:
         """The bytes of the downlink payload that are final so far (its beginning)."""
         raise AssertionError("an algorithm without a streamed header streams nothing")
-
-    @abc.abstractmethod
-    def close(self) -> Payload:
-        """All participants have reported: end the phase and make what the next step carries.
-
-        The payload's buffers stay valid until :meth:`settle`.
-        """
 
     @abc.abstractmethod
     def settle(self) -> None:

@@ -70,7 +70,7 @@ class ModelMean:
         """Bytes held out of order."""
         return self._sum.waiting_bytes
 
-    def mean(self, total_weight: float, what: str) -> NDArray[np.float32]:
+    def mean(self, total_weight: float, where: str, of: str = "models") -> NDArray[np.float32]:
         """The sum divided by the total weight, rounded to float32; the sum's memory.
 
         Raises:
@@ -78,7 +78,7 @@ class ModelMean:
         """
         total = self._sum.total
         if not is_finite(torch.from_numpy(total)):
-            raise NonFiniteError(f"{what}: the sum of the workers' models overflows float32")
+            raise NonFiniteError(f"{where}: the sum of the workers' {of} overflows float32")
         if total_weight != 1.0:
             np.divide(total, np.float32(total_weight), out=total)
         return total

@@ -14,6 +14,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_EVALUATE: _ClassVar[Kind]
     KIND_MODEL: _ClassVar[Kind]
     KIND_LOSS: _ClassVar[Kind]
+    KIND_BUFFERS: _ClassVar[Kind]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +53,7 @@ KIND_TRAIN: Kind
 KIND_EVALUATE: Kind
 KIND_MODEL: Kind
 KIND_LOSS: Kind
+KIND_BUFFERS: Kind
 ROLE_UNSPECIFIED: Role
 ROLE_UPDATE: Role
 ROLE_MODEL: Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from afl.messages import Encoding, PayloadHeader, ValueType
+from afl.messages import Encoding, PayloadHeader, Role, ValueType
 
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a 32-bit length before each message in the HTTP/2 DATA payload."""
@@ -77,8 +77,11 @@ class WireCount:
 def float_equivalents(header: PayloadHeader) -> float:
     """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index.
 
-    Signs, which it does not charge for, count in the same way: the scale, and a bit a coordinate.
+    Signs, which it does not charge for, count in the same way: the scale, and a bit a coordinate. Buffers are
+    part of an evaluation, which is not charged.
     """
+    if header.role is Role.BUFFERS:
+        return 0.0
     if header.value_type is not ValueType.FLOAT32:
         return header.value_bytes / 4
     if header.encoding is Encoding.INDEXED:

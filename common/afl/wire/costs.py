@@ -5,7 +5,6 @@ Chunks are measured, not copied; every other part is small and serialized, once 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -19,6 +18,7 @@ from afl.wire.frames import (
     Frame,
     chunk_content,
     chunk_head,
+    is_sent,
     joined_content,
     report_frame,
     step_frame,
@@ -54,8 +54,8 @@ def report_costs(report: Report, kind: Kind, lengths: Lengths, chunk_bytes: int)
         kind=kind,
         lengths=lengths,
         chunk_bytes=chunk_bytes,
-        has_loss=_is_sent(report.loss),
-        has_weight=_is_sent(report.weight),
+        has_loss=is_sent(report.loss),
+        has_weight=is_sent(report.weight),
     )
 
 
@@ -80,11 +80,6 @@ def _alike_costs(
 def _widest(number: int) -> int:
     """The largest number that takes as many bytes in protobuf, seven bits each; 0 takes none."""
     return (1 << -(-number.bit_length() // 7) * 7) - 1
-
-
-def _is_sent(number: float) -> bool:
-    """Whether protobuf writes it: all but positive zero."""
-    return number != 0 or math.copysign(1, number) < 0
 
 
 def _report_costs(report: Report, kind: Kind, lengths: Lengths, chunk_bytes: int) -> Sequence[Cost]:

@@ -7,6 +7,7 @@ Outgoing frames are built here as byte strings, once; incoming ones are parsed a
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,11 +70,14 @@ def traffic_of_kind(kind: Kind) -> Traffic:
         Kind.EVALUATE: Traffic.EVALUATION,
         Kind.MODEL: Traffic.MODEL,
         Kind.LOSS: Traffic.GRADIENT,
+        Kind.BUFFERS: Traffic.EVALUATION,
     }[kind]
 
 
 def traffic_of_role(role: Role) -> Traffic:
     """What a payload of this role is for."""
+    if role is Role.BUFFERS:
+        return Traffic.EVALUATION
     return Traffic.MODEL if role in {Role.MODEL, Role.FROZEN} else Traffic.GRADIENT
 
 
@@ -323,9 +327,17 @@ def content_of_worker_frame(
     return FrameContent(traffic, values, indices, scalars)
 
 
+def is_sent(number: float) -> bool:
+    """Whether protobuf writes a double: all but positive zero."""
+    return number != 0 or math.copysign(1, number) < 0
+
+
 def _scalars(report: Report | pb.Report) -> int:
-    """The loss, the metrics, and a weight where there is one."""
-    return 1 + len(report.metrics) + (report.weight != 0.0)
+    """How many doubles travel: of the loss, the metrics and the weight."""
+    metrics = (
+        report.metrics.values() if isinstance(report, Report) else (metric.value for metric in report.metrics)
+    )
+    return sum(map(is_sent, (report.loss, report.weight, *metrics)))
 
 
 def _position(position: Position) -> pb.Position:

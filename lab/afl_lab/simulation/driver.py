@@ -8,6 +8,7 @@ from typing import Protocol
 
 from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
+from afl.buffer_mean import BufferMean
 from afl.engine import Opening, RoundEngine
 from afl.errors import NonFiniteError, place
 from afl.initialization import build_vector
@@ -71,7 +72,9 @@ class Driver:
         workers = range(settings.workers)
         self.vector = build_vector(task, randomness)
         self.engine = RoundEngine(
-            server_half(settings, self.vector.values, randomness), evaluate_every=evaluate_every
+            server_half(settings, self.vector.values, randomness),
+            evaluate_every=evaluate_every,
+            buffer_mean=BufferMean.of(self.vector.buffers, settings.workers),
         )
         self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers, randomness)

@@ -47,7 +47,7 @@ class WireMeter:
         for report, lengths in reports:
             for length, content in report_costs(report, kind, lengths, self._chunk_bytes):
                 self.tallies.uplink.add(length, content)
-            if kind is not Kind.EVALUATE:
+            if not kind.is_of_evaluation:
                 self.tallies.charge_report(report)
 
     def _send(

@@ -16,9 +16,10 @@ from afl.algorithms.afl_com import AflComServer, AflComWorker
 from afl.algorithms.base import ServerAlgorithm
 from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
+from afl.buffer_mean import BufferMean
 from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.initialization import build_vector
-from afl.messages import AckStatus, Payload, Report
+from afl.messages import AckStatus, Kind, Payload, Report
 from afl.parameters import ParameterVector
 from afl.participant import CommittedStep, Oracle, Participant
 from afl.randomness import SharedRandomness
@@ -192,7 +193,11 @@ class Federation:
             if settings.name == "afl-com"
             else server_half(settings, self.params, randomness)
         )
-        self.engine = RoundEngine(self.algorithm, evaluate_every=evaluate_every)
+        self.engine = RoundEngine(
+            self.algorithm,
+            evaluate_every=evaluate_every,
+            buffer_mean=BufferMean.of(self.vector.buffers, problem.workers),
+        )
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
         self._assemblers: list[StepAssembler] = []
@@ -249,7 +254,8 @@ class Federation:
             frames += chunk_frames(pb.ServerFrame, payload, 64, index=index)
         result: list[CommittedStep | None] = []
         for participant, assembler in zip(self.participants, self._assemblers, strict=True):
-            told = participant.workers if self.algorithm.sends_dual_weights else ()
+            is_told = self.algorithm.sends_dual_weights and len(opening.dual_weights) > 0
+            told = participant.workers if is_told else ()
             weights = [float(opening.dual_weights[worker]) for worker in told]
             asked = [worker for worker in participant.workers if worker in opening.participants]
             if not asked:
@@ -301,7 +307,8 @@ class Federation:
         # Values that are summed as they come are cut between values only.
         return (
             min(left, max(4, size - size % 4))
-            if not isinstance(self.algorithm, AflComServer)
+            if self.engine.step.kind is Kind.BUFFERS
+            or not isinstance(self.algorithm, AflComServer)
             or self.algorithm.realizations.uplink.additive_idempotent
             else size
         )

@@ -10,7 +10,7 @@ from core_federation import Federation, Outcome, TaskSubject
 
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.tasks.base import Task
-from support.tests_tasks import LocalNorm
+from support.tests_tasks import LocalNorm, MeanNorm
 
 WORKERS, ROUNDS, EVERY = 4, 11, 4
 
@@ -34,7 +34,7 @@ def run(case: str, task: Task, hosts: Sequence[Sequence[int]], chaos: int | None
     return outcome
 
 
-@pytest.mark.parametrize("task", [LocalNorm])
+@pytest.mark.parametrize("task", [LocalNorm, MeanNorm])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_hosted_together_or_apart_the_results_are_the_same(case: str, task: type[Task]) -> None:
     right = run(case, task(), APART)

@@ -1,0 +1,82 @@
+"""The mean of the workers' floating-point buffers, which the server takes before each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from afl.algorithms.base import Collector
+from afl.algorithms.local_sgd import ModelMean, model_header, model_payload
+from afl.buffers import ModuleBuffers
+from afl.messages import Payload, PayloadHeader, Position, Role
+
+
+def buffers_header(size: int) -> PayloadHeader:
+    """The header of one worker's buffers, and of their mean: ``size`` values."""
+    return model_header(size, Role.BUFFERS)
+
+
+class BufferMean(Collector):
+    """``b <- sum_i b_i / m`` in float32, ascending worker id.
+
+    Args:
+        buffers: the server's own copy, moved by :meth:`close`.
+        workers: m; all take part.
+    """
+
+    def __init__(self, buffers: ModuleBuffers, workers: int) -> None:
+        self._buffers = buffers
+        self._workers = workers
+        self._mean = ModelMean(buffers.size, range(workers))
+
+    @classmethod
+    def of(cls, buffers: ModuleBuffers, workers: int) -> BufferMean | None:
+        """``None`` where there is nothing to average."""
+        return cls(buffers, workers) if buffers.size else None
+
+    def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
+        """The worker's buffers."""
+        return (buffers_header(self._buffers.size),)
+
+    def add_loss(self, worker: int, loss: float) -> None:
+        """There is none."""
+
+    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
+        """Bytes already in the sum."""
+        return self._mean.received(worker)
+
+    def add_piece(
+        self,
+        worker: int,
+        payload: int,  # noqa: ARG002  # there is one
+        header: PayloadHeader,  # noqa: ARG002
+        data: bytes | memoryview,
+    ) -> None:
+        """Fold the next bytes of b_i."""
+        self._mean.add(worker, data)
+
+    def drop(self, worker: int) -> None:
+        """All that came is in the sum."""
+
+    def reset(self) -> None:
+        """Begin the sum again."""
+        self._mean.restart(range(self._workers))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return self._mean.waiting_bytes
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a worker before this one is still missing."""
+        return self._mean.would_wait(worker)
+
+    def close(self) -> Payload:
+        """The mean, which the server's own copy takes too.
+
+        Raises:
+            NonFiniteError: if the sum leaves float32's range.
+        """
+        mean = self._mean.mean(float(self._workers), "evaluation", "buffers")
+        self.reset()
+        self._buffers.load(mean)
+        return model_payload(mean, Role.BUFFERS)
