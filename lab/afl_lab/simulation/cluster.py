@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,14 +13,18 @@ from afl import __version__
 from afl.config import load_config
 from afl.errors import ConfigError, ExitCode, StorageError
 from afl_lab.simulation.jobs import Job
-from afl_lab.simulation.pool import Outcome, Watcher, found_done, outcome_of
+from afl_lab.simulation.pool import POLL_S, Outcome, Watcher, found_done, interrupts, outcome_of
 from afl_server.records import SUMMARY_FILE
 
 LOCAL = "local"
 """In place of a cluster's address: one that is started on this machine, and ends with the command."""
 
-ONLY_PYTHON = ["*", "!*/", "!*.py"]
-"""What a cluster's nodes are not sent of the working directory, as in .gitignore."""
+CONNECT_TIMEOUT_S = 5.0
+"""How long a cluster may take to accept a connection."""
+
+NOT_SENT = [".?*", "?*.*", "!*.py"]
+"""What a cluster's nodes are not sent of the working directory, as in .gitignore: hidden names, and those
+with an extension but Python's. Whole folders go by their names too, so all others must be let through."""
 
 
 def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watcher) -> list[Outcome]:
@@ -34,7 +39,9 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
         processes: CPUs of a local cluster.
 
     Raises:
-        ConfigError: if Ray is not installed, there is no cluster at the address, or no run fits on it.
+        ConfigError: if Ray is not installed, there is no cluster at the address, a run does not fit on it, or
+            a job's directory holds another run.
+        KeyboardInterrupt: after SIGINT or SIGTERM.
     """
     try:
         import ray  # noqa: PLC0415  # an optional extra
@@ -56,15 +63,20 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
                 job.text(), __version__, saves_models=job.saves_models
             )
             pending[reference] = job
-        while pending:
-            (reference, *_), _ = ray.wait(list(pending), num_returns=1)
-            job = pending.pop(reference)
-            try:
-                outcome = _brought_home(job, *ray.get(reference))
-            except ray.exceptions.RayError as error:
-                outcome = Outcome(job, None, str(error).strip(), ExitCode.INTERNAL)
-            outcomes[job.name] = outcome
-            watcher.ended(outcome)
+        # Ray has handlers of its own, which would abort at once.
+        with interrupts() as seen:
+            while pending:
+                ready, _ = ray.wait(list(pending), timeout=POLL_S)
+                for reference in ready:
+                    job = pending.pop(reference)
+                    try:
+                        outcome = _brought_home(job, *ray.get(reference))
+                    except ray.exceptions.RayError as error:
+                        outcome = Outcome(job, None, str(error).strip(), ExitCode.INTERNAL)
+                    outcomes[job.name] = outcome
+                    watcher.ended(outcome)
+                if seen:
+                    raise KeyboardInterrupt
     return [outcomes[job.name] for job in jobs]
 
 
@@ -74,15 +86,31 @@ def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Ite
     if address == LOCAL:
         options = {"num_cpus": processes, "include_dashboard": False}
     elif sends_code:
-        options = {"runtime_env": {"working_dir": str(Path.cwd()), "excludes": ONLY_PYTHON}}
+        options = {"runtime_env": {"working_dir": str(Path.cwd()), "excludes": NOT_SENT}}
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="error", **options)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes where nothing listens.
+
+    Raises:
+        OSError: if nothing does.
+        ValueError: if it is no address.
+    """
+    if address in {LOCAL, "auto"}:
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError("an address is HOST:PORT, ray://HOST:PORT or auto")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _simulate_there(

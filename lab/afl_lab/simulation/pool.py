@@ -69,7 +69,7 @@ def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outc
     """
     outcomes = found_done(jobs, watcher)
     waiting = deque(job for job in jobs if job.name not in outcomes)
-    with _interrupts() as interrupts, _Crew() as crew:
+    with interrupts() as seen, _Crew() as crew:
         while waiting or crew.busy:
             while waiting and len(crew.busy) < processes:
                 crew.give(waiting.popleft())
@@ -82,7 +82,7 @@ def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outc
                 crew.release(worker)
                 outcomes[job.name] = message
                 watcher.ended(message)
-            if interrupts:
+            if seen:
                 raise KeyboardInterrupt
     return [outcomes[job.name] for job in jobs]
 
@@ -217,7 +217,7 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[Sequence[int]]:
+def interrupts() -> Iterator[Sequence[int]]:
     """The signals that have come meanwhile and ask to end: to be looked at where nothing can be lost."""
     seen: list[int] = []
 
