@@ -79,6 +79,17 @@ def test_running_statistics_are_allowed_where_the_task_says_local() -> None:
         Normalized.buffers = "local"
 
 
+def test_the_task_s_policy_is_the_vector_s_and_an_unknown_one_is_refused() -> None:
+    for policy, size in (("local", 0), ("mean", 8)):
+        task = type("Named", (Normalized,), {"buffers": policy})()
+        assert build_vector(task, SharedRandomness.from_int(5)).buffers.size == size
+    task = type("Named", (Normalized,), {"buffers": "average"})()
+    with pytest.raises(
+        TaskError, match="Named.buffers is 'average'; it must be one of 'refuse', 'local', 'mean'"
+    ):
+        build_vector(task, SharedRandomness.from_int(5))
+
+
 def test_a_model_that_is_no_module_is_refused() -> None:
     with pytest.raises(TaskError, match=r"Wrong\.model\(\) returned dict; it must return an nn\.Module"):
         build_vector(Wrong(), SharedRandomness.from_int(5))
