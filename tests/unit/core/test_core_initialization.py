@@ -85,7 +85,7 @@ def test_the_task_s_policy_is_the_vector_s_and_an_unknown_one_is_refused() -> No
         assert build_vector(task, SharedRandomness.from_int(5)).buffers.size == size
     task = type("Named", (Normalized,), {"buffers": "average"})()
     with pytest.raises(
-        TaskError, match="Named.buffers is 'average'; it must be one of 'refuse', 'local', 'mean'"
+        TaskError, match=r"Named\.buffers is 'average'; it must be one of 'refuse', 'local', 'mean'"
     ):
         build_vector(task, SharedRandomness.from_int(5))
 
