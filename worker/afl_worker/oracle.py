@@ -27,6 +27,22 @@ class _Local:
     batch_size: int
 
 
+@dataclass
+class _Drawn:
+    """A worker's minibatches of :data:`DRAWN_AHEAD` rounds.
+
+    Their memory is taken at the start: taken between a model's temporary vectors, it would lie in the gaps
+    that they leave, and the next ones would need new memory for each worker (measured).
+
+    Attributes:
+        indices: int64 ``[DRAWN_AHEAD, batch_size]``.
+        first: the first of the rounds; ``None`` before any draw.
+    """
+
+    indices: Tensor
+    first: int | None = None
+
+
 class TaskOracle:
     """Computes at the module's present parameters.
 
@@ -58,7 +74,11 @@ class TaskOracle:
         self._local = {
             worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
         }
-        self._drawn: dict[tuple[int, Purpose], tuple[int, list[Tensor]]] = {}
+        self._drawn = {
+            (worker, purpose): _Drawn(torch.empty((DRAWN_AHEAD, local.batch_size), dtype=torch.int64))
+            for worker, local in self._local.items()
+            for purpose in (Purpose.MINIBATCH, Purpose.LOSS_MINIBATCH)
+        }
         vector.buffers.host(data)
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
@@ -121,17 +141,14 @@ class TaskOracle:
         return self._batch(local.train, chosen)
 
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
-        first, drawn = self._drawn.get((worker, purpose), (round_, []))
-        if not first <= round_ < first + len(drawn):
-            first, local = round_, self._local[worker]
-            streams = [
-                self._randomness.stream(purpose, round_ + ahead, worker) for ahead in range(DRAWN_AHEAD)
-            ]
-            drawn = [
-                torch.from_numpy(stream.subset(local.train_count, local.batch_size)) for stream in streams
-            ]
-            self._drawn[worker, purpose] = first, drawn
-        return drawn[round_ - first]
+        drawn, local = self._drawn[worker, purpose], self._local[worker]
+        if drawn.first is None or not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
+            drawn.first = None
+            for ahead, indices in enumerate(drawn.indices):
+                stream = self._randomness.stream(purpose, round_ + ahead, worker)
+                indices.copy_(torch.from_numpy(stream.subset(local.train_count, local.batch_size)))
+            drawn.first = round_
+        return drawn.indices[round_ - drawn.first]
 
     def module(self, worker: int, *, training: bool) -> nn.Module:
         """The module with the worker's buffers, in training or evaluation mode."""
