@@ -23,14 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.compressors import compressor_class, create
+from afl.messages import Kind
 from afl.randomness import SharedRandomness
-from afl.tasks import TaskContext
+from afl.tasks import Task, TaskContext
 from afl.tasks.synthetic import Synthetic
 from afl.theory import (
     Constants,
@@ -41,7 +44,7 @@ from afl.theory import (
     primal_step,
     theory_ratio,
 )
-from afl_lab._drive import trained_models
+from afl_lab.simulation.driver import Driver
 from afl_lab.stationarity import delta_phi, mean_square
 
 METHODS: Final[Mapping[str, str]] = {
@@ -145,6 +148,23 @@ def measure(
         delta_phi=constants.delta_phi,
         seconds=time.perf_counter() - began,
     )
+
+
+def trained_models(
+    task: Task, settings: AlgorithmSettings, *, seed: int, batch_size: int
+) -> Iterator[NDArray[np.float32]]:
+    """The models ``w_1 .. w_T`` of a run, each ``[d]``: those at which gradients are taken."""
+    driver = Driver(
+        task,
+        settings,
+        SharedRandomness.from_int(seed),
+        batch_size=batch_size,
+        evaluation_batch_size=batch_size,
+        evaluate_every=settings.rounds,
+    )
+    for step in driver.steps():
+        if step.kind is Kind.TRAIN:
+            yield driver.model.numpy().copy()
 
 
 def _compressor(name: str, workers: int, ratio: float | None) -> CompressorChoice:

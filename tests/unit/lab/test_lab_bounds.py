@@ -15,7 +15,7 @@ from afl.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.synthetic import Synthetic
 from afl_lab import bounds
-from afl_lab._drive import trained_models
+from afl_lab.bounds import trained_models
 
 SMALL = ["--workers", "2", "5", "--rounds", "16", "--dim", "6", "--noise-w", "0.3"]
 
