@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 from afl._version import __version__
 from afl.config import Config, dump_config
+from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
 from afl.errors import ConfigError, ExitCode, StorageError
 from afl.parameters import ParameterVector
@@ -112,7 +112,7 @@ class RunRecords:
                     f"run.directory: {directory} already holds a run ({taken} is there); "
                     "name another directory, or leave it out for one made from the run id"
                 )
-            _write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             records = cls(run_id, directory, config)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
@@ -230,7 +230,7 @@ class RunRecords:
                 metadata["worst_accuracy"] = repr(standing.worst_accuracy)
         path = self.directory / f"model-{name}.safetensors"
         try:
-            with _replacing(path) as temporary:
+            with replacing(path) as temporary:
                 save_file(snapshot.tensors, temporary, metadata)
         except (OSError, SafetensorError) as error:
             raise self._unwritten(path.name, error) from error
@@ -270,7 +270,7 @@ class RunRecords:
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
         try:
-            _write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
+            write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
         except OSError as error:
             raise self._unwritten(SUMMARY_FILE, error) from error
         return summary
@@ -307,38 +307,6 @@ class Snapshot:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-class _replacing:  # noqa: N801  # a context manager named for how it reads
-    """A temporary path beside ``path`` that takes its place, whole, once written and synced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> str:
-        handle, self._temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        os.close(handle)
-        return self._temporary
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        temporary = Path(self._temporary)
-        if failure is not None:
-            temporary.unlink(missing_ok=True)
-            return
-        temporary.chmod(0o644)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    with _replacing(path) as temporary:
-        Path(temporary).write_bytes(data)
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

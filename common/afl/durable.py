@@ -1,0 +1,159 @@
+"""Records that survive: a header of JSON and raw sections, framed and checksummed, at any place of a file.
+
+A record is ``magic, header length, checksum of the header, header, section, section, ...``; the header holds
+the sections' lengths and their checksum. Whatever was torn, overwritten in part or changed since is told
+from a whole record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from afl.errors import AflError, ExitCode
+
+_PREFIX = struct.Struct("<4sII")
+_MAGIC = b"AFL1"
+
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+Section: TypeAlias = bytes | memoryview
+
+
+class DamagedError(AflError):
+    """A record that is not whole: torn, cut short, or changed."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class InUseError(AflError):
+    """A file that another process has locked."""
+
+    exit_code = ExitCode.STORAGE
+
+
+@dataclass(frozen=True)
+class Record:
+    """A whole record.
+
+    Attributes:
+        values: what the header says, as JSON has it.
+        sections: the raw sections.
+        length: bytes of the whole record.
+    """
+
+    values: Mapping[str, Any]
+    sections: tuple[memoryview, ...]
+    length: int
+
+
+def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
+    """What stands before the sections; written with them, or last of all."""
+    checksum = 0
+    for section in sections:
+        checksum = zlib.crc32(section, checksum)
+    header = json.dumps(
+        {"values": values, "lengths": [len(section) for section in sections], "checksum": checksum},
+        separators=(",", ":"),
+    ).encode()
+    assert len(header) <= MAX_HEADER_BYTES
+    return _PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)) + header
+
+
+def read_record(data: memoryview, start: int = 0) -> Record:
+    """The record that begins at byte ``start``; its sections share ``data``'s memory.
+
+    Raises:
+        DamagedError: if there is no whole record.
+    """
+    if start + _PREFIX.size > len(data):
+        raise DamagedError("the record's beginning is cut short")
+    magic, length, checksum = _PREFIX.unpack_from(data, start)
+    if magic != _MAGIC:
+        raise DamagedError("no record begins here")
+    position = start + _PREFIX.size
+    if length > MAX_HEADER_BYTES or position + length > len(data):
+        raise DamagedError("the record's header is cut short")
+    header = bytes(data[position : position + length])
+    if zlib.crc32(header) != checksum:
+        raise DamagedError("the record's header is not as it was written")
+    content = json.loads(header)
+    position += length
+    sections = []
+    checksum = 0
+    for size in content["lengths"]:
+        if position + size > len(data):
+            raise DamagedError("the record's content is cut short")
+        section = data[position : position + size]
+        checksum = zlib.crc32(section, checksum)
+        sections.append(section)
+        position += size
+    if checksum != content["checksum"]:
+        raise DamagedError("the record's content is not as it was written")
+    return Record(content["values"], tuple(sections), position - start)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place, whole and synced, once it is written."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, *parts: Section) -> None:
+    """A file that holds ``parts``, or is as before.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were made or removed in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(path: Path, what: str) -> int:
+    """A descriptor of the file, which is this process's until it is closed or the process ends.
+
+    Raises:
+        InUseError: if another process has it.
+        OSError: if it cannot be opened.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InUseError(f"{what} is in use by another process: {path} is locked") from None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

@@ -1,0 +1,60 @@
+"""Records in files: whole ones are read as written, others are told from them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afl.durable import DamagedError, InUseError, lock, read_record, record_head, replacing, write_whole
+
+sections = st.lists(st.binary(max_size=200), max_size=4)
+values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=4)
+
+
+@given(values=values, parts=sections, before=st.binary(max_size=20), after=st.binary(max_size=20))
+def test_a_record_is_read_as_it_was_written(values, parts, before, after):
+    data = before + record_head(values, parts) + b"".join(parts) + after
+    record = read_record(memoryview(data), len(before))
+    assert record.values == values
+    assert [bytes(part) for part in record.sections] == parts
+    assert record.length == len(data) - len(before) - len(after)
+
+
+@given(values=values, parts=sections, data=st.data())
+@settings(max_examples=200)
+def test_a_record_that_is_cut_or_changed_is_damaged(values, parts, data):
+    whole = record_head(values, parts) + b"".join(parts)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(DamagedError):
+        read_record(memoryview(whole[:cut]))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(DamagedError):
+        read_record(memoryview(changed))
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
+    path = tmp_path / "file"
+    write_whole(path, b"one", b"two")
+    assert path.read_bytes() == b"onetwo"
+
+    def break_off() -> None:
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        break_off()
+    assert path.read_bytes() == b"onetwo"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_lock_is_one_processs(tmp_path: Path):
+    first = lock(tmp_path / "lock", "the folder")
+    with pytest.raises(InUseError, match="the folder is in use"):
+        lock(tmp_path / "lock", "the folder")
+    os.close(first)
+    os.close(lock(tmp_path / "lock", "the folder"))
