@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from afl.algorithms.base import Collector
+import numpy as np
+from numpy.typing import NDArray
+
+from afl.algorithms.base import Arrays, Collector
 from afl.algorithms.local_sgd import ModelMean, model_header, model_payload
 from afl.buffers import ModuleBuffers
+from afl.codecs.payload import values_of
 from afl.messages import Payload, PayloadHeader, Position, Role
 
 
@@ -80,3 +84,7 @@ class BufferMean(Collector):
         self.reset()
         self._buffers.load(mean)
         return model_payload(mean, Role.BUFFERS)
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+        """Take the mean as it was sent."""
+        self._buffers.load(values_of(payload.data))

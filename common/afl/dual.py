@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,15 @@ class DualRule(abc.ABC):
     def __init__(self, workers: int) -> None:
         assert workers >= 1
         self.weights: NDArray[np.float64] = np.full(workers, 1.0 / workers)
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """What :meth:`restore` takes."""
+        return {"dual_weights": self.weights}
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """Go on from a :meth:`state`."""
+        assert state["dual_weights"].shape == self.weights.shape
+        self.weights = state["dual_weights"].copy()
 
     @abc.abstractmethod
     def update(self, round_: int, losses: NDArray[np.float64]) -> None:
@@ -57,6 +67,15 @@ class DualWeights(DualRule):
         self._block = block
         self._uniform_log = -math.log(workers)
         self.log_weights: NDArray[np.float64] = np.full(workers, self._uniform_log)
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """With the logarithms, which a weight that underflowed is known by."""
+        return {**super().state(), "dual_log_weights": self.log_weights}
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """Go on from a :meth:`state`."""
+        super().restore(state)
+        self.log_weights = state["dual_log_weights"].copy()
 
     def update(self, round_: int, losses: NDArray[np.float64]) -> None:
         """Go from q_t to q_{t+1}: uniform if ``t mod B == 0``, else proportional to q_t exp(eta_q l).

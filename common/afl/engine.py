@@ -7,13 +7,14 @@ return. Both get the same steps and the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.algorithms.base import Collector, ServerAlgorithm
+from afl.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
 from afl.errors import AflError, NonFiniteError, ProtocolError
@@ -65,6 +66,17 @@ class Evaluation:
     examples: tuple[int, ...]
     diverged: tuple[int, ...]
 
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
+        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
+        return cls(
+            round=values["round"],
+            synchronization=values["synchronization"],
+            metrics=tuple(values["metrics"]),
+            examples=tuple(values["examples"]),
+            diverged=tuple(values["diverged"]),
+        )
+
 
 @dataclass(frozen=True)
 class RoundSummary:
@@ -81,6 +93,24 @@ class RoundSummary:
     synchronization: int
     losses: NDArray[np.float64]
     dual_weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What closed a step: enough to close it again without its reports.
+
+    Attributes:
+        losses: l_i as reported, ``[m]``; NaN for a worker that was not asked.
+        payload: what the next step carries; ``None`` after an evaluation.
+        unsent: what else closing made.
+        evaluation: of an evaluation.
+    """
+
+    step: Step
+    losses: NDArray[np.float64]
+    payload: Payload | None = None
+    unsent: Arrays = field(default_factory=dict)
+    evaluation: Evaluation | None = None
 
 
 @dataclass
@@ -123,6 +153,7 @@ class RoundEngine:
         self.finished = False
         self.restarts = 0
         """How often an open round's sum had to begin again."""
+        self.last_outcome: Outcome | None = None
         self.last_evaluation: Evaluation | None = None
         self.last_round: RoundSummary | None = None
         self._model_digest = b""
@@ -293,22 +324,82 @@ class RoundEngine:
         assert self.complete
         assert not self.finished
         reports = [self._reports[worker] for worker in self._participants]
-        self._previous, self._reports = self._reports, {}
-        position = self.step.position
+        losses = np.full(self.workers, np.nan)
+        losses[list(self._participants)] = [report.loss for report in reports]
         if self.step.kind is Kind.EVALUATE:
-            self.last_evaluation = self._evaluate(reports)
+            outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
+        else:
+            payload = self.collector.close()
+            outcome = Outcome(self.step, losses, payload, self.collector.unsent())
+        self._previous, self._reports = self._reports, {}
+        return self._follow(outcome)
+
+    def replay(self, outcome: Outcome) -> Opening | None:
+        """Close the open step as it was closed before; the next one, or ``None`` at the end of the run."""
+        assert not self.finished
+        assert not self._reports
+        assert outcome.step.position == self.step.position
+        assert outcome.step.kind is self.step.kind
+        if outcome.payload is not None:
+            self.collector.replay(outcome.losses, outcome.payload, outcome.unsent)
+        return self._follow(outcome)
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """The open step without its reports, as JSON and arrays for :meth:`restore`; settled first."""
+        values: dict[str, Any] = {
+            "position": list(self.step.position),
+            "kind": self.step.kind.name,
+            "finished": self.finished,
+        }
+        arrays = {f"algorithm.{name}": array for name, array in self.algorithm.state().items()}
+        arrays["losses"] = self._losses
+        if self.last_round is not None:
+            values["last_round"] = [self.last_round.round, self.last_round.synchronization]
+            arrays["last_round.losses"] = self.last_round.losses
+            arrays["last_round.dual_weights"] = self.last_round.dual_weights
+        if self.last_evaluation is not None:
+            values["last_evaluation"] = asdict(self.last_evaluation)
+        return values, arrays
+
+    def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
+        """Go on from a :meth:`state`; the algorithm's parameters have been put back."""
+        position = Position(*values["position"])
+        prefix = "algorithm."
+        own = {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+        # Evaluations come behind the algorithm's own phases: it has opened its next round by then.
+        is_ahead = position.phase >= BUFFERS_PHASE
+        self.algorithm.restore(own, Position(position.round + 1, 0) if is_ahead else position)
+        self._losses = arrays["losses"].copy()
+        if "last_round" in values:
+            round_, synchronization = values["last_round"]
+            self.last_round = RoundSummary(
+                round_,
+                synchronization,
+                arrays["last_round.losses"].copy(),
+                arrays["last_round.dual_weights"].copy(),
+            )
+        if "last_evaluation" in values:
+            self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
+        self.finished = values["finished"]
+        self._open(Step(position, Kind[values["kind"]]))
+
+    def _follow(self, outcome: Outcome) -> Opening | None:
+        """Open what comes after the open step, whose outcome this is."""
+        self.last_outcome = outcome
+        position = self.step.position
+        if outcome.payload is None:
+            self.last_evaluation = outcome.evaluation
             if position.round == self.synchronizations:
                 self.finished = True
                 return None
             self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
             return self.opening()
-        payload = self.collector.close()
+        payload = outcome.payload
         if self.step.kind is Kind.BUFFERS:
             self._open(Step(Position(position.round, EVALUATION_PHASE), Kind.EVALUATE, (payload.header,)))
             return self._opening(self.step, (payload,))
         if position.phase == 0:
-            self._losses = np.full(self.workers, np.nan)
-            self._losses[list(self._participants)] = [report.loss for report in reports]
+            self._losses = outcome.losses
         if position.phase == self.algorithm.phases - 1:
             settings = self.algorithm.settings
             self.last_round = RoundSummary(

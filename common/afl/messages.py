@@ -107,6 +107,11 @@ class Payload:
     header: PayloadHeader
     sections: tuple[memoryview, ...]
 
+    @property
+    def data(self) -> memoryview:
+        """All bytes: of one section without a copy."""
+        return self.sections[0] if len(self.sections) == 1 else memoryview(b"".join(self.sections))
+
 
 @dataclass(frozen=True)
 class Step:

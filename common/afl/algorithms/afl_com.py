@@ -24,6 +24,7 @@ from torch import Tensor
 
 from afl.aggregation import OrderedSum
 from afl.algorithms.base import (
+    Arrays,
     LocalModel,
     Replica,
     ServerAlgorithm,
@@ -240,11 +241,26 @@ class AflComServer(ServerAlgorithm):
             assert self._feedback is not None
             downlink = self._feedback.compress(self._dense_sum(), realizations.of_downlink(t))
         payload = pack(realizations.downlink, downlink)
-        self.dual.update(t, self._losses)
-        self._losses.fill(np.nan)
-        self._pending = (t, downlink)
-        self.round = t + 1
+        self._step(self._losses, downlink)
         return payload
+
+    def unsent(self) -> Arrays:
+        """e_hat, where there is one."""
+        return {} if self._feedback is None else {"downlink_residual": self.downlink_residual}
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
+        """Steps 3 and 5 from D_t."""
+        assert self._pending is None
+        if self._feedback is not None:
+            self._feedback.residual.copy_(torch.from_numpy(unsent["downlink_residual"]))
+        self._step(losses, unpack(payload.header, payload.data))
+        self.settle()
+
+    def _step(self, losses: NDArray[np.float64], downlink: Compressed) -> None:
+        self.dual.update(self.round, losses)
+        self._losses.fill(np.nan)
+        self._pending = (self.round, downlink)
+        self.round += 1
 
     def settle(self) -> None:
         """Step 5 for the server's own copy; then the sum is free for the next round."""
@@ -254,6 +270,18 @@ class AflComServer(ServerAlgorithm):
         self.realizations.of_downlink(t).step(self.params, downlink, self.settings.eta_w)
         self._pending = None
         self._sum.reset()
+
+    def state(self) -> Arrays:
+        """q_t and e_hat."""
+        assert self._pending is None
+        return {**self.dual.state(), **self.unsent()}
+
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin round t."""
+        self.round = position.round
+        self.dual.restore(state)
+        if self._feedback is not None:
+            self._feedback.residual.copy_(torch.from_numpy(state["downlink_residual"]))
 
     def digest_material(self) -> bytes:
         """Of round 1's realizations."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from afl.algorithms.settings import AlgorithmSettings
 from afl.errors import NonFiniteError
 from afl.messages import Payload, PayloadHeader, Position, Report
 from afl.vectors import is_finite
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+"""Arrays by name, of a state that is written down."""
 
 
 class Collector(abc.ABC):
@@ -77,6 +80,16 @@ class Collector(abc.ABC):
             NonFiniteError: if a result leaves float32's range.
         """
 
+    def unsent(self) -> Arrays:
+        """What the last :meth:`close` made that its payload does not show; it may share the collector's
+        memory, until the next reports come."""
+        return {}
+
+    @abc.abstractmethod
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
+        """Do what :meth:`close` did, without the reports: from the losses they brought (``[m]``, NaN for a
+        worker that was not asked), the payload it returned and what it left :meth:`unsent`."""
+
 
 class ServerAlgorithm(Collector):
     """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
@@ -129,6 +142,14 @@ class ServerAlgorithm(Collector):
     @abc.abstractmethod
     def dual_weights(self) -> NDArray[np.float64]:
         """q for the open round, ``[m]``."""
+
+    @abc.abstractmethod
+    def state(self) -> Arrays:
+        """Everything but the parameters that the open phase begins with; :meth:`settle` comes first."""
+
+    @abc.abstractmethod
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin the phase at ``position`` with a :meth:`state`; the parameters have been put back."""
 
     @abc.abstractmethod
     def digest_material(self) -> bytes:

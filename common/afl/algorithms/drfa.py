@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.algorithms.base import ServerAlgorithm
+from afl.algorithms.base import Arrays, ServerAlgorithm
 from afl.algorithms.local_sgd import ModelMean, model_header, model_payload, snapshot_offset
 from afl.algorithms.settings import AlgorithmSettings
-from afl.codecs.payload import VALUE_BYTES
+from afl.codecs.payload import VALUE_BYTES, values_of
 from afl.dual import ProjectedAscent
 from afl.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.randomness import Purpose, SharedRandomness
@@ -145,6 +145,35 @@ class DrfaServer(ServerAlgorithm):
             self._pending = None
             self._restart_sums()
 
+    def unsent(self) -> Arrays:
+        """w_{s+1}, which workers are sent only after the losses at w'."""
+        return {} if self._pending is None else {"end": self._pending}
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
+        """Step 2 or step 4."""
+        if self.phase == TRAINING:
+            self._measure(unsent["end"], values_of(payload.data).copy())
+            self.settle()
+        else:
+            self._losses = {worker: float(losses[worker]) for worker in self._participants}
+            self._close_measuring()
+
+    def state(self) -> Arrays:
+        """q and, while losses are measured there, w'."""
+        assert self._pending is None
+        return {**self.dual.state(), "snapshot": self._snapshot_values}
+
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin a phase of synchronization s."""
+        self.round, self.phase = position.round, position.phase
+        self.dual.restore(state)
+        self._snapshot_values = state["snapshot"].copy()
+        if self.phase == TRAINING:
+            self._draw_trainers()
+            self._restart_sums()
+        else:
+            self._draw_measurers()
+
     def digest_material(self) -> bytes:
         """The first snapshot's t'."""
         steps = len(self.settings.updates_of(1))
@@ -154,12 +183,15 @@ class DrfaServer(ServerAlgorithm):
         where = f"synchronization {self.round}"
         total = 1.0 if self.settings.sampled is None else float(self.settings.sampled)
         end = self._end.mean(total, where)
+        self._measure(end, self._snapshot.mean(total, where))
+        return model_payload(self._snapshot_values, Role.SNAPSHOT)
+
+    def _measure(self, end: NDArray[np.float32], snapshot: NDArray[np.float32]) -> None:
         # The sum's memory begins anew with the next sum; the snapshot stays as long as losses are measured.
-        self._snapshot_values = self._snapshot.mean(total, where)
+        self._snapshot_values = snapshot
         self._pending = end
         self.phase = MEASURING
         self._draw_measurers()
-        return model_payload(self._snapshot_values, Role.SNAPSHOT)
 
     def _close_measuring(self) -> Payload:
         self.settle()

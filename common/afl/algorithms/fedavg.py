@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.algorithms.base import ServerAlgorithm
+from afl.algorithms.base import Arrays, ServerAlgorithm
 from afl.algorithms.local_sgd import ModelMean, model_header, model_payload
 from afl.algorithms.settings import AlgorithmSettings
+from afl.codecs.payload import values_of
 from afl.errors import ProtocolError
 from afl.messages import Payload, PayloadHeader, Position, Report
 
@@ -114,6 +115,26 @@ class FedAvgServer(ServerAlgorithm):
         self.params.copy_(torch.from_numpy(self._pending))
         self._pending = None
         self._mean.restart(self.participants)
+
+    def unsent(self) -> Arrays:
+        """The weights of the mean."""
+        return self.state()
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+        """Take the mean as it was sent."""
+        self._weights = unsent["weights"].tolist()
+        self._pending = values_of(payload.data).copy()
+        self.round += 1
+        self.settle()
+
+    def state(self) -> Arrays:
+        """The weights of the mean."""
+        return {"weights": np.array(self._weights)}
+
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin a round."""
+        self.round = position.round
+        self._weights = state["weights"].tolist()
 
     def digest_material(self) -> bytes:
         """Nothing is drawn together."""

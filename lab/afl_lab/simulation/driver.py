@@ -113,7 +113,7 @@ class Driver:
     def _answer(self, opening: Opening) -> None:
         step = CommittedStep(
             opening.step,
-            tuple(_whole(payload) for payload in opening.payloads),
+            tuple(payload.data for payload in opening.payloads),
             dict(enumerate(opening.dual_weights.tolist())),
             frozenset(opening.participants),
         )
@@ -143,10 +143,6 @@ class Driver:
                 ack = self.engine.add_piece(worker, index, offset, section)
             offset += len(section)
         return ack
-
-
-def _whole(payload: Payload) -> memoryview:
-    return payload.sections[0] if len(payload.sections) == 1 else memoryview(b"".join(payload.sections))
 
 
 def _kept(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
