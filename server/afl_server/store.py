@@ -1,0 +1,387 @@
+"""A run's durable state: checkpoints, and a log of the outcome of every step since.
+
+``checkpoint-N`` holds everything that step N begins with, N steps having been closed; ``log-N`` the outcomes
+of steps N, N+1 and so on. The last two checkpoints are kept with their logs, so that a damaged newest one
+costs nothing: the one before it and both logs lead to the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl.algorithms.base import Arrays
+from afl.durable import (
+    DamagedError,
+    Record,
+    Section,
+    lock,
+    read_record,
+    record_head,
+    sync_folder,
+)
+from afl.engine import Evaluation, Outcome
+from afl.errors import ConfigError, StorageError
+from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step, ValueType
+
+LOG = logging.getLogger("afl.server")
+
+FORMAT = 1
+
+SMALLEST_LOG_BYTES = 256 * 1024 * 1024
+"""A log may grow to this, or to eight times the checkpoint, before the next checkpoint is due."""
+
+Durability = Literal["process", "machine"]
+
+_NAME = re.compile(r"(checkpoint|log)-(\d{12})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that the open step begins with.
+
+    Attributes:
+        sequence: how many steps were closed before it.
+        values: JSON: the engine's state, counters, and where the records stand.
+        arrays: the model, and the engine's arrays.
+    """
+
+    run_id: str
+    sequence: int
+    values: Mapping[str, Any]
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A closed step.
+
+    Attributes:
+        values: JSON: the counters when it was closed.
+    """
+
+    sequence: int
+    outcome: Outcome
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunStore:
+    """The state folder of a run, which is this process's alone until :meth:`close`.
+
+    Args:
+        folder: made if it is not there.
+        durability: what an appended outcome survives: the process's end (``process``), or also a loss of
+            power (``machine``). Checkpoints survive both.
+
+    Raises:
+        InUseError: if another process runs this run.
+        ConfigError: if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, durability: Durability) -> None:
+        self._folder = folder
+        self._syncs = durability == "machine"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(folder / "lock", f"the run in {folder.parent}")
+        except OSError as error:
+            raise ConfigError(f"run.directory: {folder} cannot be written: {error.strerror}") from error
+        self._log = -1
+        self._log_bytes = 0
+        self._log_start = 0
+        self._log_limit = SMALLEST_LOG_BYTES
+
+    # Writing.
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint under another name, and begin the log that follows it; no waiting for the disk.
+
+        Returns:
+            what :meth:`publish` takes.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        described, sections = _packed(checkpoint.arrays)
+        head = record_head(
+            {
+                "format": FORMAT,
+                "run_id": checkpoint.run_id,
+                "sequence": checkpoint.sequence,
+                "arrays": described,
+                **checkpoint.values,
+            },
+            sections,
+        )
+        temporary = self._path("checkpoint", checkpoint.sequence).with_suffix(".new")
+        with self._failing(temporary.name):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                written = _write(handle, [head, *sections])
+            finally:
+                os.close(handle)
+            self._begin_log(checkpoint.sequence)
+        self._log_limit = max(SMALLEST_LOG_BYTES, 8 * written)
+        return temporary
+
+    def publish(self, temporary: Path) -> None:
+        """Make a written checkpoint the newest, once it is on the disk; then remove what is no longer needed.
+
+        Raises:
+            StorageError: if it cannot be done.
+        """
+        with self._failing(temporary.name):
+            handle = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            temporary.replace(temporary.with_suffix(""))
+            sync_folder(self._folder)
+            self._prune()
+
+    def append(self, entry: Entry) -> None:
+        """Add a closed step to the log: before anyone hears of it.
+
+        Raises:
+            StorageError: if it cannot be written; the log is as before.
+        """
+        outcome = entry.outcome
+        described, sections = _packed({"losses": outcome.losses, **outcome.unsent})
+        header = None
+        if outcome.payload is not None:
+            header = asdict(outcome.payload.header)
+            sections += outcome.payload.sections
+        head = record_head(
+            {
+                "sequence": entry.sequence,
+                "position": outcome.step.position,
+                "kind": outcome.step.kind.name,
+                "arrays": described,
+                "payload": header,
+                "evaluation": None if outcome.evaluation is None else asdict(outcome.evaluation),
+                **entry.values,
+            },
+            sections,
+        )
+        with self._failing(self._path("log", self._log_start).name):
+            try:
+                self._log_bytes += _write(self._log, [head, *sections])
+                if self._syncs:
+                    os.fdatasync(self._log)
+            except OSError:
+                # A record of which half is there would hide those that follow it.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._log, self._log_bytes)
+                raise
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the log has grown so long that a checkpoint should follow."""
+        return self._log_bytes > self._log_limit
+
+    def close(self) -> None:
+        """Give the folder back."""
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+        os.close(self._lock)
+
+    # Reading.
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no checkpoint has ever been completed."""
+        return not self._found("checkpoint")
+
+    def load(self) -> tuple[Checkpoint, Iterator[Entry]]:
+        """The newest whole checkpoint, and the outcomes since, read one by one.
+
+        What is damaged is logged, and passed over where that loses nothing.
+
+        Raises:
+            StorageError: if no checkpoint is whole.
+        """
+        for sequence in reversed(self._found("checkpoint")):
+            path = self._path("checkpoint", sequence)
+            try:
+                record = read_record(_content(path))
+                checkpoint = _checkpoint(record)
+            except (DamagedError, OSError) as error:
+                LOG.error(  # noqa: TRY400  # the message says all
+                    "%s cannot be used (%s); the checkpoint before it is taken",
+                    path,
+                    error,
+                    extra={"event": "checkpoint_damaged", "file": path.name},
+                )
+                continue
+            return checkpoint, self._entries(sequence)
+        raise StorageError(
+            f"no checkpoint in {self._folder} is whole: restore the folder from a backup, or start a new run "
+            "in another directory"
+        )
+
+    def _entries(self, sequence: int) -> Iterator[Entry]:
+        logs = [start for start in self._found("log") if start >= sequence]
+        for start in logs:
+            if start > sequence:
+                self._lost(f"{self._path('log', sequence).name} is not there")
+                return
+            path = self._path("log", start)
+            content = _content(path)
+            position = 0
+            while position < len(content):
+                try:
+                    record = read_record(content, position)
+                    entry = _entry(record)
+                except DamagedError as error:
+                    if start == logs[-1]:
+                        # A write that was cut off; nobody has heard of that step.
+                        os.truncate(path, position)
+                        LOG.warning(
+                            "%s ends with an outcome that was not written whole (%s); its step is open again",
+                            path,
+                            error,
+                            extra={"event": "log_cut", "file": path.name},
+                        )
+                    else:
+                        self._lost(f"{path} is damaged at byte {position}: {error}")
+                    return
+                if entry.sequence != sequence:
+                    self._lost(f"{path} holds outcome {entry.sequence} where {sequence} should be")
+                    return
+                yield entry
+                sequence += 1
+                position += record.length
+
+    @staticmethod
+    def _lost(what: str) -> None:
+        LOG.error(
+            "%s: what came later is lost; the run goes on from before it",
+            what,
+            extra={"event": "rounds_lost"},
+        )
+
+    # Files.
+
+    def _path(self, kind: str, sequence: int) -> Path:
+        return self._folder / f"{kind}-{sequence:012d}"
+
+    def _found(self, kind: str) -> list[int]:
+        matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
+        return sorted(int(match[2]) for match in matches if match and match[1] == kind)
+
+    def _begin_log(self, sequence: int) -> None:
+        path = self._path("log", sequence)
+        # What follows a checkpoint that was fallen back from, or was never completed, is written anew.
+        for start in self._found("log"):
+            if start > sequence:
+                self._path("log", start).unlink()
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if self._log >= 0:
+            os.close(self._log)
+        self._log, self._log_bytes, self._log_start = handle, 0, sequence
+        if self._syncs:
+            sync_folder(self._folder)
+
+    def _prune(self) -> None:
+        oldest = self._found("checkpoint")[-2:][0]
+        for kind in ("checkpoint", "log"):
+            for sequence in self._found(kind):
+                if sequence < oldest:
+                    self._path(kind, sequence).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._folder.is_dir():
+                raise StorageError(f"{name} cannot be written: {self._folder} is gone") from error
+            raise StorageError(f"{self._folder / name} cannot be written: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _write(handle: int, parts: Sequence[Section]) -> int:
+    """Write all; how many bytes that was."""
+    total = 0
+    for part in parts:
+        view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+        total += len(view)
+        while view:
+            view = view[os.write(handle, view) :]
+    return total
+
+
+def _content(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _packed(arrays: Arrays) -> tuple[list[tuple[str, str, list[int]]], list[Section]]:
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    described = [(name, array.dtype.str, list(array.shape)) for name, array in plain.items()]
+    return described, [array.reshape(-1).view(np.uint8).data for array in plain.values()]
+
+
+def _unpacked(
+    described: Sequence[tuple[str, str, list[int]]], sections: Sequence[memoryview]
+) -> dict[str, NDArray[Any]]:
+    return {
+        name: np.frombuffer(section, dtype=np.dtype(kind)).reshape(shape)
+        for (name, kind, shape), section in zip(described, sections, strict=True)
+    }
+
+
+def _checkpoint(record: Record) -> Checkpoint:
+    values = dict(record.values)
+    if values.pop("format") != FORMAT:
+        raise DamagedError(f"its format is not {FORMAT}: it is another version's")
+    arrays = _unpacked(values.pop("arrays"), record.sections)
+    return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
+
+
+def _entry(record: Record) -> Entry:
+    values = dict(record.values)
+    described, header = values.pop("arrays"), values.pop("payload")
+    arrays = _unpacked(described, record.sections[: len(described)])
+    evaluation = values.pop("evaluation")
+    payload = None
+    if header is not None:
+        payload = Payload(_header(header), record.sections[len(described) :])
+    outcome = Outcome(
+        Step(Position(*values.pop("position")), Kind[values.pop("kind")]),
+        arrays.pop("losses"),
+        payload,
+        arrays,
+        None if evaluation is None else Evaluation.of_values(evaluation),
+    )
+    return Entry(values.pop("sequence"), outcome, values)
+
+
+def _header(values: Mapping[str, Any]) -> PayloadHeader:
+    return PayloadHeader(
+        **{
+            **values,
+            "role": Role(values["role"]),
+            "encoding": Encoding(values["encoding"]),
+            "value_type": ValueType(values["value_type"]),
+        }
+    )
