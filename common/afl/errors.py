@@ -41,7 +41,7 @@ _MEANINGS = {
     ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
-    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM",
+    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command goes on with the run",
 }
 
 

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,6 +67,11 @@ class Standing:
             float(losses.mean()),
         )
 
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> Standing:
+        """From a line of the metrics."""
+        return cls(**{entry.name: line[entry.name] for entry in fields(cls)})
+
     def is_better_than(self, other: Standing | None) -> bool:
         """Whether its worst worker is served better."""
         if other is None:
@@ -120,6 +126,57 @@ class RunRecords:
             raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
         return records
 
+    @classmethod
+    def resume(cls, run_id: str, directory: Path, config: Config, metrics_bytes: int) -> RunRecords:
+        """Go on with a run's records: the metrics as they were when they had ``metrics_bytes``.
+
+        Raises:
+            StorageError: if they cannot be read or written.
+        """
+        records = cls(run_id, directory, config)
+        path = directory / METRICS_FILE
+        try:
+            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            (directory / SUMMARY_FILE).unlink(missing_ok=True)
+            with path.open("ab") as file:
+                file.truncate(min(metrics_bytes, file.tell()))
+            kept = path.read_bytes()
+            whole = kept.rfind(b"\n") + 1
+            if whole < metrics_bytes:
+                LOG.warning(
+                    "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
+                    path,
+                    whole,
+                    metrics_bytes,
+                    extra={"event": "metrics_lost"},
+                )
+                os.truncate(path, whole)
+            for line in map(json.loads, kept[:whole].splitlines()):
+                if line["event"] == "evaluation":
+                    records._rank(Standing.of_line(line))
+            records._metrics = path.open("a", encoding="utf-8", buffering=1)
+        except (OSError, ValueError, KeyError) as error:
+            raise StorageError(f"{path} cannot be gone on with: {error}") from error
+        return records
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long the metrics are."""
+        assert self._metrics is not None
+        return self._metrics.tell()
+
+    def sync(self) -> None:
+        """Wait until the metrics so far are on the disk.
+
+        Raises:
+            StorageError: if they cannot be written.
+        """
+        assert self._metrics is not None
+        try:
+            os.fsync(self._metrics.fileno())
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+
     def discard(self) -> None:
         """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
         self.close()
@@ -170,11 +227,8 @@ class RunRecords:
             StorageError: if it cannot be written.
         """
         standing = Standing.of(evaluation)
-        self.evaluations.append(standing)
         self.last_evaluation = evaluation
-        is_best = standing.is_better_than(self.best)
-        if is_best:
-            self.best = standing
+        is_best = self._rank(standing)
         self._line(
             "evaluation",
             round=standing.round,
@@ -202,6 +256,13 @@ class RunRecords:
                 "max_loss": standing.max_loss,
             },
         )
+        return is_best
+
+    def _rank(self, standing: Standing) -> bool:
+        self.evaluations.append(standing)
+        is_best = standing.is_better_than(self.best)
+        if is_best:
+            self.best = standing
         return is_best
 
     def save_model(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
