@@ -41,7 +41,12 @@ def test_what_is_not_understood_is_refused(text):
 
 
 def test_the_process_ends_at_the_passage_that_is_named():
-    program = "import afl.fault_points as f\nfor i in range(5):\n print(i, flush=True); f.reached('server.before-log')"
+    program = (
+        "from afl.fault_points import reached\n"
+        "for i in range(5):\n"
+        "    print(i, flush=True)\n"
+        "    reached('server.before-log')\n"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "AFL_FAULT_POINTS": "server.after-log:1:kill,server.before-log:3:kill"},
