@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
@@ -40,6 +40,9 @@ class FemnistOptions(DataOptions, SplitOptions):
     alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
     classes: int = Field(default=62, ge=2, description="62 characters, or 10 for digits alone")
     hidden: int = Field(default=2048, ge=1, description="width of the CNN's hidden layer")
+    channels: tuple[PositiveInt, PositiveInt] = Field(
+        default=(32, 64), description="of the CNN's two convolutions"
+    )
     ink: Literal["dark", "light"] = Field(
         default="dark", description="dark on white as in LEAF, or light on black as in MNIST"
     )
@@ -65,7 +68,7 @@ class Femnist(ImageTask[WriterSource]):
 
     def model(self) -> nn.Module:
         """LEAF's CNN; input ``[n, 1, 28, 28]``."""
-        return femnist_cnn(self.options.hidden, self.classes)
+        return femnist_cnn(self.options.hidden, self.classes, self.options.channels)
 
     def open_source(self) -> WriterSource:
         """The first place at which data is found."""

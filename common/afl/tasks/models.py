@@ -44,17 +44,18 @@ def cifar_cnn(channels: tuple[int, int] = (32, 64), classes: int = 10) -> nn.Seq
     )
 
 
-def femnist_cnn(hidden: int = 2048, classes: int = 62) -> nn.Sequential:
+def femnist_cnn(hidden: int = 2048, classes: int = 62, channels: tuple[int, int] = (32, 64)) -> nn.Sequential:
     """LEAF's two-layer CNN for FEMNIST: input ``[n, 1, 28, 28]``.
 
-    Two 5x5 convolutions (32 and 64 channels) that keep the size, each with ReLU and 2x2 max pooling, then
-    one hidden layer. LEAF's hidden layer of 2048 and 62 classes make 6,603,710 parameters.
+    Two 5x5 convolutions (LEAF: 32 and 64 channels) that keep the size, each with ReLU and 2x2 max pooling,
+    then one hidden layer. LEAF's hidden layer of 2048 and 62 classes make 6,603,710 parameters.
     """
+    first, second = channels
     return nn.Sequential(
-        *_block(1, 32, kernel=5),
-        *_block(32, 64, kernel=5),
+        *_block(1, first, kernel=5),
+        *_block(first, second, kernel=5),
         nn.Flatten(),
-        nn.Linear(64 * 7 * 7, hidden),
+        nn.Linear(second * 7 * 7, hidden),
         nn.ReLU(),
         nn.Linear(hidden, classes),
     )

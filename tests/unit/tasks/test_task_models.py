@@ -24,6 +24,7 @@ def test_widths_are_parameters() -> None:
         assert count(mlp(4, (), 3)) == 15
         assert count(cifar_cnn()) == 896 + 18_496 + 40_970
         assert count(femnist_cnn(hidden=100, classes=10)) == 832 + 51_264 + 313_700 + 1_010
+        assert count(femnist_cnn(64, 62, (8, 16))) == 208 + 3_216 + 50_240 + 4_030
 
 
 @pytest.mark.parametrize(
