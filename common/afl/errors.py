@@ -37,8 +37,8 @@ _MEANINGS = {
     ExitCode.CONFIG: "the command line, the configuration or the task's code is wrong",
     ExitCode.REFUSED: "the server refused this worker and said why",
     ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
-    ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the log"
-    " names worker and round",
+    ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the"
+    " log names worker and round",
     ExitCode.PORT: "an address cannot be listened on: it is taken, or not one of this machine",
     ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",

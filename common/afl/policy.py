@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from afl.errors import DivergedError
+
 if TYPE_CHECKING:
     from afl.engine import Evaluation
 
@@ -53,10 +55,13 @@ class DivergenceWatch:
         self.evaluations = evaluations
         self.in_a_row = 0
 
-    def see(self, evaluation: Evaluation) -> str:
-        """Take the next evaluation; why the run must end, or nothing.
+    def require(self, evaluation: Evaluation) -> None:
+        """Take the next evaluation.
 
         A worker whose metrics were not finite exceeds every bound; one that was late says nothing.
+
+        Raises:
+            DivergedError: if this is one too many.
         """
         losses = {
             worker: metrics["loss"] for worker, metrics in enumerate(evaluation.metrics) if "loss" in metrics
@@ -64,12 +69,12 @@ class DivergenceWatch:
         worst = max(losses, key=lambda worker: losses[worker])
         if losses[worst] <= self.max_loss:
             self.in_a_row = 0
-            return ""
+            return
         self.in_a_row += 1
         if self.in_a_row < self.evaluations:
-            return ""
+            return
         shown = f"is {losses[worst]:g}" if math.isfinite(losses[worst]) else "is not finite"
-        return (
+        raise DivergedError(
             f"the run has diverged: after round {evaluation.round} the loss of worker {worst} {shown}; the "
             f"highest was above faults.divergence.max_loss ({self.max_loss:g}) at {self.in_a_row} "
             f"evaluation{'s' if self.in_a_row > 1 else ''} in a row"

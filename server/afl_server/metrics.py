@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 
@@ -88,11 +89,11 @@ class RunCollector(Collector):
         if records.last_evaluation is None:
             return
         metrics = records.last_evaluation.metrics
-        yield _by_worker("afl_worker_loss", [entry["loss"] for entry in metrics])
+        yield _by_worker("afl_worker_loss", [entry.get("loss", math.nan) for entry in metrics])
         yield _one("afl_max_worker_loss", records.evaluations[-1].max_loss)
         worst = records.evaluations[-1].worst_accuracy
         if worst is not None:
-            yield _by_worker("afl_worker_accuracy", [entry["accuracy"] for entry in metrics])
+            yield _by_worker("afl_worker_accuracy", [entry.get("accuracy", math.nan) for entry in metrics])
             yield _one("afl_worst_worker_accuracy", worst)
         if records.best is not None and records.best.worst_accuracy is not None:
             yield _one("afl_best_worst_worker_accuracy", records.best.worst_accuracy)

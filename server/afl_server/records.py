@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,17 +50,23 @@ class Standing:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Standing:
-        """Rank the workers."""
-        losses = np.array([metrics["loss"] for metrics in evaluation.metrics])
-        has_accuracy = all("accuracy" in metrics for metrics in evaluation.metrics)
+        """Rank the workers that took part."""
+        present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
+        losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
+        has_accuracy = all("accuracy" in evaluation.metrics[worker] for worker in present)
         if not has_accuracy:
             return cls(
-                evaluation.round, int(losses.argmax()), None, None, float(losses.max()), float(losses.mean())
+                evaluation.round,
+                present[losses.argmax()],
+                None,
+                None,
+                float(losses.max()),
+                float(losses.mean()),
             )
-        accuracies = np.array([metrics["accuracy"] for metrics in evaluation.metrics])
+        accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
         return cls(
             evaluation.round,
-            int(accuracies.argmin()),
+            present[accuracies.argmin()],
             float(accuracies.min()),
             float(accuracies.mean()),
             float(losses.max()),
@@ -160,6 +167,7 @@ class RunRecords:
             loss_max_worker=worst,
             loss_mean=float(np.nanmean(summary.losses)),
             dual_weight_max=float(summary.dual_weights.max()),
+            **_absent(summary.absent),
             **_bytes(up, down),
         )
 
@@ -172,7 +180,8 @@ class RunRecords:
         standing = Standing.of(evaluation)
         self.evaluations.append(standing)
         self.last_evaluation = evaluation
-        is_best = standing.is_better_than(self.best)
+        # Who was absent may be the one that is served worst.
+        is_best = not evaluation.absent and standing.is_better_than(self.best)
         if is_best:
             self.best = standing
         self._line(
@@ -185,6 +194,7 @@ class RunRecords:
             mean_loss=standing.mean_loss,
             workers=[dict(metrics) for metrics in evaluation.metrics],
             examples=list(evaluation.examples),
+            **_absent(evaluation.absent),
             **_bytes(up, down),
         )
         LOG.info(
@@ -307,6 +317,11 @@ class Snapshot:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+def _absent(workers: Sequence[int]) -> dict[str, Any]:
+    """Named where there are any: a line without them is one of all workers."""
+    return {"absent": list(workers)} if workers else {}
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

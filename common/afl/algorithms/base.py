@@ -76,7 +76,8 @@ class Collector(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> Payload:
-        """All participants that are not left out have reported: end the phase and make what the next step carries.
+        """All participants but those left out have reported: end the phase and make what the next step
+        carries.
 
         The payload's memory stays as it is until the next step's reports come; an algorithm's until
         :meth:`ServerAlgorithm.settle`.

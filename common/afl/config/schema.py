@@ -373,7 +373,7 @@ class Stragglers(Section):
     ] = None
     quorum: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-        Unit("share of the workers asked"),
+        Unit("share"),
         Null("0.5"),
         Field(
             description="how many reports a step takes in any case, rounded up; past the deadline it waits"
