@@ -488,7 +488,11 @@ class RoundEngine:
             np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
             settings = self.algorithm.settings
             self.last_round = RoundSummary(
-                settings.updates_after(position.round), position.round, self._losses, self.dual_weights
+                settings.updates_after(position.round),
+                position.round,
+                self._losses,
+                self.dual_weights,
+                self._absent,
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
