@@ -38,7 +38,7 @@ class DamagedError(AflError):
 class InUseError(AflError):
     """A file that another process has locked."""
 
-    exit_code = ExitCode.STORAGE
+    exit_code = ExitCode.CONFIG
 
 
 @dataclass(frozen=True)

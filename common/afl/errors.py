@@ -44,7 +44,7 @@ _MEANINGS = {
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
     ExitCode.LOST_WORKERS: "no worker had a session for longer than server.give_up_after",
-    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM",
+    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command goes on with the run",
 }
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from afl.errors import DivergedError
-
-if TYPE_CHECKING:
-    from afl.engine import Evaluation
 
 DEFAULT_QUORUM = 0.5
 
@@ -45,37 +42,39 @@ class DivergenceWatch:
     Args:
         max_loss: the highest loss of a worker in an evaluation that is still right.
         evaluations: how many evaluations in a row must exceed it.
-
-    Attributes:
-        in_a_row: the evaluations until now that exceeded it, without one between that did not.
     """
 
     def __init__(self, max_loss: float, evaluations: int) -> None:
-        self.max_loss = max_loss
-        self.evaluations = evaluations
-        self.in_a_row = 0
+        self._max_loss = max_loss
+        self._evaluations = evaluations
+        self._in_a_row = 0
+        self._last = ""
 
-    def require(self, evaluation: Evaluation) -> None:
+    def see(
+        self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int] = ()
+    ) -> None:
         """Take the next evaluation.
 
-        A worker whose metrics were not finite exceeds every bound; one that was late says nothing.
+        Args:
+            metrics: of each worker; those of an absent one are empty and say nothing.
+            non_finite: workers whose metrics were not finite, which exceeds every bound.
+        """
+        losses = {worker: entry["loss"] for worker, entry in enumerate(metrics) if entry}
+        losses.update(dict.fromkeys(non_finite, math.inf))
+        worst = max(losses, key=lambda worker: losses[worker])
+        self._in_a_row = self._in_a_row + 1 if losses[worst] > self._max_loss else 0
+        shown = f"is {losses[worst]:g}" if math.isfinite(losses[worst]) else "is not finite"
+        self._last = f"after round {round_} the loss of worker {worst} {shown}"
+
+    def require(self) -> None:
+        """All is well, or else:
 
         Raises:
-            DivergedError: if this is one too many.
+            DivergedError: if the last evaluation was one too many.
         """
-        losses = {
-            worker: metrics["loss"] for worker, metrics in enumerate(evaluation.metrics) if "loss" in metrics
-        } | dict.fromkeys(evaluation.non_finite, math.inf)
-        worst = max(losses, key=lambda worker: losses[worker])
-        if losses[worst] <= self.max_loss:
-            self.in_a_row = 0
+        if self._in_a_row < self._evaluations:
             return
-        self.in_a_row += 1
-        if self.in_a_row < self.evaluations:
-            return
-        shown = f"is {losses[worst]:g}" if math.isfinite(losses[worst]) else "is not finite"
         raise DivergedError(
-            f"the run has diverged: after round {evaluation.round} the loss of worker {worst} {shown}; the "
-            f"highest was above faults.divergence.max_loss ({self.max_loss:g}) at {self.in_a_row} "
-            f"evaluation{'s' if self.in_a_row > 1 else ''} in a row"
+            f"the run has diverged: {self._last}; the highest was above faults.divergence.max_loss "
+            f"({self._max_loss:g}) at {self._in_a_row} evaluation{'s' if self._in_a_row > 1 else ''} in a row"
         )

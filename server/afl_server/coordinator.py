@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 
 from afl.algorithms.registry import server_half
 from afl.buffer_mean import BufferMean
-from afl.config import Config
 from afl.engine import Evaluation, Opening, RoundEngine
 from afl.errors import ExitCode, NonFiniteError, StorageError
 from afl.messages import (
@@ -28,6 +28,7 @@ from afl.messages import (
     Encoding,
     GoodbyeStatus,
     Kind,
+    Payload,
     Position,
     Report,
     Step,
@@ -38,17 +39,22 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.settings import RunSettings
 from afl_server.broadcast import Broadcast
+from afl_server.keeper import Keeper, Moment
 from afl_server.model import model_payloads
+from afl_server.opening import OpenRun
 from afl_server.reception import Reception
-from afl_server.records import RunRecords, Snapshot
+from afl_server.records import Snapshot
 from afl_server.roster import Roster
 from afl_server.session import Session, State
+from afl_server.store import Checkpoint, Entry
 from afl_server.tallies import Tallies
 
 LOG = logging.getLogger("afl.server")
 
 INLINE_DIM = 1 << 20
 """Up to this dimension the engine runs on the event loop: its longest call is then a few milliseconds."""
+
+FAREWELL_CHECK_S = 0.05
 
 FAREWELL_TIMEOUT_S = 10.0
 """How long the end of the run waits for workers to have read their goodbye."""
@@ -60,19 +66,19 @@ class Coordinator:
     """Drives one run to its end.
 
     Args:
-        config: with its seed filled in.
+        run: whose directory and configuration it uses.
         vector: the initial model; becomes the run's model.
         local_options: the task's options that are this machine's own and are not sent.
     """
 
     def __init__(
         self,
-        config: Config,
+        run: OpenRun,
         vector: ParameterVector,
         randomness: SharedRandomness,
-        records: RunRecords,
         local_options: frozenset[str] = frozenset(),
     ) -> None:
+        config, records = run.config, run.records
         self.config = config
         self.settings = RunSettings.of_config(config, local_options)
         self.run_id = records.run_id
@@ -92,7 +98,10 @@ class Coordinator:
         self.started_at = time.monotonic()
         self.round_started_at = time.monotonic()
         self.step_opened_at = time.monotonic()
-        self.first_round_at: float | None = None
+        self.seconds_before = 0.0
+        """How long earlier processes ran this run."""
+        self.first_round: tuple[float, int] | None = None
+        """When this process closed its first round, and which."""
         self.randomness = randomness
         self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
         self._streaming: Broadcast | None = None
@@ -100,6 +109,11 @@ class Coordinator:
         self._inline = vector.dim <= INLINE_DIM
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-disk")
+        self._keeper = Keeper(self, run.store) if run.store is not None else None
+        self._pausing = ""
+        """Why the run stops after its open step, if it does."""
+        self.informed: set[int] = set()
+        """The workers that know that the run is over."""
         self.turn = asyncio.Lock()
         self._relief = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -108,9 +122,81 @@ class Coordinator:
     # The run.
 
     async def start(self) -> None:
-        """Record the initial model if it is the random output."""
-        if self.random_round == 1:
-            self._save("random", await self._snapshot(), 0)
+        """Make the run's beginning, or what it goes on from, durable."""
+        if self.engine.step.position == Position(1, 0) and self.random_round == 1:
+            await self._write("random", await self._snapshot(), 0)
+        if self._keeper is not None:
+            async with self.turn:
+                await self._keeper.checkpoint(waits=True)
+        if self.engine.finished:
+            self._spawn(self._conclude(await self._snapshot(), self.engine.rounds))
+
+    def go_on(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
+        """Go on from a checkpoint and the outcomes since, before any session.
+
+        Raises:
+            ConfigError: if the task is not the run's any more.
+            StorageError: if a model cannot be written.
+        """
+        assert self._keeper is not None
+        self._keeper.restore(checkpoint)
+        self.records.round, self.records.last_evaluation = self.engine.last_round, self.engine.last_evaluation
+        opening: Opening | None = None
+        closed: Step | None = None
+        for entry in entries:
+            closed = self.engine.step
+            opening = self._keeper.replay(entry)
+            opening = opening and replace(opening, payloads=tuple(map(_own, opening.payloads)))
+            self.engine.algorithm.settle()
+            is_best = self._record(closed, Moment.of_values(entry.values))
+            for name, is_output in (("best", is_best), ("random", self._is_random_output(opening))):
+                if is_output:
+                    self.records.save_model(name, Snapshot(self.vector), self.engine.updates_applied)
+        if opening is not None and closed is not None:
+            self._open = self._framed(opening, closed.position)
+        elif not self.engine.finished:
+            self._open = self._framed(self.engine.opening(), NOWHERE)
+        LOG.warning(
+            "the run goes on with round %d",
+            self.engine.step.position.round,
+            extra={"event": "resumed", "run_id": self.run_id, "round": self.engine.step.position.round},
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has run, in all its processes."""
+        return self.seconds_before + time.monotonic() - self.started_at
+
+    def stop(self, reason: str) -> None:
+        """Stop after the open step, or after ``server.grace``, so that the run can be gone on with; a run
+        without durable state ends for good."""
+        if self._keeper is None:
+            self.abort(ExitCode.INTERRUPTED, reason)
+        elif not self.is_over:
+            LOG.warning("%s; the open step is waited for", reason, extra={"event": "stopping"})
+            self._pausing = reason
+            self._spawn(self._pause_in_time())
+
+    async def _pause_in_time(self) -> None:
+        # A step that waits for someone who is not there is not waited for.
+        if not any(self.roster.owner(worker) is None for worker in self.engine.missing()):
+            await asyncio.wait({self.result}, timeout=self.config.server.grace)
+        async with self.turn:
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """End this process's part of the run; whoever calls holds the turn."""
+        if self.is_over:
+            return
+        assert self._keeper is not None
+        try:
+            await self._keeper.checkpoint(waits=True)
+        except StorageError as error:
+            # The log has all that was closed.
+            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+        snapshot, applied = await self._snapshot_in_turn(), self.engine.updates_applied
+        self._finish(ExitCode.INTERRUPTED, self._pausing, GoodbyeStatus.LEAVING)
+        self._spawn(self._write("final", snapshot, applied))
 
     @property
     def is_over(self) -> bool:
@@ -139,19 +225,29 @@ class Coordinator:
         if self._streaming is not None:
             self._streaming.abandon()
         for session in self.roster:
+            self.informed.update(session.workers)
             session.end(status, reason)
 
     async def farewell(self) -> None:
-        """Wait for the disk and, bounded, until every session has read its goodbye."""
+        """Wait for the disk and, bounded, until every session has read its goodbye; at the end of the run
+        also for workers that were away."""
         deadline = time.monotonic() + FAREWELL_TIMEOUT_S
-        while len(self.roster) and time.monotonic() < deadline:
+        is_end = self.result.result()[0] is ExitCode.OK
+        while time.monotonic() < deadline:
             waiting = [asyncio.ensure_future(session.is_over.wait()) for session in self.roster]
-            await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if waiting:
+                await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            elif is_end and len(self.informed) < self.config.workers:
+                await asyncio.sleep(FAREWELL_CHECK_S)
+            else:
+                break
             for task in waiting:
                 task.cancel()
         while self._background:
             await asyncio.gather(*self._background)
         await asyncio.to_thread(self._disk.shutdown)
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.shutdown)
         await asyncio.to_thread(self._thread.shutdown)
 
     # Reports.
@@ -272,24 +368,41 @@ class Coordinator:
                 digest = await self._on_engine(self._own_digest)
                 self.engine.expect_digest(digest)
             opening = await self._on_engine(self.engine.advance)
+            moment = self._moment()
+            if self._keeper is not None:
+                # Before anyone hears of it: what was heard must never be undone.
+                await self._keeper.append(moment)
             self.step_opened_at = time.monotonic()
             self._model = None
+            if self._pausing and opening is not None:
+                self._record(closed, moment)
+                await self._pause()
+                return
             if opening is not None:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
                     await self._heal(self.engine.last_evaluation)
                 await self._broadcast(closed, opening)
             best: Snapshot | None = None
-            if closed.kind is Kind.EVALUATE:
-                best = await self._evaluated()
-            elif self.engine.last_round is not self.records.round:
-                self._trained()
+            if self._record(closed, moment):
+                best = await self._snapshot_in_turn()
+                self._save("best", best, self.engine.updates_applied)
             if opening is None:
                 last = best or await self._snapshot_in_turn()
                 self._spawn(self._conclude(last, self.engine.rounds))
-            elif opening.step.position == Position(self.random_round, 0):
+            elif self._is_random_output(opening):
                 self._save("random", await self._snapshot_in_turn(), self.engine.updates_applied)
+            if self._keeper is not None and (opening is None or self._keeper.is_due):
+                await self._keeper.checkpoint()
             else:
                 self._settle_soon()
+
+    def _is_random_output(self, opening: Opening | None) -> bool:
+        """Whether the model as it now is is w_r."""
+        return opening is not None and opening.step.position == Position(self.random_round, 0)
+
+    def _moment(self) -> Moment:
+        now = time.monotonic()
+        return Moment(now - self.round_started_at, self.seconds, deepcopy(self.tallies))
 
     async def _broadcast(self, closed: Step, opening: Opening) -> None:
         if self._streaming is not None:
@@ -319,31 +432,20 @@ class Coordinator:
             if broadcast.is_for(session.workers):
                 session.send(broadcast)
 
-    def _trained(self) -> None:
-        now = time.monotonic()
+    def _record(self, closed: Step, moment: Moment) -> bool:
+        """Write the metrics of a closed step; whether its evaluation is the best so far."""
+        up, down = moment.tallies.uplink, moment.tallies.downlink
+        if closed.kind is Kind.EVALUATE:
+            assert self.engine.last_evaluation is not None
+            self.round_started_at = time.monotonic()
+            return self.records.evaluation(self.engine.last_evaluation, up=up, down=down)
         summary = self.engine.last_round
-        assert summary is not None
-        if self.first_round_at is None:
-            self.first_round_at = now
-        self.records.train_round(
-            summary,
-            seconds=now - self.round_started_at,
-            up=self.tallies.uplink,
-            down=self.tallies.downlink,
-        )
-        self.round_started_at = now
-
-    async def _evaluated(self) -> Snapshot | None:
-        """Record the evaluation; the model if it is the best so far."""
-        evaluation = self.engine.last_evaluation
-        assert evaluation is not None
-        is_best = self.records.evaluation(evaluation, up=self.tallies.uplink, down=self.tallies.downlink)
-        self.round_started_at = time.monotonic()
-        if not is_best:
-            return None
-        best = await self._snapshot_in_turn()
-        self._save("best", best, evaluation.round)
-        return best
+        if summary is not None and summary is not self.records.round:
+            self.round_started_at = time.monotonic()
+            self.records.train_round(summary, seconds=moment.round_seconds, up=up, down=down)
+            if self.first_round is None:
+                self.first_round = (time.monotonic(), summary.round)
+        return False
 
     async def _heal(self, evaluation: Evaluation) -> None:
         """Send the model to workers whose copy is not the server's, before the next step reaches them."""
@@ -486,3 +588,8 @@ class Coordinator:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _own(payload: Payload) -> Payload:
+    """A payload in memory of its own."""
+    return Payload(payload.header, (memoryview(bytes(payload.data)),))

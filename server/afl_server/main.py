@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from afl.randomness import SharedRandomness
 from afl.tasks.registry import load_task
 from afl_server.coordinator import Coordinator
 from afl_server.http import HttpServer
+from afl_server.opening import open_run, stored_config
 from afl_server.progress import LiveView, print_summary
-from afl_server.records import RunRecords, new_run_id
 from afl_server.service import FederationService
 
 LOG = logging.getLogger("afl.server")
@@ -43,13 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.help_config:
         print(help_text())  # noqa: T201
         return ExitCode.OK
-    if options.config is None:
+    if (options.config is None) == (options.resume is None):
         parser.error(
-            "--config FILE is needed (deploy/server.yaml is an example; --help-config has every key)"
+            "--config FILE is needed (deploy/server.yaml is an example; --help-config has every key), or "
+            "--resume DIR to go on with a run"
         )
     set_up_logs(level=options.log_level, as_json=options.json_logs)
     try:
-        config = load_config(options.config, options.set)
+        if options.resume is not None:
+            config = stored_config(options.resume, options.set)
+        else:
+            config = load_config(options.config, options.set)
         return asyncio.run(_run(config, live=options.live))
     except AflError as error:
         print(f"afl-server: {error}", file=sys.stderr)  # noqa: T201
@@ -62,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         "Run one federation: wait for the workers, train the model for its worst worker, write the results.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration (YAML)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on with the run in this directory, with its own configuration",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -82,25 +91,31 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(config: Config, *, live: bool) -> ExitCode:
     check_plaintext(config.server.listen, insecure=config.server.insecure)
-    seed = config.run.seed
-    randomness = SharedRandomness.fresh() if seed is None else SharedRandomness.from_int(seed)
-    config = config.with_seed(int.from_bytes(randomness.seed, "little"))
-    task = load_task(config.task.name, config.task.options, allow_path=True)
-    vector = build_vector(task, randomness)
-    run_id = new_run_id()
-    records = RunRecords.create(run_id, config.run.directory or Path("runs") / run_id, config)
-    coordinator = Coordinator(config, vector, randomness, records, task.local_options)
+    run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
+    config, records = run.config, run.records
+    try:
+        assert config.run.seed is not None
+        randomness = SharedRandomness.from_int(config.run.seed)
+        task = load_task(config.task.name, config.task.options, allow_path=True)
+        vector = build_vector(task, randomness)
+        coordinator = Coordinator(run, vector, randomness, task.local_options)
+        if run.checkpoint is not None:
+            coordinator.go_on(run.checkpoint, run.entries)
+    except BaseException:
+        run.discard()
+        raise
     service = FederationService(coordinator)
     http: HttpServer | None = None
     try:
         await service.start(config.server.listen)
         if config.server.http is not None:
             http = HttpServer(coordinator, config.server.http)
+        await coordinator.start()
         _announce(coordinator, service.port, http)
         code, reason = await _until_over(coordinator, live=live)
         await coordinator.farewell()
     except AddressError:
-        records.discard()
+        run.discard()
         raise
     finally:
         await service.stop()
@@ -110,7 +125,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         summary = records.summarize(
             code=code,
             reason=reason,
-            seconds=time.monotonic() - coordinator.started_at,
+            seconds=coordinator.seconds,
             up=coordinator.tallies.uplink,
             down=coordinator.tallies.downlink,
         )
@@ -121,7 +136,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         LOG.error("%s", reason, extra={"event": "run_over", "code": int(code)})  # noqa: TRY400
         return code
     finally:
-        records.close()
+        run.close()
     LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
     if live:
         print_summary(summary, records.directory)
@@ -160,11 +175,10 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
             loop.remove_signal_handler(number)
             # A second signal ends the process at once.
             signal.signal(number, signal.SIG_DFL)
-        coordinator.abort(ExitCode.INTERRUPTED, f"the server was stopped by {name}")
+        coordinator.stop(f"the server was stopped by {name}")
 
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
-    await coordinator.start()
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()

@@ -57,6 +57,7 @@ class Reception:
         """A session's first frame: check who it is and welcome it, or end it."""
         if self._run.is_over:
             code, reason = self._run.result.result()
+            self._run.informed.update(standing.worker for standing in message.workers)
             session.end(GoodbyeStatus.FINISHED if code is ExitCode.OK else GoodbyeStatus.ABORTED, reason)
             return
         refusal = self._admission.of_join(message)

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,6 +73,11 @@ class Standing:
             float(losses.mean()),
         )
 
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> Standing:
+        """From a line of the metrics."""
+        return cls(**{entry.name: line[entry.name] for entry in fields(cls)})
+
     def is_better_than(self, other: Standing | None) -> bool:
         """Whether its worst worker is served better."""
         if other is None:
@@ -104,6 +109,9 @@ class RunRecords:
 
     _metrics: TextIO | None = None
 
+    def __post_init__(self) -> None:
+        self._divergence = self.config.divergence_watch
+
     @classmethod
     def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
         """Make the directory and write the resolved configuration.
@@ -126,6 +134,58 @@ class RunRecords:
         except OSError as error:
             raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
         return records
+
+    @classmethod
+    def resume(cls, run_id: str, directory: Path, config: Config, metrics_bytes: int) -> RunRecords:
+        """Go on with a run's records: the metrics as they were when they had ``metrics_bytes``.
+
+        Raises:
+            StorageError: if they cannot be read or written.
+        """
+        records = cls(run_id, directory, config)
+        path = directory / METRICS_FILE
+        try:
+            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            (directory / SUMMARY_FILE).unlink(missing_ok=True)
+            with path.open("ab") as file:
+                file.truncate(min(metrics_bytes, file.tell()))
+            kept = path.read_bytes()
+            whole = kept.rfind(b"\n") + 1
+            if whole < metrics_bytes:
+                LOG.warning(
+                    "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
+                    path,
+                    whole,
+                    metrics_bytes,
+                    extra={"event": "metrics_lost"},
+                )
+                os.truncate(path, whole)
+            for line in map(json.loads, kept[:whole].splitlines()):
+                if line["event"] == "evaluation":
+                    records._rank(Standing.of_line(line), line.get("absent", ()))
+                    records._watch(line["round"], line["workers"], line.get("non_finite", ()))
+            records._metrics = path.open("a", encoding="utf-8", buffering=1)
+        except (OSError, ValueError, KeyError) as error:
+            raise StorageError(f"{path} cannot be gone on with: {error}") from error
+        return records
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long the metrics are."""
+        assert self._metrics is not None
+        return self._metrics.tell()
+
+    def sync(self) -> None:
+        """Wait until the metrics so far are on the disk.
+
+        Raises:
+            StorageError: if they cannot be written.
+        """
+        assert self._metrics is not None
+        try:
+            os.fsync(self._metrics.fileno())
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
@@ -167,7 +227,7 @@ class RunRecords:
             loss_max_worker=worst,
             loss_mean=float(np.nanmean(summary.losses)),
             dual_weight_max=float(summary.dual_weights.max()),
-            **_absent(summary.absent),
+            **_named(absent=summary.absent),
             **_bytes(up, down),
         )
 
@@ -178,12 +238,9 @@ class RunRecords:
             StorageError: if it cannot be written.
         """
         standing = Standing.of(evaluation)
-        self.evaluations.append(standing)
         self.last_evaluation = evaluation
-        # Who was absent may be the one that is served worst.
-        is_best = not evaluation.absent and standing.is_better_than(self.best)
-        if is_best:
-            self.best = standing
+        is_best = self._rank(standing, evaluation.absent)
+        self._watch(standing.round, evaluation.metrics, evaluation.non_finite)
         self._line(
             "evaluation",
             round=standing.round,
@@ -194,7 +251,7 @@ class RunRecords:
             mean_loss=standing.mean_loss,
             workers=[dict(metrics) for metrics in evaluation.metrics],
             examples=list(evaluation.examples),
-            **_absent(evaluation.absent),
+            **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **_bytes(up, down),
         )
         LOG.info(
@@ -212,6 +269,27 @@ class RunRecords:
                 "max_loss": standing.max_loss,
             },
         )
+        return is_best
+
+    def require_convergence(self) -> None:
+        """The evaluations so far are well, or else:
+
+        Raises:
+            DivergedError: as ``faults.divergence`` says.
+        """
+        if self._divergence is not None:
+            self._divergence.require()
+
+    def _watch(self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int]) -> None:
+        if self._divergence is not None:
+            self._divergence.see(round_, metrics, non_finite)
+
+    def _rank(self, standing: Standing, absent: Sequence[int]) -> bool:
+        self.evaluations.append(standing)
+        # Who was absent may be the one that is served worst.
+        is_best = not absent and standing.is_better_than(self.best)
+        if is_best:
+            self.best = standing
         return is_best
 
     def save_model(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
@@ -319,9 +397,9 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
-def _absent(workers: Sequence[int]) -> dict[str, Any]:
-    """Named where there are any: a line without them is one of all workers."""
-    return {"absent": list(workers)} if workers else {}
+def _named(**workers: Sequence[int]) -> dict[str, Any]:
+    """Workers, where there are any: a line without them is one of all."""
+    return {name: list(entry) for name, entry in workers.items() if entry}
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

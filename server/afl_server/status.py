@@ -35,7 +35,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "workers_missing_seconds": [coordinator.roster.absence(worker) for worker in missing],
         "reports_missing": engine.missing(),
         "open_step_seconds": time.monotonic() - coordinator.step_opened_at,
-        "seconds": time.monotonic() - coordinator.started_at,
+        "seconds": coordinator.seconds,
         "seconds_left": _seconds_left(coordinator, closed),
         "last": last.__dict__ if last else None,
         "best": records.best.__dict__ if records.best else None,
@@ -57,8 +57,10 @@ def _state(coordinator: Coordinator) -> str:
 
 
 def _seconds_left(coordinator: Coordinator, closed: int) -> float | None:
-    first = coordinator.engine.algorithm.settings.updates_after(1)
-    if coordinator.first_round_at is None or closed <= first or coordinator.roster.missing():
+    if coordinator.first_round is None or coordinator.roster.missing():
         return None
-    per_round = (time.monotonic() - coordinator.first_round_at) / (closed - first)
+    since, first = coordinator.first_round
+    if closed <= first:
+        return None
+    per_round = (time.monotonic() - since) / (closed - first)
     return per_round * (coordinator.engine.rounds - closed)

@@ -190,6 +190,13 @@ class RunStore:
         """Whether the log has grown so long that a checkpoint should follow."""
         return self._log_bytes > self._log_limit
 
+    def discard(self) -> None:
+        """Remove the folder: no run came of it."""
+        self.close()
+        for path in self._folder.iterdir():
+            path.unlink()
+        self._folder.rmdir()
+
     def close(self) -> None:
         """Give the folder back."""
         if self._log >= 0:

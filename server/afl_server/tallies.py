@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from afl.messages import Kind, PayloadHeader, Report
 from afl.wire.accounting import FrameContent, WireCount, float_equivalents
@@ -24,6 +25,16 @@ class Tallies:
     digest_mismatches: int = 0
     failures: int = 0
     refused_reports: int = 0
+
+    def values(self) -> dict[str, Any]:
+        """As JSON has it, for :meth:`of_values`."""
+        return asdict(self)
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Tallies:
+        """From :meth:`values`, also by way of JSON."""
+        counts = {name: WireCount.of_values(values[name]) for name in ("uplink", "downlink")}
+        return cls(**{**values, **counts})
 
     def count_chunk(self, length: int, chunk: ChunkView, header: PayloadHeader | None, kind: Kind) -> None:
         """A frame of ``length`` bytes with one chunk and nothing else has come in."""

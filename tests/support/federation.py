@@ -186,29 +186,41 @@ class Federation:
         self.workers: list[Process] = []
         self._environment = dict(environment or {})
         self._config = completed(config, self.directory)
-        self._server: Process | None = None
+        self.servers: list[Process] = []
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "server.yaml"
-        path.write_text(yaml.safe_dump(self._config), encoding="utf-8")
-        self._server = Process(
-            "server",
-            ["-m", "afl_server", "--config", str(path)],
-            folder=self.folder,
-            environment=self._environment,
-        )
+        (self.folder / "server.yaml").write_text(yaml.safe_dump(self._config), encoding="utf-8")
+        self.start_server()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in [*self.workers, self.server]:
+        for process in [*self.workers, *self.servers]:
             process.close()
 
     @property
     def server(self) -> Process:
-        """The server's process."""
-        assert self._server is not None, "use `with Federation(...)`"
-        return self._server
+        """The server's process; the last, if it was started again."""
+        assert self.servers, "use `with Federation(...)`"
+        return self.servers[-1]
+
+    def start_server(self, *options: str, environment: Mapping[str, str] | None = None) -> Process:
+        """Start the server; the first time, and again once it has ended."""
+        server = Process(
+            f"server {len(self.servers) + 1}",
+            ["-m", "afl_server", "--config", str(self.folder / "server.yaml"), *options],
+            folder=self.folder,
+            environment={**self._environment, **(environment or {})},
+        )
+        self.servers.append(server)
+        return server
+
+    def start_resumed(self, directory: Path) -> Process:
+        """Start the server on a run directory alone."""
+        arguments = ["-m", "afl_server", "--resume", str(directory)]
+        server = Process("server (resumed)", arguments, folder=self.folder, environment=self._environment)
+        self.servers.append(server)
+        return server
 
     @property
     def port(self) -> int:
@@ -310,15 +322,21 @@ def completed(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def run_together(
-    config: Mapping[str, Any], folder: Path, groups: Sequence[str], **options: Any
+    config: Mapping[str, Any],
+    folder: Path,
+    groups: Sequence[str],
+    *,
+    task: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Federation:
     """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays.
 
     All processes start at once: the workers wait at a door for the server to open.
     """
-    with Proxy() as door, Federation(config, folder, **options) as federation:
+    own = ("--task", task) if task else ()
+    with Proxy() as door, Federation(config, folder, environment=environment) as federation:
         for ids in groups:
-            federation.start(ids, server=door.address)
+            federation.start(ids, *own, server=door.address)
         door.aim(federation.port)
         federation.finish()
     return federation

@@ -315,6 +315,26 @@ class Server(Section):
         Null("never"),
         Field(description="how long the server goes on without a session of any worker (then exit code 10)"),
     ] = None
+    state: Annotated[
+        Literal["process", "machine", "off"],
+        Field(
+            description="what a closed round survives: the server's end (process), also a loss of power"
+            " (machine: waits for the disk in every round), or neither (off: no resuming)"
+        ),
+    ] = "process"
+    checkpoint_every: Annotated[
+        Count,
+        Unit("rounds"),
+        Field(description="rounds between checkpoints; a restart repeats the log since the last one"),
+    ] = 100
+    grace: Annotated[
+        Duration,
+        Field(
+            ge=Duration("0s"),
+            le=Duration("1h"),
+            description="how long a server that is asked to stop waits for its open round",
+        ),
+    ] = Duration("10s")
     max_sessions: Annotated[
         Annotated[int, Field(ge=1, le=1_000_000)],
         Unit("sessions"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from afl.messages import Encoding, PayloadHeader, Role, ValueType
 
@@ -57,6 +59,16 @@ class WireCount:
     parts: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
     frames: int = 0
     float_equivalents: float = 0.0
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> WireCount:
+        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
+        return cls(
+            {kind: values["wire"][kind] for kind in Traffic},
+            {part: values["parts"][part] for part in Part},
+            values["frames"],
+            values["float_equivalents"],
+        )
 
     def add(self, length: int, content: FrameContent, times: int = 1) -> None:
         """Count a frame of ``length`` bytes (without gRPC's prefix), or several that are alike."""

@@ -100,7 +100,6 @@ def _drive(
     if random_round == 1:
         save("random")
     closed_at = time.monotonic()
-    watch = records.config.divergence_watch
     try:
         for closed in driver.steps():
             now = time.monotonic()
@@ -108,8 +107,7 @@ def _drive(
                 assert engine.last_evaluation is not None
                 if records.evaluation(engine.last_evaluation, up=up, down=down):
                     save("best")
-                if watch is not None:
-                    watch.require(engine.last_evaluation)
+                records.require_convergence()
             elif engine.last_round is not records.round and engine.last_round is not None:
                 records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
                 closed_at = now

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from afl.algorithms.local_sgd import snapshot_offset
 from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.engine import Evaluation, RoundEngine
+from afl.engine import RoundEngine
 from afl.errors import DivergedError, NonFiniteError, ProtocolError
 from afl.feedback import ErrorFeedback
 from afl.messages import (
@@ -583,18 +583,14 @@ def test_a_late_message_that_overflows_is_not_put_back() -> None:
 # Divergence.
 
 
-def evaluation(*losses: float, non_finite: tuple[int, ...] = ()) -> Evaluation:
-    metrics = tuple({} if math.isnan(loss) else {"loss": loss} for loss in losses)
-    absent = tuple(worker for worker, entry in enumerate(metrics) if not entry)
-    return Evaluation(8, 8, metrics, (1,) * len(losses), (), absent, non_finite)
-
-
 def test_a_run_diverges_after_so_many_evaluations_above_the_bound_in_a_row() -> None:
     watch = DivergenceWatch(2.0, 2)
-    for losses in ((1.0, 2.5), (2.0, 2.0), (math.nan, 2.0), (3.0, 1.0)):
-        watch.require(evaluation(*losses))
+    for losses in ((1.0, 2.5), (2.0, 2.0), (None, 2.0), (3.0, 1.0)):
+        watch.see(7, [{} if loss is None else {"loss": loss} for loss in losses])
+        watch.require()
+    watch.see(8, [{"loss": 1.0}, {}, {"loss": 4.0}])
     with pytest.raises(DivergedError) as caught:
-        watch.require(evaluation(1.0, math.nan, 4.0))
+        watch.require()
     assert str(caught.value) == (
         "the run has diverged: after round 8 the loss of worker 2 is 4; the highest was above "
         "faults.divergence.max_loss (2) at 2 evaluations in a row"
@@ -602,8 +598,10 @@ def test_a_run_diverges_after_so_many_evaluations_above_the_bound_in_a_row() -> 
 
 
 def test_metrics_that_are_not_finite_exceed_every_bound() -> None:
-    with pytest.raises(DivergedError, match="the loss of worker 1 is not finite"):
-        DivergenceWatch(1e300, 1).require(evaluation(1.0, math.nan, non_finite=(1,)))
+    watch = DivergenceWatch(1e300, 1)
+    watch.see(8, [{"loss": 1.0}, {}], [1])
+    with pytest.raises(DivergedError, match=r"the loss of worker 1 is not finite.* at 1 evaluation in a row"):
+        watch.require()
 
 
 def test_an_evaluation_whose_metrics_are_not_finite_names_the_worker() -> None:

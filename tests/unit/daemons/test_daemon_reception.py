@@ -21,6 +21,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, chunk_frames, report_frame
 from afl_server.broadcast import Broadcast
 from afl_server.coordinator import Coordinator
+from afl_server.opening import OpenRun
 from afl_server.records import RunRecords
 from afl_server.session import Session, State
 
@@ -43,7 +44,7 @@ class Run:
         randomness = SharedRandomness.from_int(7)
         self.vector = build_vector(load_task("synthetic", {"dim": 2000}, allow_path=True), randomness)
         self.records = RunRecords.create("r", folder / "run", config)
-        self.coordinator = Coordinator(config, self.vector, randomness, self.records)
+        self.coordinator = Coordinator(OpenRun(config, self.records, None), self.vector, randomness)
 
     async def join(
         self, *workers: int, process: bytes, applied: Position = NOWHERE, reported: Position = NOWHERE

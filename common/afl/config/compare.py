@@ -1,0 +1,37 @@
+"""Whether two configurations are of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from afl.config.schema import Config
+
+_FREE: Final = frozenset({"server", "run.directory"})
+"""What may change between the parts of a run: how the server runs, not what it computes."""
+
+
+def differences(stored: Config, given: Config) -> list[str]:
+    """What keeps ``given`` from going on with a run of ``stored``, a line each: key, stored and given value.
+
+    A seed that is not given is the stored one.
+    """
+    one, other = dict(_flat(stored.model_dump(mode="json"))), dict(_flat(given.model_dump(mode="json")))
+    if given.run.seed is None:
+        other["run.seed"] = one["run.seed"]
+    return [
+        f"{key}: the run's is {one.get(key)!r}, given is {other.get(key)!r}"
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = prefix + name
+        if key in _FREE:
+            continue
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value

@@ -1,0 +1,136 @@
+"""A run's directory: begun, or gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from afl.config import Config, load_config
+from afl.config.compare import differences
+from afl.errors import ConfigError, ExitCode
+from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, RunRecords, new_run_id
+from afl_server.store import Checkpoint, Durability, Entry, RunStore
+
+STATE_FOLDER = "state"
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that this process may write.
+
+    Attributes:
+        config: with its seed.
+        store: its durable state, if it has any.
+        checkpoint: what it goes on from; ``None`` for a new run.
+        entries: the outcomes since.
+    """
+
+    config: Config
+    records: RunRecords
+    store: RunStore | None
+    checkpoint: Checkpoint | None = None
+    entries: Iterable[Entry] = ()
+
+    def discard(self) -> None:
+        """No run comes of it: a directory that was made for it is free again."""
+        if self.checkpoint is None:
+            if self.store is not None:
+                self.store.discard()
+            self.records.discard()
+            return
+        self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        self.records.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def open_run(config: Config, fresh_seed: int) -> OpenRun:
+    """Go on with the run in ``config.run.directory`` if one is there that has not ended, else begin one.
+
+    Args:
+        fresh_seed: for a new run whose configuration names none.
+
+    Raises:
+        ConfigError: if the directory cannot be used, or holds a run that has ended, or one of another
+            configuration.
+        InUseError: if another process runs it.
+        StorageError: if the run's state is damaged.
+    """
+    directory = config.run.directory
+    if directory is not None and config.server.state != "off" and (directory / STATE_FOLDER).is_dir():
+        store = RunStore(directory / STATE_FOLDER, config.server.state)
+        try:
+            if not store.is_empty:
+                return _resumed(config, directory, store)
+            _clear(directory)
+        except BaseException:
+            store.close()
+            raise
+        store.close()
+    if config.run.seed is None:
+        config = config.with_seed(fresh_seed)
+    run_id = new_run_id()
+    records = RunRecords.create(run_id, directory or Path("runs") / run_id, config)
+    return OpenRun(config, records, _store(records.directory, config.server.state))
+
+
+def stored_config(directory: Path, overrides: list[str]) -> Config:
+    """The configuration of the run in a directory, to go on with.
+
+    Raises:
+        ConfigError: if there is no run that can be gone on with.
+    """
+    if not (directory / STATE_FOLDER).is_dir():
+        raise ConfigError(
+            f"--resume {directory}: no run that can be gone on with is there (no folder {STATE_FOLDER})"
+        )
+    config = load_config(directory / CONFIG_FILE, overrides)
+    return config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
+
+
+def _store(directory: Path, durability: Durability | str) -> RunStore | None:
+    if durability == "off":
+        return None
+    return RunStore(directory / STATE_FOLDER, "machine" if durability == "machine" else "process")
+
+
+def _clear(directory: Path) -> None:
+    """A server that ended before its first checkpoint has left nothing that counts."""
+    metrics = directory / METRICS_FILE
+    if not metrics.exists() or metrics.stat().st_size == 0:
+        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
+    stored = load_config(directory / CONFIG_FILE)
+    different = differences(stored, config)
+    if different:
+        raise ConfigError(
+            f"run.directory: {directory} holds a run of another configuration; go on with its own, or name "
+            "another directory:\n" + "\n".join(f"  {line}" for line in different)
+        )
+    if _result(directory) == ExitCode.OK.name.lower():
+        raise ConfigError(
+            f"run.directory: {directory} already holds a run, which is complete; name another directory, or "
+            "leave it out for one made from the run id"
+        )
+    assert stored.run.seed is not None
+    config = config.with_seed(stored.run.seed)
+    checkpoint, entries = store.load()
+    records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
+    return OpenRun(config, records, store, checkpoint, entries)
+
+
+def _result(directory: Path) -> str:
+    """How the run ended; empty if it has not."""
+    try:
+        result: str = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))["result"]
+    except FileNotFoundError:
+        return ""
+    return result
