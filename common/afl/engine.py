@@ -255,6 +255,15 @@ class RoundEngine:
         """The workers whose report the open step waits for."""
         return [worker for worker in self._participants if worker not in self._reports]
 
+    def absent(self) -> list[int]:
+        """The workers that the open step would be closed without."""
+        reports = self._reports
+        return [
+            worker
+            for worker in self._participants
+            if (report := reports.get(worker)) is None or report.missing
+        ]
+
     @property
     def complete(self) -> bool:
         """Whether the open step can be closed."""
@@ -274,6 +283,11 @@ class RoundEngine:
         """The position of the worker's last report that counted in a step that is closed."""
         round_, phase = self._counted[worker]
         return Position(int(round_), int(phase))
+
+    def late_ack(self, worker: int, position: Position) -> Ack:
+        """The answer to a report whose step was closed without it."""
+        reason = f"round {position.round}, phase {position.phase} is closed"
+        return Ack(worker, position, AckStatus.LATE, reason)
 
     def is_late(self, worker: int, reported: Position) -> bool:
         """Whether a report that the worker has made is for a step that was closed without it."""
@@ -571,12 +585,7 @@ class RoundEngine:
         is_news = not report.missing and self.counted(report.worker) < report.position
         if is_news and report.position.phase == self.algorithm.phases - 1 and math.isfinite(report.loss):
             self.last_losses[report.worker] = report.loss
-        return Ack(
-            report.worker,
-            report.position,
-            AckStatus.LATE,
-            f"round {report.position.round}, phase {report.position.phase} is closed",
-        )
+        return self.late_ack(report.worker, report.position)
 
     # Absent workers.
 

@@ -39,6 +39,8 @@ DOCUMENTATION = {
     "afl_refused_sessions": "sessions refused",
     "afl_reconnections": "sessions that resumed an earlier one of the same process",
     "afl_refused_reports": "reports that were duplicate, late or refused",
+    "afl_late_reports": "reports that came after their step was closed, and were put back by their worker",
+    "afl_absent_reports": "reports that steps were closed without: late, or with nothing finite",
     "afl_worker_failures": "failures that workers reported",
     "afl_lost_residuals": "workers that came back without their uplink residual",
     "afl_digest_mismatches": "model copies that differed from the server's and were replaced",
@@ -79,6 +81,8 @@ class RunCollector(Collector):
         yield _count("afl_refused_sessions", tallies.refused)
         yield _count("afl_reconnections", tallies.reconnections)
         yield _count("afl_refused_reports", tallies.refused_reports)
+        yield _count("afl_late_reports", tallies.late_reports)
+        yield _count("afl_absent_reports", tallies.absent_reports)
         yield _count("afl_worker_failures", tallies.failures)
         yield _count("afl_lost_residuals", tallies.lost_residuals)
         yield _count("afl_digest_mismatches", tallies.digest_mismatches)
