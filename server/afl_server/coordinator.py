@@ -120,6 +120,8 @@ class Coordinator:
         """Why the run stops after its open step, if it does."""
         self._pause_code = ExitCode.INTERRUPTED
         self.deadline = Deadline(self)
+        self._absent: list[int] = []
+        """The workers that the last step was closed without."""
         self.informed: set[int] = set()
         """The workers that know that the run is over."""
         self.turn = asyncio.Lock()
@@ -464,14 +466,17 @@ class Coordinator:
             if broadcast.is_for(session.workers) and not session.owes:
                 session.send(broadcast)
 
-    def _tell_late(self, absent: Sequence[int], unanswered: Sequence[int]) -> None:
+    def _tell_late(self, absent: list[int], unanswered: Sequence[int]) -> None:
         """The step has just been closed without some workers."""
-        if absent:
+        if absent != self._absent:
             LOG.warning(
-                "a step is closed without workers %s",
+                "steps are closed without workers %s"
+                if absent
+                else "steps are closed with all workers again%s",
                 ", ".join(map(str, absent)),
-                extra={"event": "step_without", "workers": list(absent)},
+                extra={"event": "absent", "workers": list(absent)},
             )
+        self._absent = absent
         for session in self.roster.ready():
             if not session.owes:
                 session.owes.update(worker for worker in session.workers if worker in unanswered)
