@@ -15,6 +15,7 @@ import numpy as np
 from afl.algorithms.base import Arrays
 from afl.engine import Opening
 from afl.errors import ConfigError
+from afl.fault_points import reached
 from afl_server.store import Checkpoint, Entry, RunStore
 from afl_server.tallies import Tallies
 
@@ -78,7 +79,9 @@ class Keeper:
         """
         outcome = self._run.engine.last_outcome
         assert outcome is not None
+        reached("server.before-log")
         await self._on(self._log, self._store.append, Entry(self._sequence, outcome, moment.values()))
+        reached("server.after-log")
         self._sequence += 1
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from afl.errors import ProtocolError
+from afl.fault_points import reached
 from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
@@ -128,6 +129,7 @@ class Session:
             commit = joined([rest.pop(), commit])
         for frame in rest:
             yield frame
+        reached("server.mid-broadcast")
         yield commit
         answering = sum(worker in broadcast.participants for worker in self.workers)
         has_weights = bool(broadcast.dual_weights)

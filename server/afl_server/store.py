@@ -32,6 +32,7 @@ from afl.durable import (
 )
 from afl.engine import Evaluation, Outcome
 from afl.errors import ConfigError, StorageError
+from afl.fault_points import reached
 from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step, ValueType
 
 LOG = logging.getLogger("afl.server")
@@ -127,7 +128,9 @@ class RunStore:
         with self._failing(temporary.name):
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                written = _write(handle, [head, *sections])
+                written = _write(handle, [head])
+                reached("server.mid-checkpoint")
+                written += _write(handle, sections)
             finally:
                 os.close(handle)
             self._begin_log(checkpoint.sequence)
@@ -146,6 +149,7 @@ class RunStore:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+            reached("server.before-rename")
             temporary.replace(temporary.with_suffix(""))
             sync_folder(self._folder)
             self._prune()
@@ -176,7 +180,9 @@ class RunStore:
         )
         with self._failing(self._path("log", self._log_start).name):
             try:
-                self._log_bytes += _write(self._log, [head, *sections])
+                written = _write(self._log, [head])
+                reached("server.mid-log")
+                self._log_bytes += written + _write(self._log, sections)
                 if self._syncs:
                     os.fdatasync(self._log)
             except OSError:
@@ -268,6 +274,7 @@ class RunStore:
                     self._lost(f"{path} holds outcome {entry.sequence} where {sequence} should be")
                     return
                 yield entry
+                reached("server.mid-replay")
                 sequence += 1
                 position += record.length
 

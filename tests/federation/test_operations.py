@@ -146,7 +146,7 @@ def test_a_directory_holds_one_run(digits: Federation) -> None:
     )
     try:
         second.expect(ExitCode.CONFIG)
-        assert f"run.directory: {digits.directory} already holds a run" in second.text
+        assert f"the run in {digits.directory} is in use by another process" in second.text
         assert "Traceback" not in second.text
     finally:
         second.close()
@@ -155,8 +155,8 @@ def test_a_directory_holds_one_run(digits: Federation) -> None:
 def test_a_server_that_is_terminated_saves_and_tells_its_workers(digits: Federation) -> None:
     digits.server.terminate()
     digits.server.expect(ExitCode.INTERRUPTED)
-    digits.workers[-1].expect(ExitCode.ABORTED)
-    assert "stopped by SIGTERM" in digits.workers[-1].text
+    lost = digits.workers[-1].wait_for("reconnecting")
+    assert "stopped by SIGTERM" in lost["message"], "it waits for the server to come back"
     summary = digits.summary()
     assert summary["result"] == "interrupted"
     assert 0 < summary["rounds"] < 10_000
@@ -278,9 +278,16 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path)
         assert not federation.directory.exists()
 
 
-@pytest.mark.parametrize(("rounds", "dim", "lost"), [(200, 100, "metrics.jsonl"), (20, 10_000, "model-")])
+@pytest.mark.parametrize(
+    ("state", "rounds", "dim", "lost"),
+    [
+        ("off", 200, 100, "metrics.jsonl"),
+        ("off", 20, 10_000, "model-"),
+        ("process", 200, 100, "state/log-"),
+    ],
+)
 def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
-    tmp_path: Path, rounds: int, dim: int, lost: str
+    tmp_path: Path, state: str, rounds: int, dim: int, lost: str
 ) -> None:
     """A limit on the size of files, 16 KiB, stands for a full disk."""
     program = (
@@ -294,6 +301,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
     )
     config = with_rounds(SYNTHETIC, rounds)
     config["task"] = {**config["task"], "options": {"dim": dim}}
+    config["server"] = {**config.get("server", {}), "state": state}
     folder, directory = tmp_path, tmp_path / "run"
     (folder / "server.yaml").write_text(yaml.safe_dump(completed(config, directory)))
     server = Process("server", ["-c", program, "--config", "server.yaml"], folder=folder)
@@ -357,7 +365,7 @@ def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
             federation.wait_until(lambda status: status["round"] >= 1)
             proxy.stall()
             federation.server.send_signal(signal.SIGTERM)
-            federation.server.wait_for("run_aborted")
+            federation.server.wait_for("stopping")
             federation.server.send_signal(signal.SIGTERM)
             assert federation.server.wait(timeout=5.0) == -signal.SIGTERM
 
