@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class OrderedSum:
         """a_i, which multiplies (rounded once) before the sum; ``None`` for none. Set before worker i's
         first piece."""
         self._waiting: list[deque[NDArray[np.float32]]] = [deque() for _ in range(workers)]
+        self._left_out: set[int] = set()
         self.waiting_bytes = 0
         """Bytes of pieces whose turn has not come."""
 
@@ -41,7 +43,15 @@ class OrderedSum:
             self._received[worker] = 0
             self.factors[worker] = None
             self._waiting[worker].clear()
+        self._left_out.clear()
         self.waiting_bytes = 0
+
+    def leave_out(self, absent: Iterable[int]) -> None:
+        """Go on without some workers, of which nothing has come."""
+        for worker in absent:
+            assert self._received[worker] == 0
+            self._left_out.add(worker)
+            self._advance(worker)
 
     @property
     def done(self) -> int:
@@ -63,6 +73,10 @@ class OrderedSum:
         self._received[worker] += len(piece)
         self._waiting[worker].append(piece)
         self.waiting_bytes += piece.nbytes
+        self._advance(worker)
+
+    def _advance(self, worker: int) -> None:
+        """Fold what can be of ``worker`` and, where that was what they waited for, of those behind it."""
         # A sum beyond float32 is infinite, and refused when the round closes.
         with np.errstate(over="ignore", invalid="ignore"):
             while worker < self._workers and self._fold(worker):
@@ -84,5 +98,7 @@ class OrderedSum:
                 waiting[0] = piece[count:]
             self.waiting_bytes -= count * piece.itemsize
             start += count
+        if worker in self._left_out:
+            start = limit
         self._folded[worker] = start
         return start > before

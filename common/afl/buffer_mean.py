@@ -20,7 +20,7 @@ def buffers_header(size: int) -> PayloadHeader:
 
 
 class BufferMean(Collector):
-    """``b <- sum_i b_i / m`` in float32, ascending worker id.
+    """``b <- sum_i b_i / m`` in float32, ascending worker id; over the present where some are absent.
 
     Args:
         buffers: the server's own copy, moved by :meth:`close`.
@@ -30,6 +30,7 @@ class BufferMean(Collector):
     def __init__(self, buffers: ModuleBuffers, workers: int) -> None:
         self._buffers = buffers
         self._workers = workers
+        self._absent = 0
         self._mean = ModelMean(buffers.size, range(workers))
 
     @classmethod
@@ -63,7 +64,13 @@ class BufferMean(Collector):
 
     def reset(self) -> None:
         """Begin the sum again."""
+        self._absent = 0
         self._mean.restart(range(self._workers))
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """The mean is over the others."""
+        self._absent = len(absent)
+        self._mean.leave_out(absent)
 
     @property
     def waiting_bytes(self) -> int:
@@ -80,7 +87,7 @@ class BufferMean(Collector):
         Raises:
             NonFiniteError: if the sum leaves float32's range.
         """
-        mean = self._mean.mean(float(self._workers), "evaluation", "buffers")
+        mean = self._mean.mean(float(self._workers - self._absent), "evaluation", "buffers")
         self.reset()
         self._buffers.load(mean)
         return model_payload(mean, Role.BUFFERS)

@@ -18,9 +18,11 @@ from afl.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
 from afl.errors import AflError, NonFiniteError, ProtocolError
+from afl.held_reports import HeldReports
 from afl.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
+    NOWHERE,
     Ack,
     AckStatus,
     Kind,
@@ -30,6 +32,7 @@ from afl.messages import (
     Report,
     Step,
 )
+from afl.policy import AbsencePolicy
 
 MAX_METRICS = 64
 
@@ -58,6 +61,8 @@ class Evaluation:
     Attributes:
         synchronization: the synchronization round it follows.
         diverged: workers whose copy of the model is not the server's.
+        absent: workers that it was closed without, whose metrics are empty.
+        non_finite: those of them that had metrics which are not finite.
     """
 
     round: int
@@ -65,6 +70,8 @@ class Evaluation:
     metrics: tuple[dict[str, float], ...]
     examples: tuple[int, ...]
     diverged: tuple[int, ...]
+    absent: tuple[int, ...] = ()
+    non_finite: tuple[int, ...] = ()
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -75,6 +82,8 @@ class Evaluation:
             metrics=tuple(values["metrics"]),
             examples=tuple(values["examples"]),
             diverged=tuple(values["diverged"]),
+            absent=tuple(values["absent"]),
+            non_finite=tuple(values["non_finite"]),
         )
 
 
@@ -85,14 +94,16 @@ class RoundSummary:
     Attributes:
         round: how many update rounds are complete with it.
         synchronization: its number; the same as ``round`` unless workers take several local steps.
-        losses: l_i, ``[m]``; NaN for a worker that was not asked.
+        losses: l_i, ``[m]``; NaN for a worker that was not asked, or absent.
         dual_weights: q_t that the round used, ``[m]``.
+        absent: workers that a phase of it was closed without, ascending.
     """
 
     round: int
     synchronization: int
     losses: NDArray[np.float64]
     dual_weights: NDArray[np.float64]
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Outcome:
     """What closed a step: enough to close it again without its reports.
 
     Attributes:
-        losses: l_i as reported, ``[m]``; NaN for a worker that was not asked.
+        losses: l_i as reported, ``[m]``; NaN for a worker that was not asked, or absent.
         payload: what the next step carries; ``None`` after an evaluation.
         unsent: what else closing made.
         evaluation: of an evaluation.
@@ -137,13 +148,28 @@ class RoundEngine:
         evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
             multiple of it, and the last.
         buffer_mean: where the workers' buffers are averaged before each evaluation.
+        policy: which participants a step may close without; by default none. If any, whole payloads are kept
+            until the step closes, and nothing is streamed.
     """
 
     def __init__(
-        self, algorithm: ServerAlgorithm, *, evaluate_every: int, buffer_mean: BufferMean | None = None
+        self,
+        algorithm: ServerAlgorithm,
+        *,
+        evaluate_every: int,
+        buffer_mean: BufferMean | None = None,
+        policy: AbsencePolicy | None = None,
     ) -> None:
         self.algorithm = algorithm
+        self.policy = policy or AbsencePolicy()
         self._buffer_mean = buffer_mean
+        self._training: Collector = algorithm
+        self._averaging: Collector | None = buffer_mean
+        if self.policy.leaves_out:
+            self._training = HeldReports(algorithm, algorithm.settings.workers)
+            self._averaging = (
+                None if buffer_mean is None else HeldReports(buffer_mean, algorithm.settings.workers)
+            )
         self.workers = algorithm.settings.workers
         self.rounds = algorithm.settings.rounds
         self.synchronizations = algorithm.settings.synchronizations
@@ -156,6 +182,13 @@ class RoundEngine:
         self.last_outcome: Outcome | None = None
         self.last_evaluation: Evaluation | None = None
         self.last_round: RoundSummary | None = None
+        self.cut_off: tuple[Ack, ...] = ()
+        """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
+        self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
+        """The last loss that each worker reported for the dual step; NaN before its first."""
+        self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
+        self._absent: tuple[int, ...] = ()
+        self._is_expired = False
         self._model_digest = b""
         self._participants: Sequence[int] = algorithm.participants
         self._losses: NDArray[np.float64] = np.full(self.workers, np.nan)
@@ -173,9 +206,9 @@ class RoundEngine:
     def collector(self) -> Collector:
         """What takes the open step's reports."""
         if self.step.kind is Kind.BUFFERS:
-            assert self._buffer_mean is not None
-            return self._buffer_mean
-        return self.algorithm
+            assert self._averaging is not None
+            return self._averaging
+        return self._training
 
     @property
     def participants(self) -> Sequence[int]:
@@ -222,15 +255,48 @@ class RoundEngine:
         """The workers whose report the open step waits for."""
         return [worker for worker in self._participants if worker not in self._reports]
 
+    def absent(self) -> list[int]:
+        """The workers that the open step would be closed without."""
+        reports = self._reports
+        return [
+            worker
+            for worker in self._participants
+            if (report := reports.get(worker)) is None or report.missing
+        ]
+
     @property
     def complete(self) -> bool:
         """Whether the open step can be closed."""
-        return len(self._reports) == len(self._participants)
+        asked, answered = len(self._participants), len(self._reports)
+        if answered == asked or not self.policy.leaves_out:
+            return answered == asked
+        needed, without = self.policy.needed(asked), len(self._non_finite())
+        # What can no longer have a quorum is closed too: that ends the run.
+        return asked - without < needed or (self._is_expired and answered - without >= needed)
+
+    def expire(self) -> None:
+        """The open step's deadline has passed: it is complete as soon as it has a quorum."""
+        assert self.policy.skips_late
+        self._is_expired = True
+
+    def counted(self, worker: int) -> Position:
+        """The position of the worker's last report that counted in a step that is closed."""
+        round_, phase = self._counted[worker]
+        return Position(int(round_), int(phase))
+
+    def late_ack(self, worker: int, position: Position) -> Ack:
+        """The answer to a report whose step was closed without it."""
+        reason = f"round {position.round}, phase {position.phase} is closed"
+        return Ack(worker, position, AckStatus.LATE, reason)
+
+    def is_late(self, worker: int, reported: Position) -> bool:
+        """Whether a report that the worker has made is for a step that was closed without it."""
+        return self.counted(worker) < reported < self.step.position
 
     def next_step(self) -> Step | None:
         """The header of the step after the open one, if its payload may be sent before this one closes."""
         header = self.algorithm.streamed_header()
-        if self.step.kind is not Kind.TRAIN or header is None:
+        if self.step.kind is not Kind.TRAIN or header is None or self.policy.leaves_out:
             return None
         return self._following((header,))
 
@@ -241,7 +307,7 @@ class RoundEngine:
 
         Raises:
             ProtocolError: if the report is not one the algorithm asks for.
-            NonFiniteError: if its loss is not finite.
+            NonFiniteError: if its loss is not finite and the policy does not skip that.
         """
         worker, position = report.worker, report.position
         if not 0 <= worker < self.workers:
@@ -255,7 +321,12 @@ class RoundEngine:
             return self._answer_closed(report)
         if worker in self._reports:
             return self._answer_repeated(report, self._reports[worker])
-        self._check(report)
+        try:
+            self._check(report)
+        except NonFiniteError as error:
+            return self._refuse_number(report, error)
+        if report.missing:
+            return self._accept(report)
         if self.step.kind is not Kind.EVALUATE:
             self.collector.open_report(report)
         if not report.payloads:
@@ -270,7 +341,7 @@ class RoundEngine:
 
         Raises:
             ProtocolError: if it is not the next piece, or its content is not what its header says.
-            NonFiniteError: if a value is not finite.
+            NonFiniteError: if a value is not finite and the policy does not skip that.
         """
         incoming = self._incoming.get(worker)
         if incoming is None:
@@ -291,9 +362,11 @@ class RoundEngine:
         if fresh:
             try:
                 self.collector.add_piece(worker, payload, header, fresh)
-            except AflError:
+            except AflError as error:
                 # The rest must not complete a message that the sum does not have.
                 self.cut(worker)
+                if isinstance(error, NonFiniteError):
+                    return self._refuse_number(incoming.report, error)
                 raise
         incoming.received += len(data)
         if incoming.received < header.total_bytes:
@@ -320,17 +393,30 @@ class RoundEngine:
     # What follows.
 
     def advance(self) -> Opening | None:
-        """Close the open step; the next one, or ``None`` at the end of the run."""
+        """Close the open step; the next one, or ``None`` at the end of the run.
+
+        Raises:
+            NonFiniteError: if a result leaves float32's range, or too few workers have finite numbers.
+        """
         assert self.complete
         assert not self.finished
-        reports = [self._reports[worker] for worker in self._participants]
+        self._require_quorum()
+        reports = [
+            report
+            for worker in self._participants
+            if (report := self._reports.get(worker)) is not None and not report.missing
+        ]
         losses = np.full(self.workers, np.nan)
-        losses[list(self._participants)] = [report.loss for report in reports]
+        losses[[report.worker for report in reports]] = [report.loss for report in reports]
         if self.step.kind is Kind.EVALUATE:
             outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
         else:
+            if isinstance(self.collector, HeldReports):
+                self.collector.fold(reports, self._stand_ins(losses))
             payload = self.collector.close()
             outcome = Outcome(self.step, losses, payload, self.collector.unsent())
+        self.cut_off = tuple(self._late(incoming.report) for incoming in self._incoming.values())
+        self._incoming.clear()
         self._previous, self._reports = self._reports, {}
         return self._follow(outcome)
 
@@ -353,8 +439,12 @@ class RoundEngine:
         }
         arrays = {f"algorithm.{name}": array for name, array in self.algorithm.state().items()}
         arrays["losses"] = self._losses
+        arrays["last_losses"] = self.last_losses.copy()
+        arrays["counted"] = self._counted.copy()
+        values["absent"] = list(self._absent)
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
+            values["last_round_absent"] = list(self.last_round.absent)
             arrays["last_round.losses"] = self.last_round.losses
             arrays["last_round.dual_weights"] = self.last_round.dual_weights
         if self.last_evaluation is not None:
@@ -370,6 +460,9 @@ class RoundEngine:
         is_ahead = position.phase >= BUFFERS_PHASE
         self.algorithm.restore(own, Position(position.round + 1, 0) if is_ahead else position)
         self._losses = arrays["losses"].copy()
+        self.last_losses = arrays["last_losses"].copy()
+        self._counted = arrays["counted"].copy()
+        self._absent = tuple(values["absent"])
         if "last_round" in values:
             round_, synchronization = values["last_round"]
             self.last_round = RoundSummary(
@@ -377,6 +470,7 @@ class RoundEngine:
                 synchronization,
                 arrays["last_round.losses"].copy(),
                 arrays["last_round.dual_weights"].copy(),
+                tuple(values["last_round_absent"]),
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
@@ -386,6 +480,7 @@ class RoundEngine:
     def _follow(self, outcome: Outcome) -> Opening | None:
         """Open what comes after the open step, whose outcome this is."""
         self.last_outcome = outcome
+        self._counted[~np.isnan(outcome.losses)] = self.step.position
         position = self.step.position
         if outcome.payload is None:
             self.last_evaluation = outcome.evaluation
@@ -399,11 +494,19 @@ class RoundEngine:
             self._open(Step(Position(position.round, EVALUATION_PHASE), Kind.EVALUATE, (payload.header,)))
             return self._opening(self.step, (payload,))
         if position.phase == 0:
-            self._losses = outcome.losses
+            self._losses, self._absent = outcome.losses, ()
+        absent = np.isnan(outcome.losses[list(self._participants)])
+        if absent.any():
+            self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
+            np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
             settings = self.algorithm.settings
             self.last_round = RoundSummary(
-                settings.updates_after(position.round), position.round, self._losses, self.dual_weights
+                settings.updates_after(position.round),
+                position.round,
+                self._losses,
+                self.dual_weights,
+                self._absent,
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
@@ -414,6 +517,7 @@ class RoundEngine:
 
     def _open(self, step: Step) -> None:
         self.step = step
+        self._is_expired = False
         self.dual_weights = self.algorithm.dual_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
@@ -439,6 +543,10 @@ class RoundEngine:
         where = f"worker {report.worker}, round {report.position.round}"
         if report.worker not in self._participants:
             raise ProtocolError(f"{where}: a report that was not asked for")
+        if report.missing:
+            if not self.policy.skips_non_finite or report.payloads or report.metrics:
+                raise ProtocolError(f"{where}: a report of nothing, where one is due")
+            return
         if not math.isfinite(report.loss):
             raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
         for name, value in report.metrics.items():
@@ -460,7 +568,7 @@ class RoundEngine:
 
     def _accept(self, report: Report) -> Ack:
         self._reports[report.worker] = report
-        if self.step.kind is not Kind.EVALUATE:
+        if self.step.kind is not Kind.EVALUATE and not report.missing:
             self.collector.add_loss(report.worker, report.loss)
         return Ack(report.worker, report.position, AckStatus.ACCEPTED)
 
@@ -468,12 +576,55 @@ class RoundEngine:
         counted = self._previous.get(report.worker)
         if counted is not None and counted.position == report.position:
             return self._answer_repeated(report, counted)
-        return Ack(
-            report.worker,
-            report.position,
-            AckStatus.LATE,
-            f"round {report.position.round}, phase {report.position.phase} is closed",
+        if report.position == self.counted(report.worker):
+            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
+        return self._late(report)
+
+    def _late(self, report: Report) -> Ack:
+        """Its step is closed; its loss is still the newest that there is of its worker."""
+        is_news = not report.missing and self.counted(report.worker) < report.position
+        if is_news and report.position.phase == self.algorithm.phases - 1 and math.isfinite(report.loss):
+            self.last_losses[report.worker] = report.loss
+        return self.late_ack(report.worker, report.position)
+
+    # Absent workers.
+
+    def _non_finite(self) -> list[Report]:
+        """The open step's reports that there is nothing finite to report, ascending by worker."""
+        return [self._reports[worker] for worker in sorted(self._reports) if self._reports[worker].missing]
+
+    def _refuse_number(self, report: Report, error: NonFiniteError) -> Ack:
+        """A number came that is not finite: raise, or take the report for a missing one."""
+        if not self.policy.skips_non_finite:
+            raise error
+        self._reports[report.worker] = Report(report.worker, report.position, 0.0, 0, missing=str(error))
+        return Ack(report.worker, report.position, AckStatus.REFUSED, str(error))
+
+    def _require_quorum(self) -> None:
+        non_finite, asked = self._non_finite(), len(self._participants)
+        if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
+            return
+        raise NonFiniteError(
+            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing finite to report; "
+            f"the quorum is {self.policy.needed(asked)}: "
+            + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
         )
+
+    def _stand_ins(self, losses: NDArray[np.float64]) -> dict[int, float]:
+        """For each absent participant, the loss that stands for its own in the dual step.
+
+        It is the last that it reported. For one that never has, it is the mean of the present: adding the
+        same to all losses moves no dual weight, so that a worker of which nothing is known neither gains nor
+        loses against the average of the others.
+        """
+        absent = [worker for worker in self._participants if np.isnan(losses[worker])]
+        if not absent:
+            return {}
+        present = losses[~np.isnan(losses)]
+        # Divided before the sum, which could overflow; rounding must not lead past the ends.
+        mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
+        last = self.last_losses
+        return {worker: float(mean if np.isnan(last[worker]) else last[worker]) for worker in absent}
 
     @staticmethod
     def _answer_repeated(report: Report, counted: Report) -> Ack:
@@ -489,10 +640,15 @@ class RoundEngine:
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
         right, self._model_digest = self._model_digest, b""
+        present = {report.worker: report for report in reports}
+        nothing = Report(0, self.step.position, 0.0, 0)
+        by_worker = [present.get(worker, nothing) for worker in range(self.workers)]
         return Evaluation(
             round=self.algorithm.settings.updates_after(self.step.position.round),
             synchronization=self.step.position.round,
-            metrics=tuple(dict(report.metrics) for report in reports),
-            examples=tuple(report.examples for report in reports),
+            metrics=tuple(dict(report.metrics) for report in by_worker),
+            examples=tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
+            absent=tuple(worker for worker in range(self.workers) if worker not in present),
+            non_finite=tuple(report.worker for report in self._non_finite()),
         )

@@ -22,6 +22,7 @@ class ExitCode(enum.IntEnum):
     DATA = 7
     ABORTED = 8
     STORAGE = 9
+    LOST_WORKERS = 10
     INTERRUPTED = 130
 
     @property
@@ -36,11 +37,13 @@ _MEANINGS = {
     ExitCode.CONFIG: "the command line, the configuration or the task's code is wrong",
     ExitCode.REFUSED: "the server refused this worker and said why",
     ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
-    ExitCode.DIVERGED: "a loss or gradient was not finite; the log names worker and round",
+    ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the"
+    " log names worker and round",
     ExitCode.PORT: "an address cannot be listened on: it is taken, or not one of this machine",
     ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
+    ExitCode.LOST_WORKERS: "no worker had a session for longer than server.give_up_after",
     ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command goes on with the run",
 }
 
@@ -94,6 +97,12 @@ class LostServerError(AflError):
 
 class NonFiniteError(AflError):
     """A loss or a gradient that is infinite or not a number."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class DivergedError(AflError):
+    """A run whose loss stayed above ``faults.divergence``."""
 
     exit_code = ExitCode.DIVERGED
 

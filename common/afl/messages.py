@@ -133,6 +133,7 @@ class Report:
         model_digest: of the parameters the worker holds (evaluation), else empty.
         weight: how much the report counts in a mean over workers, where the algorithm takes one that the
             workers weigh (FedAvg by samples: their number of training examples), else 0.
+        missing: why the worker has nothing to report for this step, which is then all there is; else empty.
     """
 
     worker: int
@@ -143,6 +144,7 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     model_digest: bytes = b""
     weight: float = 0.0
+    missing: str = ""
 
 
 class AckStatus(enum.IntEnum):

@@ -94,10 +94,20 @@ class Participant:
 
     Attributes:
         applied: the position of the last step applied to the model.
+
+    Args:
+        skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
+            rather than to raise; the worker's residual and the model are as before it.
     """
 
     def __init__(
-        self, vector: ParameterVector, side: WorkerSide, oracle: Oracle, workers: Sequence[int]
+        self,
+        vector: ParameterVector,
+        side: WorkerSide,
+        oracle: Oracle,
+        workers: Sequence[int],
+        *,
+        skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
         self.workers = tuple(workers)
@@ -105,6 +115,7 @@ class Participant:
         self._side = side
         self._oracle = oracle
         self._models = {worker: _WorkerModel(worker, vector, oracle) for worker in workers}
+        self._skips_non_finite = skips_non_finite
         self._held: dict[int, tuple[Kind, Answer]] = {}
 
     def reported(self, worker: int) -> Position:
@@ -124,7 +135,8 @@ class Participant:
 
         Raises:
             ProtocolError: if the step does not follow from where the model is.
-            NonFiniteError: if a loss or gradient is not finite; nothing of it was sent or kept.
+            NonFiniteError: if a loss or gradient is not finite and that is not skipped; nothing of it was
+                sent or kept.
         """
         step = committed.step
         if step.kind is Kind.MODEL:
@@ -143,9 +155,25 @@ class Participant:
             if asked is not None and worker not in asked:
                 continue
             if self.reported(worker) != step.position:
-                answer = self._answer(worker, committed, digest)
+                answer = self._finite_answer(worker, committed, digest)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
+
+    def late(self, worker: int, position: Position) -> bool:
+        """The worker's report for ``position`` came too late to count: what it carried goes back into the
+        residual, once; whether there was such a report.
+
+        Raises:
+            NonFiniteError: if the residual leaves float32's range; it is as before.
+        """
+        held = self.held(worker, position)
+        if held is None:
+            return False
+        kind, (report, payloads) = held
+        if not kind.is_of_evaluation:
+            self._side.halves[worker].put_back(report, payloads)
+        self.forget(worker)
+        return True
 
     def forget(self, worker: int) -> None:
         """The worker's last report will not be asked for again: free its memory."""
@@ -195,6 +223,14 @@ class Participant:
         if step.payloads:
             self.vector.publish()
         self.applied = step.position
+
+    def _finite_answer(self, worker: int, committed: CommittedStep, digest: bytes) -> Answer:
+        try:
+            return self._answer(worker, committed, digest)
+        except NonFiniteError as error:
+            if not self._skips_non_finite:
+                raise
+            return Report(worker, committed.step.position, 0.0, 0, missing=str(error)), []
 
     def _answer(self, worker: int, committed: CommittedStep, digest: bytes) -> Answer:
         position = committed.step.position

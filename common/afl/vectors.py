@@ -59,23 +59,23 @@ def scale(tensor: Tensor, factor: float, *, out: Tensor) -> None:
         out.copy_(tensor).mul_(float(rounded))
 
 
-def accumulate(total: Tensor, vector: Tensor, weight: float) -> bool:
-    """``total += weight * vector``, the weight rounded to float32; whether all sums are finite.
+def accumulate(total: Tensor, vector: Tensor, weight: float, *, out: Tensor) -> bool:
+    """``out = total + weight * vector``, the weight rounded to float32; whether all sums are finite.
 
-    It stops at the first block that is not.
+    It stops at the first block that is not. ``out`` may be ``total``.
     """
     if total.device.type != "cpu":
-        total.add_(vector * float(np.float32(weight)))
-        return is_finite(total)
-    sums, terms, factor = total.numpy(), vector.numpy(), np.float32(weight)
+        torch.add(total, vector * float(np.float32(weight)), out=out)
+        return is_finite(out)
+    sums, terms, factor, target = total.numpy(), vector.numpy(), np.float32(weight), out.numpy()
     scratch = np.empty(min(BLOCK, len(sums)), dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(sums), BLOCK):
-            block = sums[start : start + BLOCK]
+            block = target[start : start + BLOCK]
             product = terms[start : start + BLOCK]
             if factor != 1.0:
                 product = np.multiply(product, factor, out=scratch[: len(block)])
-            np.add(block, product, out=block)
+            np.add(sums[start : start + BLOCK], product, out=block)
             if block.dot(_ZEROS[: len(block)]) != 0.0:
                 return False
     return True

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from afl.algorithms.registry import server_half
 from afl.buffer_mean import BufferMean
 from afl.engine import Evaluation, Opening, RoundEngine
-from afl.errors import ExitCode, NonFiniteError, StorageError
+from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError, place
 from afl.messages import (
     NOWHERE,
     Ack,
+    AckStatus,
     Encoding,
     GoodbyeStatus,
     Kind,
@@ -37,8 +38,10 @@ from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
+from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.broadcast import Broadcast
+from afl_server.deadline import Deadline
 from afl_server.keeper import Keeper, Moment
 from afl_server.model import model_payloads
 from afl_server.opening import OpenRun
@@ -90,6 +93,7 @@ class Coordinator:
             algorithm,
             evaluate_every=config.evaluation.every,
             buffer_mean=BufferMean.of(vector.buffers, config.workers),
+            policy=config.absence,
         )
         synchronizations = self.engine.synchronizations
         self.random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(synchronizations) + 1
@@ -106,12 +110,18 @@ class Coordinator:
         self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
         self._streaming: Broadcast | None = None
         self._model: Broadcast | None = None
-        self._inline = vector.dim <= INLINE_DIM
+        # Where whole payloads are kept, closing a step folds all of them at once.
+        at_once = config.workers if self.engine.policy.leaves_out else 1
+        self._inline = vector.dim * at_once <= INLINE_DIM
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-disk")
         self._keeper = Keeper(self, run.store) if run.store is not None else None
         self._pausing = ""
         """Why the run stops after its open step, if it does."""
+        self._pause_code = ExitCode.INTERRUPTED
+        self.deadline = Deadline(self)
+        self._absent: list[int] = []
+        """The workers that the last step was closed without."""
         self.informed: set[int] = set()
         """The workers that know that the run is over."""
         self.turn = asyncio.Lock()
@@ -167,14 +177,14 @@ class Coordinator:
         """How long the run has run, in all its processes."""
         return self.seconds_before + time.monotonic() - self.started_at
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, code: ExitCode = ExitCode.INTERRUPTED) -> None:
         """Stop after the open step, or after ``server.grace``, so that the run can be gone on with; a run
         without durable state ends for good."""
         if self._keeper is None:
-            self.abort(ExitCode.INTERRUPTED, reason)
+            self.abort(code, reason)
         elif not self.is_over:
             LOG.warning("%s; the open step is waited for", reason, extra={"event": "stopping"})
-            self._pausing = reason
+            self._pausing, self._pause_code = reason, code
             self._spawn(self._pause_in_time())
 
     async def _pause_in_time(self) -> None:
@@ -195,7 +205,7 @@ class Coordinator:
             # The log has all that was closed.
             LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
         snapshot, applied = await self._snapshot_in_turn(), self.engine.updates_applied
-        self._finish(ExitCode.INTERRUPTED, self._pausing, GoodbyeStatus.LEAVING)
+        self._finish(self._pause_code, self._pausing, GoodbyeStatus.LEAVING)
         self._spawn(self._write("final", snapshot, applied))
 
     @property
@@ -231,6 +241,7 @@ class Coordinator:
     async def farewell(self) -> None:
         """Wait for the disk and, bounded, until every session has read its goodbye; at the end of the run
         also for workers that were away."""
+        self.deadline.cancel()
         deadline = time.monotonic() + FAREWELL_TIMEOUT_S
         is_end = self.result.result()[0] is ExitCode.OK
         while time.monotonic() < deadline:
@@ -311,19 +322,37 @@ class Coordinator:
         """What an accepted piece or report sets in motion."""
         if ack is not None and ack.reason:
             self.tallies.refused_reports += 1
-            return
+            if ack.status is not AckStatus.REFUSED:
+                return
         self.relieve()
         if not self._inline:
             await self._stream()
         if ack is None:
             return
-        if not self.engine.step.kind.is_of_evaluation:
-            self.tallies.charge_report(self.engine.report(ack.worker))
+        self._take_note(ack)
+        await self.close_if_complete()
+
+    def _take_note(self, ack: Ack) -> None:
+        """Of a report that the open step now has."""
+        report = self.engine.report(ack.worker)
+        if report.missing:
+            LOG.warning(
+                "%s: left out, since it is not finite: %s",
+                place(report.worker, report.position.round),
+                report.missing,
+                extra={"event": "non_finite", "worker": report.worker, "round": report.position.round},
+            )
+        elif not self.engine.step.kind.is_of_evaluation:
+            self.tallies.charge_report(report)
+
+    async def close_if_complete(self) -> None:
+        """Close the open step if it can be; whatever fails in that ends the run."""
         if not self.engine.complete or self.is_over:
             return
         try:
             await self._close_step()
-        except NonFiniteError as error:
+            self.records.require_convergence()
+        except (NonFiniteError, DivergedError) as error:
             self.abort(ExitCode.DIVERGED, str(error))
         except StorageError as error:
             self.abort(ExitCode.STORAGE, str(error))
@@ -367,12 +396,16 @@ class Coordinator:
             if closed.kind is Kind.EVALUATE:
                 digest = await self._on_engine(self._own_digest)
                 self.engine.expect_digest(digest)
+            absent, unanswered = self.engine.absent(), self.engine.missing()
             opening = await self._on_engine(self.engine.advance)
+            self.tallies.absent_reports += len(absent)
+            self._tell_late(absent, unanswered)
             moment = self._moment()
             if self._keeper is not None:
                 # Before anyone hears of it: what was heard must never be undone.
                 await self._keeper.append(moment)
             self.step_opened_at = time.monotonic()
+            self.deadline.start()
             self._model = None
             if self._pausing and opening is not None:
                 self._record(closed, moment)
@@ -429,8 +462,43 @@ class Coordinator:
 
     def _send_to_ready(self, broadcast: Broadcast) -> None:
         for session in self.roster.ready():
-            if broadcast.is_for(session.workers):
+            # Who owes a report must know that it is late before another step is taken.
+            if broadcast.is_for(session.workers) and not session.owes:
                 session.send(broadcast)
+
+    def _tell_late(self, absent: list[int], unanswered: Sequence[int]) -> None:
+        """The step has just been closed without some workers."""
+        if absent != self._absent:
+            LOG.warning(
+                "steps are closed without workers %s"
+                if absent
+                else "steps are closed with all workers again%s",
+                ", ".join(map(str, absent)),
+                extra={"event": "absent", "workers": list(absent)},
+            )
+        self._absent = absent
+        for session in self.roster.ready():
+            if not session.owes:
+                session.owes.update(worker for worker in session.workers if worker in unanswered)
+        for ack in self.engine.cut_off:
+            owner = self.roster.owner(ack.worker)
+            if owner is not None and ack.worker in owner.owes:
+                self.tallies.late_reports += 1
+                owner.owes.discard(ack.worker)
+                owner.send(ack_frame(ack, Kind.TRAIN))
+
+    async def answered_late(self, session: Session, ack: Ack) -> None:
+        """A late report has been answered: the session may go on, if it owes no other."""
+        self.tallies.late_reports += 1
+        if ack.worker not in session.owes:
+            return
+        async with self.turn:
+            session.owes.discard(ack.worker)
+            if session.owes or session.state is not State.READY or self.is_over:
+                return
+            if self._open.is_for(session.workers):
+                await self._send_model(session)
+                session.send(self._repeat_open())
 
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
@@ -533,6 +601,11 @@ class Coordinator:
 
     async def catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
+        self.deadline.start_once()
+        for worker, reported in session.reported.items():
+            if self.engine.policy.skips_late and self.engine.is_late(worker, reported):
+                self.tallies.late_reports += 1
+                session.send(ack_frame(self.engine.late_ack(worker, reported), Kind.TRAIN))
         if not self._open.is_for(session.workers):
             # Its next step brings the model; what is not trained comes at the first contact only.
             if session.applied == NOWHERE:

@@ -182,7 +182,9 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
-    watches = [asyncio.create_task(watch(coordinator)) for watch in (_start_timeout, _directory_watch)]
+    watches = [
+        asyncio.create_task(watch(coordinator)) for watch in (_start_timeout, _give_up, _directory_watch)
+    ]
     try:
         if live:
             async with LiveView(coordinator):
@@ -204,6 +206,15 @@ async def _start_timeout(coordinator: Coordinator) -> None:
             ExitCode.ABORTED,
             f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit})",
         )
+
+
+async def _give_up(coordinator: Coordinator) -> None:
+    limit = coordinator.config.server.give_up_after
+    if limit is None:
+        return
+    while (left := limit - coordinator.roster.alone_for) > 0:  # noqa: ASYNC110  # how long is known
+        await asyncio.sleep(left)
+    coordinator.stop(f"no worker had a session for server.give_up_after ({limit})", ExitCode.LOST_WORKERS)
 
 
 async def _directory_watch(coordinator: Coordinator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 
@@ -38,6 +39,8 @@ DOCUMENTATION = {
     "afl_refused_sessions": "sessions refused",
     "afl_reconnections": "sessions that resumed an earlier one of the same process",
     "afl_refused_reports": "reports that were duplicate, late or refused",
+    "afl_late_reports": "reports that came after their step was closed, and were put back by their worker",
+    "afl_absent_reports": "reports that steps were closed without: late, or with nothing finite",
     "afl_worker_failures": "failures that workers reported",
     "afl_lost_residuals": "workers that came back without their uplink residual",
     "afl_digest_mismatches": "model copies that differed from the server's and were replaced",
@@ -78,6 +81,8 @@ class RunCollector(Collector):
         yield _count("afl_refused_sessions", tallies.refused)
         yield _count("afl_reconnections", tallies.reconnections)
         yield _count("afl_refused_reports", tallies.refused_reports)
+        yield _count("afl_late_reports", tallies.late_reports)
+        yield _count("afl_absent_reports", tallies.absent_reports)
         yield _count("afl_worker_failures", tallies.failures)
         yield _count("afl_lost_residuals", tallies.lost_residuals)
         yield _count("afl_digest_mismatches", tallies.digest_mismatches)
@@ -88,11 +93,11 @@ class RunCollector(Collector):
         if records.last_evaluation is None:
             return
         metrics = records.last_evaluation.metrics
-        yield _by_worker("afl_worker_loss", [entry["loss"] for entry in metrics])
+        yield _by_worker("afl_worker_loss", [entry.get("loss", math.nan) for entry in metrics])
         yield _one("afl_max_worker_loss", records.evaluations[-1].max_loss)
         worst = records.evaluations[-1].worst_accuracy
         if worst is not None:
-            yield _by_worker("afl_worker_accuracy", [entry["accuracy"] for entry in metrics])
+            yield _by_worker("afl_worker_accuracy", [entry.get("accuracy", math.nan) for entry in metrics])
             yield _one("afl_worst_worker_accuracy", worst)
         if records.best is not None and records.best.worst_accuracy is not None:
             yield _one("afl_best_worst_worker_accuracy", records.best.worst_accuracy)

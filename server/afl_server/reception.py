@@ -130,7 +130,8 @@ class Reception:
             message.traceback,
             extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
         )
-        if int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers:
+        is_non_finite = int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers
+        if is_non_finite and not self._run.engine.policy.skips_non_finite:
             self._run.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
 
     def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:

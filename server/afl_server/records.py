@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,17 +50,23 @@ class Standing:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Standing:
-        """Rank the workers."""
-        losses = np.array([metrics["loss"] for metrics in evaluation.metrics])
-        has_accuracy = all("accuracy" in metrics for metrics in evaluation.metrics)
+        """Rank the workers that took part."""
+        present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
+        losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
+        has_accuracy = all("accuracy" in evaluation.metrics[worker] for worker in present)
         if not has_accuracy:
             return cls(
-                evaluation.round, int(losses.argmax()), None, None, float(losses.max()), float(losses.mean())
+                evaluation.round,
+                present[losses.argmax()],
+                None,
+                None,
+                float(losses.max()),
+                float(losses.mean()),
             )
-        accuracies = np.array([metrics["accuracy"] for metrics in evaluation.metrics])
+        accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
         return cls(
             evaluation.round,
-            int(accuracies.argmin()),
+            present[accuracies.argmin()],
             float(accuracies.min()),
             float(accuracies.mean()),
             float(losses.max()),
@@ -102,6 +108,9 @@ class RunRecords:
     round_seconds: float = 0.0
 
     _metrics: TextIO | None = None
+
+    def __post_init__(self) -> None:
+        self._divergence = self.config.divergence_watch
 
     @classmethod
     def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
@@ -153,7 +162,8 @@ class RunRecords:
                 os.truncate(path, whole)
             for line in map(json.loads, kept[:whole].splitlines()):
                 if line["event"] == "evaluation":
-                    records._rank(Standing.of_line(line))
+                    records._rank(Standing.of_line(line), line.get("absent", ()))
+                    records._watch(line["round"], line["workers"], line.get("non_finite", ()))
             records._metrics = path.open("a", encoding="utf-8", buffering=1)
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"{path} cannot be gone on with: {error}") from error
@@ -217,6 +227,7 @@ class RunRecords:
             loss_max_worker=worst,
             loss_mean=float(np.nanmean(summary.losses)),
             dual_weight_max=float(summary.dual_weights.max()),
+            **_named(absent=summary.absent),
             **_bytes(up, down),
         )
 
@@ -228,7 +239,8 @@ class RunRecords:
         """
         standing = Standing.of(evaluation)
         self.last_evaluation = evaluation
-        is_best = self._rank(standing)
+        is_best = self._rank(standing, evaluation.absent)
+        self._watch(standing.round, evaluation.metrics, evaluation.non_finite)
         self._line(
             "evaluation",
             round=standing.round,
@@ -239,6 +251,7 @@ class RunRecords:
             mean_loss=standing.mean_loss,
             workers=[dict(metrics) for metrics in evaluation.metrics],
             examples=list(evaluation.examples),
+            **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **_bytes(up, down),
         )
         LOG.info(
@@ -258,9 +271,23 @@ class RunRecords:
         )
         return is_best
 
-    def _rank(self, standing: Standing) -> bool:
+    def require_convergence(self) -> None:
+        """The evaluations so far are well, or else:
+
+        Raises:
+            DivergedError: as ``faults.divergence`` says.
+        """
+        if self._divergence is not None:
+            self._divergence.require()
+
+    def _watch(self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int]) -> None:
+        if self._divergence is not None:
+            self._divergence.see(round_, metrics, non_finite)
+
+    def _rank(self, standing: Standing, absent: Sequence[int]) -> bool:
         self.evaluations.append(standing)
-        is_best = standing.is_better_than(self.best)
+        # Who was absent may be the one that is served worst.
+        is_best = not absent and standing.is_better_than(self.best)
         if is_best:
             self.best = standing
         return is_best
@@ -368,6 +395,11 @@ class Snapshot:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+def _named(**workers: Sequence[int]) -> dict[str, Any]:
+    """Workers, where there are any: a line without them is one of all."""
+    return {name: list(entry) for name, entry in workers.items() if entry}
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

@@ -29,6 +29,12 @@ class Roster:
         self._owners: dict[int, Session] = {}
         self._incarnations: dict[int, bytes] = {}
         self._lost_at: dict[int, float] = {}
+        self._alone_since = time.monotonic()
+
+    @property
+    def alone_for(self) -> float:
+        """Seconds without a session of any worker; 0 while there is one."""
+        return 0.0 if self._owners else time.monotonic() - self._alone_since
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -48,6 +54,8 @@ class Roster:
             del self._owners[worker]
             if self.was_known(worker):
                 self._lost_at.setdefault(worker, time.monotonic())
+        if freed and not self._owners:
+            self._alone_since = time.monotonic()
         return freed
 
     def ready(self) -> list[Session]:

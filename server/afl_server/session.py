@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from afl.errors import ProtocolError
 from afl.fault_points import reached
-from afl.messages import NOWHERE, Ack, GoodbyeStatus, Kind, Position
+from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -66,6 +66,8 @@ class Session:
         self.incarnation = b""
         self.applied: Position = NOWHERE
         self.reported: dict[int, Position] = {}
+        self.owes: set[int] = set()
+        """Workers whose report for a step that is closed has not come: the session is sent no other step."""
         self.last_seen = time.monotonic()
         self.is_paused = False
         """Whether the server has stopped reading from it, because its turn in the sum has not come."""
@@ -151,7 +153,7 @@ class Session:
             header = engine.incoming_header(chunk.worker)
             self._coordinator.tallies.count_chunk(len(data), chunk, header, engine.step.kind)
             self._must_host(chunk.worker)
-            self._answer(await self._coordinator.add_piece(chunk))
+            await self._answer(await self._coordinator.add_piece(chunk))
             return
         try:
             frame = parse_worker_frame(data)
@@ -185,15 +187,17 @@ class Session:
             raise ProtocolError("a report before the session is ready")
         for message in frame.reports:
             self._must_host(message.worker)
-            self._answer(await self._coordinator.begin_report(report_of(message)))
+            await self._answer(await self._coordinator.begin_report(report_of(message)))
         for chunk in frame.chunks:
             self._must_host(chunk.worker)
-            self._answer(await self._coordinator.add_piece(chunk))
+            await self._answer(await self._coordinator.add_piece(chunk))
 
-    def _answer(self, ack: Ack | None) -> None:
+    async def _answer(self, ack: Ack | None) -> None:
         """Send what is not plain acceptance: the next commit is the acknowledgement of what counts."""
         if ack is not None and ack.reason:
             self.send(ack_frame(ack, Kind.TRAIN))
+            if ack.status is AckStatus.LATE:
+                await self._coordinator.answered_late(self, ack)
 
     def _must_host(self, worker: int) -> None:
         if not self._coordinator.is_owner(self, worker):

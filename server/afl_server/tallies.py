@@ -25,6 +25,8 @@ class Tallies:
     digest_mismatches: int = 0
     failures: int = 0
     refused_reports: int = 0
+    late_reports: int = 0
+    absent_reports: int = 0
 
     def values(self) -> dict[str, Any]:
         """As JSON has it, for :meth:`of_values`."""

@@ -127,3 +127,13 @@ class Mortal(MeanNorm):
             if not self._left:
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
+
+
+class Poisoned(_Linear):
+    """Worker 1 has a training example that is not a number: its gradient is none whenever that is drawn."""
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        whole = super().data(worker, context)
+        if worker == 1:
+            whole.train[0][3] = float("nan")
+        return whole

@@ -13,7 +13,7 @@ import grpc
 
 from afl.config.address import Address
 from afl.errors import ProtocolError
-from afl.messages import GoodbyeStatus
+from afl.messages import Ack, GoodbyeStatus
 from afl.participant import CommittedStep
 from afl.transport import channel_options
 from afl.v1 import federation_pb2 as pb
@@ -46,7 +46,7 @@ class Farewell:
     reason: str
 
 
-Event = pb.Welcome | CommittedStep | Farewell | Lost
+Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
 
 
 class Connection:
@@ -166,6 +166,7 @@ class Connection:
                 ack.reason,
                 extra={"event": "report_answered", "status": ack.status.name.lower()},
             )
+            self._inbox.put(ack)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):

@@ -29,7 +29,17 @@ from afl.errors import (
     place,
 )
 from afl.initialization import build_vector, realization_digest
-from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report
+from afl.messages import (
+    NOWHERE,
+    Ack,
+    AckStatus,
+    FailureCause,
+    GoodbyeStatus,
+    Kind,
+    Payload,
+    Position,
+    Report,
+)
 from afl.participant import CommittedStep, Participant
 from afl.randomness import SEED_BYTES, SharedRandomness
 from afl.tasks.base import TaskContext
@@ -196,11 +206,29 @@ class WorkerProcess:
                 if isinstance(event, pb.Welcome):
                     was_welcomed = True
                     self._welcomed(connection, event)
+                elif isinstance(event, Ack):
+                    self._answered(connection, event)
                 else:
                     self._step(connection, event)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
                 return Lost(f"the server broke the protocol: {error}"), was_welcomed
+
+    def _answered(self, connection: Connection, ack: Ack) -> None:
+        """What a late report carried is part of a later one."""
+        if ack.status is not AckStatus.LATE or self._participant is None:
+            return
+        try:
+            was_held = self._participant.late(ack.worker, ack.position)
+        except NonFiniteError as error:
+            self._fail(connection, ack.worker, ack.position, error)
+        if was_held:
+            LOG.info(
+                "worker %d: its report for round %d was late; what it carried is sent later",
+                ack.worker,
+                ack.position.round,
+                extra={"event": "put_back", "worker": ack.worker, "round": ack.position.round},
+            )
 
     def _join(self) -> pb.Join:
         participant = self._participant
@@ -279,14 +307,23 @@ class WorkerProcess:
                 evaluation_batch_size=settings.evaluation_batch_size,
                 device=device,
             )
-            side = WorkerSide(settings.parameters, vector.dim, randomness, self._options.workers, device)
+            side = WorkerSide(
+                settings.parameters,
+                vector.dim,
+                randomness,
+                self._options.workers,
+                device,
+                keeps_old=settings.skips_non_finite,
+            )
         except AflError as error:
             self._fail(connection, self._options.workers[0], NOWHERE, error)
         self._settings = settings
         self._randomness = randomness
         self._digest = realization_digest(side)
         timed = TimedOracle(oracle, self._timings)
-        self._participant = Participant(vector, side, timed, self._options.workers)
+        self._participant = Participant(
+            vector, side, timed, self._options.workers, skips_non_finite=settings.skips_non_finite
+        )
         LOG.info(
             "run %s: %s on %s as worker %s of %d, on %s",
             welcome.run_id,

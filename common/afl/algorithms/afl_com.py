@@ -16,6 +16,7 @@ compressor's own values: e_hat is zero (section 3.2, key observation), so the se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -204,6 +205,11 @@ class AflComServer(ServerAlgorithm):
         self._sum.reset()
         self._losses.fill(np.nan)
 
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """D_t is made of the others' messages."""
+        self.settle()
+        self._sum.leave_out(absent)
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes held out of order."""
@@ -305,6 +311,7 @@ class _OrderedMessages:
         self._realizations = realizations
         self._arriving: dict[int, bytearray] = {}
         self._waiting: dict[int, tuple[Compressed, int]] = {}
+        self._left_out: frozenset[int] = frozenset()
         self._next = 0
         self.waiting_bytes = 0
 
@@ -312,8 +319,12 @@ class _OrderedMessages:
         self.total.fill(0.0)
         self._arriving.clear()
         self._waiting.clear()
+        self._left_out = frozenset()
         self._next = 0
         self.waiting_bytes = 0
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        self._left_out = frozenset(absent)
 
     def would_wait(self, worker: int) -> bool:
         return worker > self._next
@@ -331,10 +342,11 @@ class _OrderedMessages:
         self.waiting_bytes += header.total_bytes
         realization = self._realizations.of_uplink(round_)
         total = torch.from_numpy(self.total)
-        while self._next in self._waiting:
-            message, size = self._waiting.pop(self._next)
-            realization.add_to(total, message)
-            self.waiting_bytes -= size
+        while self._next in self._waiting or self._next in self._left_out:
+            if self._next in self._waiting:
+                message, size = self._waiting.pop(self._next)
+                realization.add_to(total, message)
+                self.waiting_bytes -= size
             self._next += 1
 
     def drop(self, worker: int) -> None:
@@ -359,11 +371,13 @@ class AflComReplica(Replica):
 class AflComWorker(WorkerAlgorithm):
     """One worker's half: step 2.
 
-    A lossless compressor needs no residual: p is the weighted gradient and e stays zero.
+    A lossless compressor needs no residual: p is the weighted gradient and e stays zero. Only what was put
+    back makes one, for one round: it goes with the next message.
 
     Args:
         resends: whether a report must stay as it is until the worker's next; otherwise p is made in the
             gradient's own memory where no residual is kept.
+        keeps_old: whether a residual whose sum overflows must stay as it was.
     """
 
     def __init__(
@@ -373,11 +387,13 @@ class AflComWorker(WorkerAlgorithm):
         device: torch.device | str = "cpu",
         *,
         resends: bool = True,
+        keeps_old: bool = False,
     ) -> None:
         super().__init__(worker)
         self._realizations = realizations
         dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
-        self._feedback = None if lossless else ErrorFeedback(dim, device)
+        self._new_feedback = partial(ErrorFeedback, dim, device, keeps_old=keeps_old)
+        self._feedback = None if lossless else self._new_feedback()
         self._message = torch.empty(dim, device=device) if lossless and resends else None
 
     @property
@@ -396,5 +412,17 @@ class AflComWorker(WorkerAlgorithm):
         else:
             realization = self._realizations.of_uplink(position.round)
             compressed = self._feedback.compress(weighted, realization)
+            if self._realizations.uplink.lossless:
+                self._feedback = None
         payload = pack(self._realizations.uplink, compressed)
         return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
+
+    def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:
+        """``e <- e + C_t(p)``: what was late goes with a later message."""
+        if not report.payloads:
+            return
+        (payload,) = payloads
+        feedback = self._feedback or self._new_feedback()
+        message = unpack(payload.header, b"".join(payload.sections))
+        feedback.put_back(message, self._realizations.of_uplink(report.position.round))
+        self._feedback = feedback

@@ -60,6 +60,11 @@ class Collector(abc.ABC):
     def reset(self) -> None:
         """Forget the open phase's sums and losses; all its workers report again."""
 
+    @abc.abstractmethod
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """Some participants, ascending and not all, have no part in the open phase's sum or mean; called
+        before any piece of the phase. A loss that stands for theirs comes by :meth:`add_loss`."""
+
     @property
     @abc.abstractmethod
     def waiting_bytes(self) -> int:
@@ -71,7 +76,8 @@ class Collector(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> Payload:
-        """All participants have reported: end the phase and make what the next step carries.
+        """All participants but those left out have reported: end the phase and make what the next step
+        carries.
 
         The payload's memory stays as it is until the next step's reports come; an algorithm's until
         :meth:`ServerAlgorithm.settle`.
@@ -213,7 +219,16 @@ class WorkerAlgorithm(abc.ABC):
 
         Raises:
             NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
-                model and the residual are as before, except where the residual itself overflows.
+                model is as before, and so is the residual; but where the residual's own sum overflows, only
+                if it was made to be kept (:class:`afl.feedback.ErrorFeedback`).
+        """
+
+    def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot
+        """The worker's own report came too late to count: make what it carried part of what is still to be
+        sent, where the algorithm keeps such a thing; else it is dropped.
+
+        Raises:
+            NonFiniteError: if the result leaves float32's range; the residual is as before.
         """
 
     def measure(self, position: Position, model: LocalModel) -> tuple[Report, list[Payload]]:

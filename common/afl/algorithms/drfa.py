@@ -11,6 +11,9 @@ Synchronization s, with tau local steps and dual weights q:
 With sampling, phase 0 asks b workers drawn from q with replacement, whose models are averaged (each as
 often as it was drawn), and phase 1 asks b workers drawn uniformly without replacement, whose losses are
 scaled by m/b (the 1/p of appendix B.3); the others' count as zero.
+
+Where a step may close without some of its workers, phase 0's means are over the present, with their weights
+scaled to sum to what all would have; if those weights are all zero, w_{s+1} and w' are w_s.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class DrfaServer(ServerAlgorithm):
         self._randomness = randomness
         self._participants: Sequence[int] = range(settings.workers)
         self._weights: NDArray[np.float64] = self.dual.weights
+        self._total = 1.0
         self._draw_trainers()
         self._end = ModelMean(len(params), self._participants)
         self._snapshot = ModelMean(len(params), self._participants)
@@ -117,6 +121,19 @@ class DrfaServer(ServerAlgorithm):
         if self.phase == TRAINING:
             self._restart_sums()
 
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """Scale the others' weights, so that their mean is a mean."""
+        self.settle()
+        if self.phase == MEASURING:
+            return
+        present = [worker for worker in self._participants if worker not in absent]
+        self._total = float(self._weights[present].sum())
+        if self.settings.sampled is None and self._total > 0.0:
+            # Before the sum: weights that are all tiny would lose their digits in float32.
+            self._weights, self._total = self._weights / self._total, 1.0
+        for mean in (self._end, self._snapshot):
+            mean.leave_out(absent)
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes held out of order."""
@@ -181,9 +198,12 @@ class DrfaServer(ServerAlgorithm):
 
     def _close_training(self) -> Payload:
         where = f"synchronization {self.round}"
-        total = 1.0 if self.settings.sampled is None else float(self.settings.sampled)
-        end = self._end.mean(total, where)
-        self._measure(end, self._snapshot.mean(total, where))
+        if self._total == 0.0:
+            # No present worker has any weight.
+            self._measure(self.params.numpy().copy(), self.params.numpy().copy())
+        else:
+            end = self._end.mean(self._total, where)
+            self._measure(end, self._snapshot.mean(self._total, where))
         return model_payload(self._snapshot_values, Role.SNAPSHOT)
 
     def _measure(self, end: NDArray[np.float32], snapshot: NDArray[np.float32]) -> None:
@@ -218,12 +238,14 @@ class DrfaServer(ServerAlgorithm):
         settings = self.settings
         if settings.sampled is None:
             self._participants, self._weights = range(settings.workers), self.dual.weights
+            self._total = 1.0
             return
         uniform = self._randomness.stream(Purpose.MODEL_SAMPLING, self.round).uniform(settings.sampled)
         bounds = np.cumsum(self.dual.weights)
         drawn = np.searchsorted(bounds, uniform * bounds[-1], side="right")
         counts = np.bincount(np.minimum(drawn, settings.workers - 1), minlength=settings.workers)
         self._weights = counts.astype(np.float64)
+        self._total = float(settings.sampled)
         self._participants = tuple(np.flatnonzero(counts).tolist())
 
     def _draw_measurers(self) -> None:

@@ -31,6 +31,7 @@ class FedAvgServer(ServerAlgorithm):
         self.round = 1
         self._mean = ModelMean(len(params), range(settings.workers))
         self._weights = [1.0] * settings.workers
+        self._absent: frozenset[int] = frozenset()
         self._pending: NDArray[np.float32] | None = None
 
     @property
@@ -88,6 +89,12 @@ class FedAvgServer(ServerAlgorithm):
         self.settle()
         self._mean.restart(self.participants)
 
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """The mean is over the others."""
+        self.settle()
+        self._absent = frozenset(absent)
+        self._mean.leave_out(absent)
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes held out of order."""
@@ -103,7 +110,9 @@ class FedAvgServer(ServerAlgorithm):
         Raises:
             NonFiniteError: if the sum leaves float32's range.
         """
-        mean = self._mean.mean(sum(self._weights), f"round {self.settings.updates_after(self.round)}")
+        total = sum(weight for worker, weight in enumerate(self._weights) if worker not in self._absent)
+        mean = self._mean.mean(total, f"round {self.settings.updates_after(self.round)}")
+        self._absent = frozenset()
         self._pending = mean
         self.round += 1
         return model_payload(mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -65,6 +65,10 @@ class ModelMean:
         """Whether a piece of the worker that came now would wait for another's."""
         return worker in self._rank and self._sum.would_wait(self._rank[worker])
 
+    def leave_out(self, absent: Iterable[int]) -> None:
+        """Some participants have no part in it; nothing of them has come."""
+        self._sum.leave_out(self._rank[worker] for worker in absent)
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes held out of order."""
@@ -101,6 +105,9 @@ def snapshot_offset(randomness: SharedRandomness, synchronization: int, steps: i
 
 class LocalSgdWorker(WorkerAlgorithm):
     """tau steps of SGD from the server's model, on the worker's own minibatches.
+
+    A model that comes too late to count is dropped: it was made from an old model of the server, and there
+    is no residual to put it into.
 
     Args:
         snapshots: the run's randomness if the model at t' is sent too (DRFA).

@@ -37,6 +37,8 @@ class WorkerSide:
     Args:
         resends: whether a report must stay as it is until the worker's next one, to be sent again after a
             cut; otherwise it may share memory with what the next worker computes.
+        keeps_old: whether a residual whose sum overflows must stay as it was: a step that has no finite
+            answer is then left out, and the next one goes on.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class WorkerSide:
         device: torch.device | str = "cpu",
         *,
         resends: bool = True,
+        keeps_old: bool = False,
     ) -> None:
         self.settings = settings
         self._randomness = randomness
@@ -63,7 +66,8 @@ class WorkerSide:
         self._realizations = realizations
         self.replica = AflComReplica(settings, realizations)
         self.halves = {
-            worker: AflComWorker(worker, realizations, device, resends=resends) for worker in workers
+            worker: AflComWorker(worker, realizations, device, resends=resends, keeps_old=keeps_old)
+            for worker in workers
         }
 
     def prepare(self, synchronization: int) -> None:

@@ -69,7 +69,7 @@ def help_text(width: int = 100) -> str:
         lines += _wrapped(about, head, width)
         if not is_new_part:
             lines += _wrapped(key.accepts, " " * len(head), width)
-    heading = f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT] / ACCEPTED"
+    heading = f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT], ACCEPTED"
     note = textwrap.wrap(_NOTE, width)
     return "\n".join([*note, "", heading, *lines]) + "\n"
 

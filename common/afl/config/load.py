@@ -20,6 +20,7 @@ _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 _RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Problem]]]] = {
     "algorithm": rules.algorithm,
     "server": rules.server,
+    "faults": rules.faults,
 }
 
 

@@ -110,6 +110,22 @@ def whole(values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+def faults(values: Mapping[str, Any]) -> list[Problem]:
+    """A deadline and a quorum are for steps that do not wait; those need a deadline."""
+    section = values.get("stragglers")
+    if not isinstance(section, Mapping):
+        return []
+    policy, problems = section.get("policy", "wait"), []
+    if policy == "skip" and section.get("deadline") is None:
+        problems.append(Problem(("deadline",), "nothing", "a duration; policy: skip needs it"))
+    if policy == "wait":
+        for key in ("deadline", "quorum"):
+            given = section.get(key)
+            if given is not None:
+                problems.append(Problem((key,), str(given), f"no {key}; only policy: skip uses it"))
+    return _within("stragglers", problems)
+
+
 def server(values: Mapping[str, Any]) -> list[Problem]:
     """Times, sizes and addresses fit each other."""
     problems = []

@@ -30,6 +30,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, Unit
 from afl.config.quantities import Duration, Size
 from afl.errors import AddressError
+from afl.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 
 INT32_MAX: Final = 2**31 - 1
 
@@ -309,6 +310,11 @@ class Server(Section):
         Null("for ever"),
         Field(description="how long to wait for all workers before the first round"),
     ] = None
+    give_up_after: Annotated[
+        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
+        Null("never"),
+        Field(description="how long the server goes on without a session of any worker (then exit code 10)"),
+    ] = None
     state: Annotated[
         Literal["process", "machine", "off"],
         Field(
@@ -370,13 +376,65 @@ class Worker(Section):
     ] = False
 
 
+class Stragglers(Section):
+    """What happens when a worker does not report."""
+
+    policy: Annotated[
+        Literal["wait", "skip"],
+        Field(
+            description="wait for every worker for as long as it takes, or close a step at its deadline"
+            " without those that are late; what they were late with is sent later"
+        ),
+    ] = "wait"
+    deadline: Annotated[
+        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
+        Null("not given"),
+        Field(description="how long a step stays open for all; with policy: skip, which needs it"),
+    ] = None
+    quorum: Annotated[
+        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
+        Unit("share"),
+        Null("0.5"),
+        Field(
+            description="how many reports a step takes in any case, rounded up; past the deadline it waits"
+            " for them; with policy: skip only"
+        ),
+    ] = None
+
+
+class Divergence(Section):
+    """When a run has gone wrong."""
+
+    max_loss: Annotated[
+        Annotated[float, Field(gt=0, allow_inf_nan=False)],
+        Unit("loss"),
+        Field(description="the highest loss of any worker in an evaluation that is still right"),
+    ]
+    evaluations: Annotated[
+        Count,
+        Unit("evaluations"),
+        Field(description="how many in a row must exceed it before the run ends (exit code 5)"),
+    ] = 1
+
+
 class Faults(Section):
     """What happens when something breaks."""
 
+    stragglers: Annotated[Stragglers, Field(description="what happens when a worker does not report")] = (
+        Stragglers()
+    )
     non_finite: Annotated[
-        Literal["abort"],
-        Field(description="on an infinite or NaN loss or gradient: end the run, naming worker and round"),
+        Literal["abort", "skip"],
+        Field(
+            description="on an infinite or NaN loss or gradient: end the run, naming worker and round, or"
+            " close the step without the worker, as long as a quorum is left"
+        ),
     ] = "abort"
+    divergence: Annotated[
+        Annotated[Divergence, Accepts("a section with max_loss and evaluations")] | None,
+        Null("off"),
+        Field(description="end a run whose loss stays too high"),
+    ] = None
     lost_residual: Annotated[
         Literal["restart", "refuse"],
         Field(
@@ -384,6 +442,11 @@ class Faults(Section):
             " logged and counted, or refuse the worker"
         ),
     ] = "restart"
+
+    @model_validator(mode="after")
+    def _obeys_rules(self) -> Self:
+        rules.require(rules.faults(self.model_dump()))
+        return self
 
 
 class Config(Section):
@@ -404,6 +467,22 @@ class Config(Section):
     def _obeys_rules(self) -> Self:
         rules.require(rules.whole(self.model_dump()))
         return self
+
+    @property
+    def absence(self) -> AbsencePolicy:
+        """Which workers a step may close without."""
+        stragglers = self.faults.stragglers
+        return AbsencePolicy(
+            skips_late=stragglers.policy == "skip",
+            skips_non_finite=self.faults.non_finite == "skip",
+            quorum=DEFAULT_QUORUM if stragglers.quorum is None else stragglers.quorum,
+        )
+
+    @property
+    def divergence_watch(self) -> DivergenceWatch | None:
+        """Sees the evaluations, if that is wished for."""
+        divergence = self.faults.divergence
+        return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
 
     @property
     def eta_q_value(self) -> float:

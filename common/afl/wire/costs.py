@@ -44,7 +44,7 @@ def lengths_of(payloads: Sequence[Payload]) -> Lengths:
 
 def report_costs(report: Report, kind: Kind, lengths: Lengths, chunk_bytes: int) -> Sequence[Cost]:
     """The frames of a report, as the server counts them."""
-    if report.metrics or report.model_digest:
+    if report.metrics or report.model_digest or report.missing:
         return _report_costs(report, kind, lengths, chunk_bytes)
     return _alike_costs(
         _widest(report.worker),

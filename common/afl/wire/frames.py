@@ -123,6 +123,7 @@ def report_frame(report: Report, kind: Kind) -> Frame:
         metrics=[pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
         model_digest=report.model_digest,
         weight=report.weight,
+        missing=report.missing,
     )
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
     return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
@@ -270,6 +271,7 @@ def report_of(message: pb.Report) -> Report:
         metrics=metrics,
         model_digest=message.model_digest,
         weight=message.weight,
+        missing=message.missing,
     )
 
 

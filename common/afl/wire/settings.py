@@ -31,6 +31,9 @@ class RunSettings:
     chunk_bytes: int
     heartbeat: float
     peer_timeout: float
+    skips: bool = False
+    """Whether a report may turn out late, and what it carried must be put back."""
+    skips_non_finite: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -90,6 +93,8 @@ class RunSettings:
             chunk_bytes=config.server.chunk_bytes // VALUE_BYTES * VALUE_BYTES,
             heartbeat=config.server.heartbeat,
             peer_timeout=config.server.peer_timeout,
+            skips=config.faults.stragglers.policy == "skip",
+            skips_non_finite=config.faults.non_finite == "skip",
         )
 
     def to_message(self) -> pb.RunSettings:
@@ -112,6 +117,8 @@ class RunSettings:
             chunk_bytes=self.chunk_bytes,
             heartbeat_seconds=self.heartbeat,
             peer_timeout_seconds=self.peer_timeout,
+            skips=self.skips,
+            skips_non_finite=self.skips_non_finite,
         )
 
     @classmethod
@@ -148,6 +155,8 @@ class RunSettings:
             chunk_bytes=message.chunk_bytes,
             heartbeat=message.heartbeat_seconds,
             peer_timeout=message.peer_timeout_seconds,
+            skips=message.skips,
+            skips_non_finite=message.skips_non_finite,
         )
 
 

@@ -14,6 +14,7 @@ from afl.errors import NonFiniteError, place
 from afl.initialization import build_vector
 from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
 from afl.participant import CommittedStep, Participant
+from afl.policy import AbsencePolicy
 from afl.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
 from afl.wire.costs import Lengths, lengths_of
@@ -53,6 +54,8 @@ class Driver:
 
     Args:
         evaluate_every: in update rounds.
+        policy: which workers a step may close without: here those with numbers that are not finite, since
+            nobody is late.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
     """
@@ -66,6 +69,7 @@ class Driver:
         batch_size: int,
         evaluation_batch_size: int,
         evaluate_every: int,
+        policy: AbsencePolicy | None = None,
         batched: bool = False,
         meter: Meter | None = None,
     ) -> None:
@@ -75,7 +79,9 @@ class Driver:
             server_half(settings, self.vector.values, randomness),
             evaluate_every=evaluate_every,
             buffer_mean=BufferMean.of(self.vector.buffers, settings.workers),
+            policy=policy,
         )
+        skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers, randomness)
         oracle = (BatchedOracle if batched else TaskOracle)(
@@ -86,15 +92,18 @@ class Driver:
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
         )
-        side = WorkerSide(settings, self.model.dim, randomness, workers, resends=False)
-        self._participant = Participant(self.model, side, oracle, workers)
+        side = WorkerSide(
+            settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
+        )
+        self._participant = Participant(self.model, side, oracle, workers, skips_non_finite=skips_non_finite)
         self.meter: Meter = meter or Silent()
 
     def steps(self) -> Iterator[Step]:
         """Take the run's steps; yields each once it is closed and the server's model has its update.
 
         Raises:
-            NonFiniteError: if a loss, a gradient or a sum is not finite.
+            NonFiniteError: if a loss or a gradient is not finite and the policy does not skip it, if too few
+                workers are left, or if a sum is not finite.
         """
         engine = self.engine
         opening: Opening | None = engine.opening()

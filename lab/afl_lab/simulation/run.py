@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from afl.config import Config
-from afl.errors import ExitCode, NonFiniteError
+from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.messages import Kind, Position
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.registry import load_task
@@ -33,7 +34,8 @@ def simulate(
     seed, to the bit on the same kind of CPU, unless gradients are batched (``worker.batch_oracles``).
 
     Args:
-        config: with its seed; ``server`` and ``faults`` play no part but for ``server.chunk_bytes``.
+        config: with its seed; ``server`` and ``faults`` play no part but for ``server.chunk_bytes``,
+            ``faults.non_finite`` and ``faults.divergence``: nobody is late, and nothing breaks.
         directory: must hold no run.
         on_round: called with the update rounds that are complete, after each synchronization.
 
@@ -55,6 +57,7 @@ def simulate(
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
         evaluate_every=config.evaluation.every,
+        policy=replace(config.absence, skips_late=False),
         batched=config.worker.batch_oracles,
     )
     meter = WireMeter(
@@ -104,13 +107,14 @@ def _drive(
                 assert engine.last_evaluation is not None
                 if records.evaluation(engine.last_evaluation, up=up, down=down):
                     save("best")
+                records.require_convergence()
             elif engine.last_round is not records.round and engine.last_round is not None:
                 records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
                 closed_at = now
                 on_round(engine.last_round.round)
             if engine.step.position == Position(random_round, 0):
                 save("random")
-    except NonFiniteError as error:
+    except (NonFiniteError, DivergedError) as error:
         save("final")
         return ExitCode.DIVERGED, str(error)
     save("final")

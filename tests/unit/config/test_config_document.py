@@ -42,6 +42,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
                 "uplink": {"name": "top-k", "ratio": 1},
                 "downlink": {"name": "top-k", "ratio": 1},
             },
+            "faults": {"divergence": {"max_loss": 1}},
         }
     )
     actual = _flat(config.model_dump(mode="json"))
@@ -66,6 +67,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.eta_w",
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
+        "faults.divergence.max_loss",
     }
 
 

@@ -40,8 +40,8 @@ def problem(heading: str, found: str, accepted: str, **more: str) -> str:
 
 COUNT = "a whole number from 1 to 2^31 - 1"
 SERVER_KEYS = (
-    "one of listen, http, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout, max_sessions,"
-    " chunk_bytes, reorder_buffer"
+    "one of listen, http, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout, give_up_after,"
+    " state, checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
 )
 ALGORITHM_NAMES = "afl-br, afl-com, sgda, drfa or fedavg"
 
@@ -155,8 +155,35 @@ WRONG: list[tuple[str, str, str]] = [
     ("name: digits", "name: 7", problem("server.yaml:3: task.name", "7", "a name")),
     (
         "workers: 3",
-        "workers: 3\nfaults: {non_finite: skip}",
-        problem("server.yaml:2: faults.non_finite", '"skip"', "abort"),
+        "workers: 3\nfaults: {non_finite: skipp}",
+        problem("server.yaml:2: faults.non_finite", '"skipp"', "abort or skip", nearest="skip"),
+    ),
+    (
+        "workers: 3",
+        "workers: 3\nfaults: {stragglers: {policy: skip}}",
+        problem("server.yaml:2: faults.stragglers.deadline", "nothing", "a duration; policy: skip needs it"),
+    ),
+    (
+        "workers: 3",
+        "workers: 3\nfaults: {stragglers: {deadline: 30s}}",
+        problem("server.yaml:2: faults.stragglers.deadline", "30s", "no deadline; only policy: skip uses it"),
+    ),
+    (
+        "workers: 3",
+        "workers: 3\nfaults: {stragglers: {policy: wait, quorum: 0.8}}",
+        problem("server.yaml:2: faults.stragglers.quorum", "0.8", "no quorum; only policy: skip uses it"),
+    ),
+    (
+        "workers: 3",
+        "workers: 3\nfaults: {stragglers: {policy: skip, deadline: 30s, quorum: 0}}",
+        problem(
+            "server.yaml:2: faults.stragglers.quorum", "0", "a number above 0 and at most 1, or null (0.5)"
+        ),
+    ),
+    (
+        "workers: 3",
+        "workers: 3\nfaults: {divergence: {evaluations: 2}}",
+        problem("server.yaml:2: faults.divergence.max_loss", "nothing", "a number above 0"),
     ),
     (
         "workers: 3",

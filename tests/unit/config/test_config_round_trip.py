@@ -116,7 +116,21 @@ VALUES = st.fixed_dictionaries(
         ),
         "server": servers(),
         "worker": st.fixed_dictionaries({"threads": st.integers(1, 1024), "batch_oracles": st.booleans()}),
-        "faults": st.fixed_dictionaries({"lost_residual": st.sampled_from(["restart", "refuse"])}),
+        "faults": st.fixed_dictionaries(
+            {"lost_residual": st.sampled_from(["restart", "refuse"])},
+            optional={
+                "stragglers": st.fixed_dictionaries(
+                    {"policy": st.just("skip"), "deadline": st.sampled_from(["30s", 0.5, "1h"])},
+                    optional={"quorum": st.sampled_from([0.5, 1, 1e-3])},
+                )
+                | st.just({"policy": "wait"}),
+                "non_finite": st.sampled_from(["abort", "skip"]),
+                "divergence": st.none()
+                | st.fixed_dictionaries(
+                    {"max_loss": st.floats(1e-300, 1e300)}, optional={"evaluations": COUNTS}
+                ),
+            },
+        ),
     },
 )
 
@@ -187,6 +201,9 @@ def test_what_is_written_out() -> None:
         "  peer_timeout: 5m\n"
         "  handshake_timeout: 30s\n"
         "  start_timeout: 1.5s\n"
+        "  state: process\n"
+        "  checkpoint_every: 100\n"
+        "  grace: 10s\n"
         "  max_sessions: 4096\n"
         "  chunk_bytes: 65536B\n"
         "  reorder_buffer: 32MiB\n"
@@ -194,6 +211,8 @@ def test_what_is_written_out() -> None:
         "  threads: 1\n"
         "  batch_oracles: false\n"
         "faults:\n"
+        "  stragglers:\n"
+        "    policy: wait\n"
         "  non_finite: abort\n"
         "  lost_residual: restart\n"
     )

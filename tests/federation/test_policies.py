@@ -1,0 +1,167 @@
+"""Runs that go on without some of their workers, and runs that end because they must."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import support
+from afl.config import config_from_mapping
+from afl.errors import ExitCode
+from afl_lab.simulation.run import simulate
+from support import Federation, run_together
+
+SLOW_TASK = ("--task", "tests_tasks:Slow")
+SKIP = {"policy": "skip", "deadline": "300ms", "quorum": 0.5}
+
+
+def config_of(rounds: int, *, faults: dict[str, Any], **server: Any) -> dict[str, Any]:
+    return {
+        "workers": 3,
+        "task": {"name": "tests_tasks:Slow", "batch_size": 8, "options": {"pause": 0.02}},
+        "algorithm": {
+            "name": "afl-com",
+            "rounds": rounds,
+            "eta_w": 0.5,
+            "eta_q": 0.3,
+            "uplink": {"name": "top-k", "ratio": 0.1},
+        },
+        "evaluation": {"every": 50},
+        "faults": faults,
+        "server": server,
+    }
+
+
+def absent(federation: Federation, event: str = "round") -> list[list[int]]:
+    return [line.get("absent", []) for line in federation.records(event)]
+
+
+def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_late_with(
+    tmp_path: Path,
+) -> None:
+    config = config_of(300, faults={"stragglers": {**SKIP, "deadline": "700ms"}})
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            federation.start(ids, *SLOW_TASK)
+        sleeper = federation.start("2", *SLOW_TASK)
+        for round_ in (20, 120):
+            federation.wait_until(lambda status, due=round_: status["round"] >= due)
+            sleeper.send_signal(signal.SIGSTOP)
+            before = federation.metrics()["afl_absent_reports_total"]
+            federation.wait_until(
+                lambda _, due=before + 3: federation.metrics()["afl_absent_reports_total"] >= due
+            )
+            sleeper.send_signal(signal.SIGCONT)
+        federation.finish()
+        assert len(sleeper.logged("put_back", worker=2)) >= 2
+        assert federation.server.logged("digest_mismatch") == []
+        assert federation.server.logged("reconnecting") == []
+    rounds = absent(federation)
+    assert len(rounds) == 300
+    # On a busy machine another may be late as well.
+    assert 6 <= sum(2 in entry for entry in rounds) <= 100
+    assert 2 not in absent(federation, "evaluation")[-1]
+
+
+def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_best(tmp_path: Path) -> None:
+    config = config_of(8, faults={"stragglers": SKIP})
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            federation.start(ids, *SLOW_TASK)
+        federation.finish()
+    assert absent(federation) == [[2]] * 8
+    (evaluation,) = federation.records("evaluation")
+    assert evaluation["absent"] == [2]
+    assert evaluation["workers"][2] == {}
+    assert federation.summary()["best"] is None
+    assert not (federation.directory / "model-best.safetensors").exists()
+
+
+def test_the_late_are_counted_and_the_run_waits_for_a_quorum(tmp_path: Path) -> None:
+    config = config_of(100_000, faults={"stragglers": {**SKIP, "quorum": 1}})
+    with Federation(config, tmp_path) as federation:
+        federation.start("0,1", *SLOW_TASK)
+        federation.server.wait_for("worker_ready")
+        assert federation.wait_until(lambda status: status["open_step_seconds"] > 1)["round"] == 0
+        sleeper = federation.start("2", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 5)
+        sleeper.kill()
+        assert federation.wait_until(lambda status: status["open_step_seconds"] > 1)["round"] >= 5
+        assert federation.metrics()["afl_absent_reports_total"] == 0
+
+
+def test_numbers_that_are_not_finite_are_left_out_as_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "workers": 3,
+        "task": {"name": "tests_tasks:Poisoned", "batch_size": 4},
+        "algorithm": {
+            "name": "afl-com",
+            "rounds": 40,
+            "eta_w": 0.1,
+            "eta_q": 0.1,
+            "uplink": {"name": "top-k", "ratio": 0.5},
+        },
+        "evaluation": {"every": 10},
+        "faults": {"non_finite": "skip"},
+    }
+    federation = run_together(config, tmp_path / "real", ["0", "1-2"], task="tests_tasks:Poisoned")
+    rounds = absent(federation)
+    assert {tuple(entry) for entry in rounds} == {(), (1,)}
+    assert federation.server.logged("non_finite", worker=1)
+
+    whole = config_from_mapping({**config, "run": {"seed": 7}})
+    monkeypatch.syspath_prepend(str(Path(support.__file__).parent))
+    simulate(whole, tmp_path / "simulated")
+    simulated = load_file(tmp_path / "simulated" / "model-final.safetensors")
+    assert {name: tensor.numpy().tobytes() for name, tensor in sorted(simulated.items())} == (
+        federation.model_bytes()
+    )
+
+
+def test_too_few_finite_numbers_end_the_run(tmp_path: Path) -> None:
+    config = {
+        "workers": 2,
+        "task": {"name": "tests_tasks:Diverging", "batch_size": 4},
+        "algorithm": {"name": "afl-br", "rounds": 40, "eta_w": 0.1, "eta_q": 0.1},
+        "faults": {"non_finite": "skip", "stragglers": {**SKIP, "quorum": 1}},
+    }
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            federation.start(ids, "--task", "tests_tasks:Diverging")
+        federation.server.expect(ExitCode.DIVERGED)
+    assert federation.summary()["reason"] == (
+        "round 5: 1 of 2 workers have nothing finite to report; the quorum is 2: worker 1: the loss is nan"
+    )
+
+
+def test_a_loss_that_stays_too_high_ends_the_run(tmp_path: Path) -> None:
+    config = config_of(40, faults={"divergence": {"max_loss": 1e-9, "evaluations": 2}})
+    config["evaluation"] = {"every": 5}
+    with Federation(config, tmp_path) as federation:
+        federation.start("0-2", *SLOW_TASK)
+        federation.server.expect(ExitCode.DIVERGED)
+    assert [line["round"] for line in federation.records("evaluation")] == [5, 10]
+    reason = federation.summary()["reason"]
+    assert reason.startswith("the run has diverged: after round 10 the loss of worker ")
+    assert reason.endswith("above faults.divergence.max_loss (1e-09) at 2 evaluations in a row")
+
+
+def test_a_server_without_workers_gives_up_and_can_go_on(tmp_path: Path) -> None:
+    config = config_of(60, faults={}, give_up_after="12s")
+    config["task"] = {**config["task"], "options": {"pause": 0.05}}
+    with Federation(config, tmp_path) as federation:
+        federation.start("0-2", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 10)
+        federation.workers[0].kill()
+        federation.server.expect(ExitCode.LOST_WORKERS)
+        assert federation.summary()["reason"] == "no worker had a session for server.give_up_after (12s)"
+        federation.start_server("--set", "server.give_up_after=1h")
+        federation.start("0-2", *SLOW_TASK)
+        federation.server.expect(0)
+    assert [line["round"] for line in federation.records("round")] == list(range(1, 61))
