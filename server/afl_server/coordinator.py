@@ -51,6 +51,7 @@ from afl_server.roster import Roster
 from afl_server.session import Session, State
 from afl_server.store import Checkpoint, Entry
 from afl_server.tallies import Tallies
+from afl_server.uninterrupted import uninterrupted
 
 LOG = logging.getLogger("afl.server")
 
@@ -316,7 +317,7 @@ class Coordinator:
         """
         if self._inline or is_short:
             return call(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+        return await uninterrupted(asyncio.get_running_loop().run_in_executor(self._thread, call, *args))
 
     async def _after(self, ack: Ack | None) -> None:
         """What an accepted piece or report sets in motion."""
@@ -347,8 +348,10 @@ class Coordinator:
 
     async def close_if_complete(self) -> None:
         """Close the open step if it can be; whatever fails in that ends the run."""
-        if not self.engine.complete or self.is_over:
-            return
+        if self.engine.complete and not self.is_over:
+            await uninterrupted(self._close())
+
+    async def _close(self) -> None:
         try:
             await self._close_step()
             self.records.require_convergence()

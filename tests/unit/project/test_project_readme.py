@@ -136,7 +136,7 @@ def test_the_task_runs_as_a_federation(own_task: Path) -> None:
         assert server.wait() == 0, server.tail
     written = {path.name for path in (own_task / "my_run").iterdir()}
     assert written == set(
-        re.findall(r"^\| `([^`]+\.(?:yaml|jsonl|json|safetensors))` \|", README, re.MULTILINE)
+        re.findall(r"^\| `([^`/]+\.(?:yaml|jsonl|json|safetensors)|state)/?` \|", README, re.MULTILINE)
     )
     task = load_task("my_task:MyTask", {}, allow_path=True)
     module = task.model()

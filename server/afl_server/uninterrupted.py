@@ -1,0 +1,24 @@
+"""Work that is done to its end, whoever waits for it goes away or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+_R = TypeVar("_R")
+
+
+async def uninterrupted(work: Awaitable[_R]) -> _R:
+    """The result of ``work``. A caller that is cancelled meanwhile is so only once the work has ended.
+
+    A session that ends must not leave half a step closed, or a thread in the engine whose turn is over.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise
