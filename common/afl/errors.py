@@ -119,6 +119,12 @@ class StorageError(AflError):
     exit_code = ExitCode.STORAGE
 
 
+class RunCompleteError(AflError):
+    """There is nothing left to do: the run has ended as configured."""
+
+    exit_code = ExitCode.OK
+
+
 class RunAbortedError(AflError):
     """The run ended before its last round."""
 

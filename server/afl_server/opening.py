@@ -9,7 +9,7 @@ from pathlib import Path
 
 from afl.config import Config, load_config
 from afl.config.compare import differences
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, RunRecords, new_run_id
 from afl_server.store import Checkpoint, Durability, Entry, RunStore
 
@@ -56,8 +56,8 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
         fresh_seed: for a new run whose configuration names none.
 
     Raises:
-        ConfigError: if the directory cannot be used, or holds a run that has ended, or one of another
-            configuration.
+        ConfigError: if the directory cannot be used, or holds a run of another configuration.
+        RunCompleteError: if the run has ended; whoever starts servers again may leave it.
         InUseError: if another process runs it.
         StorageError: if the run's state is damaged.
     """
@@ -116,9 +116,9 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
             "another directory:\n" + "\n".join(f"  {line}" for line in different)
         )
     if _result(directory) == ExitCode.OK.name.lower():
-        raise ConfigError(
-            f"run.directory: {directory} already holds a run, which is complete; name another directory, or "
-            "leave it out for one made from the run id"
+        raise RunCompleteError(
+            f"run.directory: {directory} already holds this run, which is complete; to run it again, name "
+            "another directory, or leave it out for one made from the run id"
         )
     assert stored.run.seed is not None
     config = config.with_seed(stored.run.seed)

@@ -8,10 +8,22 @@ Nothing in it needs pytest, so that tests of your own tasks may use it too::
         weights = federation.model("final")
 """
 
+from support.drill import Drill, Faults, result_of
 from support.federation import Federation, Process, run_together
 from support.http2 import Http2Observer
 from support.proxy import Proxy
 from support.raw_client import RawClient
 from support.reference import Reference
 
-__all__ = ["Federation", "Http2Observer", "Process", "Proxy", "RawClient", "Reference", "run_together"]
+__all__ = [
+    "Drill",
+    "Faults",
+    "Federation",
+    "Http2Observer",
+    "Process",
+    "Proxy",
+    "RawClient",
+    "Reference",
+    "result_of",
+    "run_together",
+]

@@ -1,0 +1,32 @@
+"""The runs that faults are tried on: a few seconds each, with every kind of state that there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TASK = "tests_tasks:Slow"
+
+GROUPS = ("0", "1-2")
+
+_TOP_K = {"name": "top-k", "ratio": 0.2}
+_RAND_K = {"name": "rand-k", "ratio": 0.2}
+_COM = {"name": "afl-com", "rounds": 40, "eta_w": 0.5, "eta_q": 0.3, "block": 7}
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "top-k": {**_COM, "uplink": _TOP_K},
+    "rand-k": {**_COM, "uplink": _RAND_K},
+    "drfa": {"name": "drfa", "rounds": 60, "eta_w": 0.3, "eta_q": 0.05, "local_steps": 3},
+    "fedavg": {"name": "fedavg", "rounds": 60, "eta_w": 0.3, "local_steps": 2, "weighting": "samples"},
+}
+
+
+def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
+    """A run of three workers with an evaluation every seven rounds and a checkpoint every ten."""
+    own = {"checkpoint_every": 10, "heartbeat": "0.2s", "peer_timeout": "5s", **server}
+    return {
+        "workers": 3,
+        "task": {"name": TASK, "batch_size": 8, "options": {"pause": 0.01}},
+        "algorithm": ALGORITHMS[algorithm],
+        "evaluation": {"every": 7},
+        "server": own,
+    }
