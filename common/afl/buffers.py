@@ -128,6 +128,25 @@ class ModuleBuffers:
                     assert buffer is not None
                     buffer.copy_(source[entry.start : entry.stop].view(buffer.shape))
 
+    def contents(self, worker: int) -> dict[str, NDArray[np.uint8]]:
+        """A worker's buffers of every type, as bytes, by their place."""
+        self.select(worker)
+        return {
+            str(place): tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            for place, tensor in enumerate(self._installed())
+            if tensor is not None
+        }
+
+    def restore(self, worker: int, contents: Mapping[str, NDArray[np.uint8]]) -> None:
+        """Put back a worker's :meth:`contents`."""
+        self.select(worker)
+        with torch.no_grad():
+            for place, tensor in enumerate(self._installed()):
+                data = contents.get(str(place))
+                if tensor is not None and data is not None:
+                    values = torch.from_numpy(data.copy()).view(tensor.dtype)
+                    tensor.copy_(values.reshape(tensor.shape))
+
     @property
     def has_floats(self) -> bool:
         """Whether any buffer is floating-point."""

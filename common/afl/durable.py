@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afl.errors import AflError, ExitCode
 
 _PREFIX = struct.Struct("<4sII")
@@ -100,6 +103,25 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     if checksum != content["checksum"]:
         raise DamagedError("the record's content is not as it was written")
     return Record(content["values"], tuple(sections), position - start)
+
+
+Described: TypeAlias = Sequence[tuple[str, str, list[int]]]
+"""Name, type and shape of arrays."""
+
+
+def packed_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[Described, list[Section]]:
+    """What a header says of arrays, and their sections, which share their memory."""
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    described = [(name, array.dtype.str, list(array.shape)) for name, array in plain.items()]
+    return described, [array.reshape(-1).view(np.uint8).data for array in plain.values()]
+
+
+def unpacked_arrays(described: Described, sections: Sequence[memoryview]) -> dict[str, NDArray[Any]]:
+    """The arrays again, which share the sections' memory."""
+    return {
+        name: np.frombuffer(section, dtype=np.dtype(kind)).reshape(shape)
+        for (name, kind, shape), section in zip(described, sections, strict=True)
+    }
 
 
 @contextlib.contextmanager

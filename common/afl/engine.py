@@ -186,7 +186,10 @@ class RoundEngine:
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
         self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         """The last loss that each worker reported for the dual step; NaN before its first."""
+        self.buffers_averaged: Position = NOWHERE
+        """Where the workers' buffers were last averaged."""
         self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
+        self._trained: NDArray[np.int64] = np.zeros(self.workers, dtype=np.int64)
         self._absent: tuple[int, ...] = ()
         self._is_expired = False
         self._model_digest = b""
@@ -284,6 +287,11 @@ class RoundEngine:
         round_, phase = self._counted[worker]
         return Position(int(round_), int(phase))
 
+    def trained(self, worker: int) -> int:
+        """The round of the worker's last training report that counted, or that the open step holds."""
+        is_held = self.step.kind is Kind.TRAIN and worker in self._reports
+        return self.step.position.round if is_held else int(self._trained[worker])
+
     def late_ack(self, worker: int, position: Position) -> Ack:
         """The answer to a report whose step was closed without it."""
         reason = f"round {position.round}, phase {position.phase} is closed"
@@ -291,6 +299,9 @@ class RoundEngine:
 
     def is_late(self, worker: int, reported: Position) -> bool:
         """Whether a report that the worker has made is for a step that was closed without it."""
+        if reported.phase == 0:
+            # A later report of another kind may have counted.
+            return int(self._trained[worker]) < reported.round and reported < self.step.position
         return self.counted(worker) < reported < self.step.position
 
     def next_step(self) -> Step | None:
@@ -441,6 +452,8 @@ class RoundEngine:
         arrays["losses"] = self._losses
         arrays["last_losses"] = self.last_losses.copy()
         arrays["counted"] = self._counted.copy()
+        arrays["trained"] = self._trained.copy()
+        values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
@@ -462,6 +475,8 @@ class RoundEngine:
         self._losses = arrays["losses"].copy()
         self.last_losses = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
+        self._trained = arrays["trained"].copy()
+        self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
         if "last_round" in values:
             round_, synchronization = values["last_round"]
@@ -481,6 +496,10 @@ class RoundEngine:
         """Open what comes after the open step, whose outcome this is."""
         self.last_outcome = outcome
         self._counted[~np.isnan(outcome.losses)] = self.step.position
+        if self.step.kind is Kind.TRAIN:
+            self._trained[~np.isnan(outcome.losses)] = self.step.position.round
+        elif self.step.kind is Kind.BUFFERS:
+            self.buffers_averaged = self.step.position
         position = self.step.position
         if outcome.payload is None:
             self.last_evaluation = outcome.evaluation

@@ -26,6 +26,11 @@ POINTS: Final = frozenset(
         "server.mid-checkpoint",
         "server.before-rename",
         "server.mid-replay",
+        "worker.before-apply",
+        "worker.before-journal",
+        "worker.mid-journal",
+        "worker.after-journal",
+        "worker.mid-chunk",
     }
 )
 

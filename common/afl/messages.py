@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EVALUATION_PHASE = 255
 """The phase of the evaluation that follows a round."""
@@ -94,6 +94,18 @@ class PayloadHeader:
     def total_bytes(self) -> int:
         """The payload's length."""
         return self.index_bytes + self.value_bytes
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> PayloadHeader:
+        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
+        return cls(
+            **{
+                **values,
+                "role": Role(values["role"]),
+                "encoding": Encoding(values["encoding"]),
+                "value_type": ValueType(values["value_type"]),
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.algorithms.local_sgd import model_payload
@@ -84,6 +85,30 @@ class CommittedStep:
     participants: frozenset[int] | None = None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A training report, and all that its worker knows after it: enough for another process to go on.
+
+    Attributes:
+        residual: float32 ``[dim]``, if the algorithm keeps one.
+        buffers: as :meth:`afl.buffers.ModuleBuffers.contents` has them.
+    """
+
+    kind: Kind
+    report: Report
+    payloads: tuple[Payload, ...]
+    residual: NDArray[np.float32] | None
+    buffers: Mapping[str, NDArray[np.uint8]]
+
+
+class Keeper(Protocol):
+    """Keeps what :class:`Participant` must not lose."""
+
+    def write(self, kept: Kept) -> None:
+        """Make it durable, before the report is sent."""
+        ...
+
+
 _TRAINED = frozenset({Role.UPDATE, Role.ITERATE, Role.SNAPSHOT})
 
 Answer = tuple[Report, list[Payload]]
@@ -96,6 +121,7 @@ class Participant:
         applied: the position of the last step applied to the model.
 
     Args:
+        keeper: keeps each training report before it is yielded.
         skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
             rather than to raise; the worker's residual and the model are as before it.
     """
@@ -107,9 +133,13 @@ class Participant:
         oracle: Oracle,
         workers: Sequence[int],
         *,
+        keeper: Keeper | None = None,
         skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
+        self._keeper = keeper
+        self._buffers: dict[int, Kept] = {}
+        """Buffers that are put back once there is a model, by worker."""
         self.workers = tuple(workers)
         self.applied: Position = NOWHERE
         self._side = side
@@ -156,8 +186,39 @@ class Participant:
                 continue
             if self.reported(worker) != step.position:
                 answer = self._finite_answer(worker, committed, digest)
+                self._keep(worker, step.kind, answer)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
+
+    def resume(self, kept: Mapping[int, Kept], buffers_averaged: Position) -> None:
+        """Go on where another process of these workers was; before the first step.
+
+        Args:
+            kept: by worker.
+            buffers_averaged: where the workers' buffers were last replaced by their mean.
+        """
+        assert self.applied == NOWHERE
+        for worker, entry in kept.items():
+            self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
+            if entry.residual is not None:
+                self._side.halves[worker].restore(entry.residual)
+            if entry.report.position > buffers_averaged:
+                self._buffers[worker] = entry
+
+    def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
+        if self._keeper is None or kind is not Kind.TRAIN:
+            return
+        report, payloads = answer
+        residual = self._side.halves[worker].residual
+        self._keeper.write(
+            Kept(
+                kind,
+                report,
+                tuple(payloads),
+                None if residual is None else residual.cpu().numpy(),
+                self.vector.buffers.contents(worker),
+            )
+        )
 
     def late(self, worker: int, position: Position) -> bool:
         """The worker's report for ``position`` came too late to count: what it carried goes back into the
@@ -207,6 +268,14 @@ class Participant:
         is_at_mean = self.applied == NOWHERE or self.applied.phase == EVALUATION_PHASE
         if Role.BUFFERS in payloads and is_at_mean:
             self.vector.buffers.load(values_of(payloads[Role.BUFFERS]))
+        for worker, kept in self._buffers.items():
+            self.vector.buffers.restore(worker, kept.buffers)
+        self._buffers.clear()
+        position = committed.step.position
+        for worker in self.workers:
+            if self.reported(worker) > position:
+                # The server was put back to an older state: that report is not one of this run any more.
+                self.forget(worker)
         # The model of a position holds its update already: the step itself, when it comes, moves nothing.
         self.applied = committed.step.position
 

@@ -60,7 +60,7 @@ class Admission:
                 f"this worker was started for the task {message.task!r}; the run's is {self.task!r}. "
                 f"Start it with --task {self.task}{without}"
             )
-        outside = next((entry.worker for entry in message.workers if entry.worker >= self.workers), None)
+        outside = next((worker for worker in message.workers if worker >= self.workers), None)
         if outside is not None:
             return (
                 f"worker {outside} is out of range: the run has {self.workers} workers, "

@@ -614,20 +614,22 @@ class Coordinator:
             if session.applied == NOWHERE:
                 await self._send_model(session)
             return
-        if session.applied == self._open.step.position and session.applied != NOWHERE:
-            # A report that was made before the cut is sent again by itself.
-            asked = [
-                worker
-                for worker in session.workers
-                if worker in self._open.participants and session.reported[worker] != session.applied
-            ]
-            if asked:
-                session.send(self._repeat_open(asked))
-        elif session.applied == self._open.base and session.applied != NOWHERE:
+        position = self._open.step.position
+        # A report that was made before is sent again by itself; one that is held is not made again.
+        asked = [
+            worker
+            for worker in session.workers
+            if worker in self._open.participants
+            and session.reported[worker] != position
+            and not self.engine.holds(worker)
+        ]
+        if session.applied == self._open.base != NOWHERE:
             session.send(self._open)
         else:
-            await self._send_model(session)
-            session.send(self._repeat_open())
+            if session.applied != position:
+                await self._send_model(session)
+            if asked:
+                session.send(self._repeat_open(asked))
         if self._streaming is not None:
             session.send(self._streaming)
 

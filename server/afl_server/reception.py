@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from afl._version import __version__
 from afl.errors import ExitCode, place
 from afl.initialization import realization_digest
-from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Position
+from afl.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
 from afl_server.admission import Admission
-from afl_server.session import Session, State, read_join
+from afl_server.session import Session, State, read_join, read_standings
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -57,14 +57,14 @@ class Reception:
         """A session's first frame: check who it is and welcome it, or end it."""
         if self._run.is_over:
             code, reason = self._run.result.result()
-            self._run.informed.update(standing.worker for standing in message.workers)
+            self._run.informed.update(message.workers)
             session.end(GoodbyeStatus.FINISHED if code is ExitCode.OK else GoodbyeStatus.ABORTED, reason)
             return
         refusal = self._admission.of_join(message)
         if refusal:
             self.refuse(session, refusal)
             return
-        workers, standings = read_join(message)
+        workers = read_join(message)
         for worker in workers:
             rival = await self._run.roster.rival(worker, message.incarnation)
             if rival is not None:
@@ -76,7 +76,6 @@ class Reception:
             if replaced is not None:
                 await self.leave(replaced)
         session.workers = workers
-        session.reported = standings
         session.incarnation = message.incarnation
         session.applied = position_of(message.applied) if message.run_id else NOWHERE
         self._run.roster.give(session)
@@ -91,6 +90,7 @@ class Reception:
 
     async def make_ready(self, session: Session, message: pb.Ready) -> None:
         """A session's worker has its task, data and model."""
+        session.reported = read_standings(message, session.workers)
         refusal = self._admission.of_ready(message) or self._residual_refusal(session)
         if refusal:
             self.refuse(session, refusal)
@@ -135,15 +135,15 @@ class Reception:
             self._run.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
 
     def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:
-        is_first = not message.run_id
-        if not is_first:
+        if message.run_id:
             self._run.tallies.reconnections += 1
         position = self._run.engine.step.position
         return pb.Welcome(
             run_id=self._run.run_id,
             server_version=__version__,
             settings=self._run.settings.to_message(),
-            seed=self._run.randomness.seed if is_first else b"",
+            # A process that has built its model has drawn from the seed.
+            seed=b"" if message.layout_hash else self._run.randomness.seed,
             workers=[
                 pb.Expectation(
                     worker=worker,
@@ -152,38 +152,60 @@ class Reception:
                 )
                 for worker in session.workers
             ],
+            buffers_averaged=pb.Position(
+                round=self._run.engine.buffers_averaged.round, phase=self._run.engine.buffers_averaged.phase
+            ),
         )
 
     def _lost_residuals(self, session: Session) -> list[int]:
-        """Workers whose earlier process took an uplink residual with it."""
-        if not self._run.engine.algorithm.keeps_residuals:
+        """Workers whose residual is not the one after their last report that the server has."""
+        engine = self._run.engine
+        if not engine.algorithm.keeps_residuals:
             return []
-        is_first_round = self._run.engine.step.position == Position(1, 0)
         return [
             worker
             for worker in self._run.roster.newcomers(session)
-            if self._run.roster.was_known(worker)
-            and session.reported[worker] == NOWHERE
-            and not (is_first_round and not self._run.engine.holds(worker))
+            if session.reported[worker].round < engine.trained(worker)
+            or session.reported[worker] > engine.step.position
         ]
 
     def _residual_refusal(self, session: Session) -> str:
         lost = self._lost_residuals(session)
         if not lost or self._run.config.faults.lost_residual != "refuse":
             return ""
-        return f"worker {lost[0]} comes back without its uplink residual, and faults.lost_residual is refuse"
+        what = "ahead of this server" if self._is_ahead(session, lost[0]) else "without its uplink residual"
+        return f"worker {lost[0]} comes back {what}, and faults.lost_residual is refuse"
+
+    def _is_ahead(self, session: Session, worker: int) -> bool:
+        """Whether the worker has reported of a round that the server, put back to an old state, has yet to
+        open."""
+        return session.reported[worker] > self._run.engine.step.position
 
     def _admit_newcomers(self, session: Session) -> None:
         """New processes: say what their workers have lost, and begin the sum again if it holds part of it."""
         for worker in self._lost_residuals(session):
             self._run.tallies.lost_residuals += 1
-            LOG.warning(
-                "worker %d came back without its uplink residual; it goes on with a zero residual",
-                worker,
-                extra={"event": "lost_residual", "worker": worker},
-            )
+            if self._is_ahead(session, worker):
+                LOG.warning(
+                    "worker %d has reported of round %d, which this server has yet to open: its state is an "
+                    "older one; the worker goes on from there, with the residual that it has",
+                    worker,
+                    session.reported[worker].round,
+                    extra={"event": "worker_ahead", "worker": worker},
+                )
+            else:
+                LOG.warning(
+                    "worker %d came back without its uplink residual; it goes on with %s",
+                    worker,
+                    "a zero residual" if session.reported[worker] == NOWHERE else "an older one",
+                    extra={"event": "lost_residual", "worker": worker},
+                )
+        open_position = self._run.engine.step.position
         partial = [
-            worker for worker in self._run.roster.newcomers(session) if self._run.engine.is_partial(worker)
+            worker
+            for worker in self._run.roster.newcomers(session)
+            # What a journal holds is sent again byte for byte.
+            if self._run.engine.is_partial(worker) and session.reported[worker] != open_position
         ]
         if partial:
             self._run.restart_round(partial[0], session)

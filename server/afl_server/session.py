@@ -209,20 +209,31 @@ class Session:
         self._coordinator.tallies.uplink.add(length, content)
 
 
-def read_join(message: pb.Join) -> tuple[tuple[int, ...], dict[int, Position]]:
-    """The workers of a Join, ascending as they came, and where each stands.
+def read_join(message: pb.Join) -> tuple[int, ...]:
+    """The workers of a Join, ascending as they came.
 
     Raises:
         ProtocolError: if there are none, too many, or one twice.
     """
-    workers = tuple(standing.worker for standing in message.workers)
+    workers = tuple(message.workers)
     if not workers:
         raise ProtocolError("a Join that names no worker")
     if len(workers) > MAX_WORKERS_A_SESSION:
         raise ProtocolError(f"a Join of {len(workers)} workers; {MAX_WORKERS_A_SESSION} are the most")
     if list(workers) != sorted(set(workers)):
         raise ProtocolError("the workers of a Join must be ascending and each named once")
-    return workers, {standing.worker: position_of(standing.reported) for standing in message.workers}
+    return workers
+
+
+def read_standings(message: pb.Ready, workers: tuple[int, ...]) -> dict[int, Position]:
+    """Where each worker of the session stands.
+
+    Raises:
+        ProtocolError: if that is not told of exactly these workers.
+    """
+    if tuple(standing.worker for standing in message.workers) != workers:
+        raise ProtocolError("a Ready must say where each worker of its Join stands, in the same order")
+    return {standing.worker: position_of(standing.reported) for standing in message.workers}
 
 
 def _ranges(workers: tuple[int, ...]) -> str:

@@ -17,23 +17,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afl.algorithms.base import Arrays
 from afl.durable import (
     DamagedError,
     Record,
     Section,
     lock,
+    packed_arrays,
     read_record,
     record_head,
     sync_folder,
+    unpacked_arrays,
 )
 from afl.engine import Evaluation, Outcome
 from afl.errors import ConfigError, StorageError
 from afl.fault_points import reached
-from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step, ValueType
+from afl.messages import Kind, Payload, PayloadHeader, Position, Step
 
 LOG = logging.getLogger("afl.server")
 
@@ -113,7 +112,7 @@ class RunStore:
         Raises:
             StorageError: if it cannot be written.
         """
-        described, sections = _packed(checkpoint.arrays)
+        described, sections = packed_arrays(checkpoint.arrays)
         head = record_head(
             {
                 "format": FORMAT,
@@ -161,7 +160,7 @@ class RunStore:
             StorageError: if it cannot be written; the log is as before.
         """
         outcome = entry.outcome
-        described, sections = _packed({"losses": outcome.losses, **outcome.unsent})
+        described, sections = packed_arrays({"losses": outcome.losses, **outcome.unsent})
         header = None
         if outcome.payload is not None:
             header = asdict(outcome.payload.header)
@@ -349,37 +348,22 @@ def _content(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _packed(arrays: Arrays) -> tuple[list[tuple[str, str, list[int]]], list[Section]]:
-    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    described = [(name, array.dtype.str, list(array.shape)) for name, array in plain.items()]
-    return described, [array.reshape(-1).view(np.uint8).data for array in plain.values()]
-
-
-def _unpacked(
-    described: Sequence[tuple[str, str, list[int]]], sections: Sequence[memoryview]
-) -> dict[str, NDArray[Any]]:
-    return {
-        name: np.frombuffer(section, dtype=np.dtype(kind)).reshape(shape)
-        for (name, kind, shape), section in zip(described, sections, strict=True)
-    }
-
-
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
         raise DamagedError(f"its format is not {FORMAT}: it is another version's")
-    arrays = _unpacked(values.pop("arrays"), record.sections)
+    arrays = unpacked_arrays(values.pop("arrays"), record.sections)
     return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
 
 
 def _entry(record: Record) -> Entry:
     values = dict(record.values)
     described, header = values.pop("arrays"), values.pop("payload")
-    arrays = _unpacked(described, record.sections[: len(described)])
+    arrays = unpacked_arrays(described, record.sections[: len(described)])
     evaluation = values.pop("evaluation")
     payload = None
     if header is not None:
-        payload = Payload(_header(header), record.sections[len(described) :])
+        payload = Payload(PayloadHeader.of_values(header), record.sections[len(described) :])
     outcome = Outcome(
         Step(Position(*values.pop("position")), Kind[values.pop("kind")]),
         arrays.pop("losses"),
@@ -388,14 +372,3 @@ def _entry(record: Record) -> Entry:
         None if evaluation is None else Evaluation.of_values(evaluation),
     )
     return Entry(values.pop("sequence"), outcome, values)
-
-
-def _header(values: Mapping[str, Any]) -> PayloadHeader:
-    return PayloadHeader(
-        **{
-            **values,
-            "role": Role(values["role"]),
-            "encoding": Encoding(values["encoding"]),
-            "value_type": ValueType(values["value_type"]),
-        }
-    )

@@ -265,10 +265,6 @@ def report_first(client: RawClient) -> None:
     client.send(honest_report(0.1))
 
 
-def standings(*workers: int) -> list[pb.Standing]:
-    return [pb.Standing(worker=worker) for worker in workers]
-
-
 LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "another protocol version": (joined(protocol=99), "protocol version 99"),
     "another package version": (joined(package_version="9.9.9"), "afl 9.9.9"),
@@ -279,12 +275,12 @@ LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
     "another layout after loading": (readied(layout_hash=b"x" * 16, dim=7), "has 7 trainable parameters"),
     "another realization": (readied(realization_digest=b"x" * 16), "shared randomness differs"),
     "no digest": (readied(realization_digest=b""), "shared randomness differs"),
-    "an id out of range": (joined(workers=standings(WORKERS)), f"worker {WORKERS} is out of range"),
-    "an id of 2^32 - 1": (joined(workers=standings(2**32 - 1)), "out of range"),
+    "an id out of range": (joined(workers=[WORKERS]), f"worker {WORKERS} is out of range"),
+    "an id of 2^32 - 1": (joined(workers=[2**32 - 1]), "out of range"),
     "no worker": (joined(workers=[]), "names no worker"),
-    "a worker twice": (joined(workers=standings(3, 3)), "each named once"),
-    "workers not ascending": (joined(workers=standings(3, 2)), "ascending"),
-    "seventy thousand workers": (joined(workers=standings(*range(70_000))), "out of range"),
+    "a worker twice": (joined(workers=[3, 3]), "each named once"),
+    "workers not ascending": (joined(workers=[3, 2]), "ascending"),
+    "seventy thousand workers": (joined(workers=[*range(70_000)]), "out of range"),
     "a second Join": (twice, "a second Join"),
     "a Ready first": (ready_first, "must be a Join"),
     "a second Ready": (ready_twice, "a Ready that does not follow a Join"),

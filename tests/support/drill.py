@@ -1,4 +1,4 @@
-"""A federation whose processes die, stop and lose their connections, and are started again until it is over."""
+"""A federation whose processes die, stop and lose connections, and are started again until it is over."""
 
 from __future__ import annotations
 

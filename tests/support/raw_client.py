@@ -118,7 +118,7 @@ class RawClient:
             "protocol": PROTOCOL,
             "package_version": __version__,
             "incarnation": self.incarnation,
-            "workers": [pb.Standing(worker=worker) for worker in ids],
+            "workers": list(ids),
         }
         return pb.Join(**{**fields, **changes})
 
@@ -130,6 +130,7 @@ class RawClient:
         fields: dict[str, Any] = {
             "layout_hash": vector.layout_hash(),
             "dim": vector.dim,
+            "workers": [pb.Standing(worker=entry.worker) for entry in welcome.workers],
             "realization_digest": realization_digest(
                 Realizations(settings.parameters, vector.dim, randomness)
             ),

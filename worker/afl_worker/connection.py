@@ -13,6 +13,7 @@ import grpc
 
 from afl.config.address import Address
 from afl.errors import ProtocolError
+from afl.fault_points import reached
 from afl.messages import Ack, GoodbyeStatus
 from afl.participant import CommittedStep
 from afl.transport import channel_options
@@ -127,6 +128,7 @@ class Connection:
         while (frames := self._outbox.get()) is not None:
             for frame in frames:
                 yield frame.data
+                reached("worker.mid-chunk")
             if self._outbox.empty():
                 self._taken.set()
 

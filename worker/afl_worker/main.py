@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from afl.config.address import parse_target
 from afl.config.quantities import Duration
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.logs import set_up_logs
-from afl_worker.runtime import WorkerOptions, WorkerProcess
+from afl_worker.runtime import DEFAULT_JOURNAL, WorkerOptions, WorkerProcess
 
 LOG = logging.getLogger("afl.worker")
 
@@ -100,6 +101,14 @@ def _parser() -> argparse.ArgumentParser:
         help="an option of the task that is this machine's own, such as file=writers.npz; may be repeated",
     )
     parser.add_argument(
+        "--journal",
+        type=Path,
+        default=DEFAULT_JOURNAL,
+        metavar="DIR",
+        help="where this process writes what it is about to send, so that it can go on after a crash "
+        "(default: afl-journal)",
+    )
+    parser.add_argument(
         "--give-up-after",
         default="10m",
         metavar="TIME",
@@ -143,6 +152,7 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         device=parsed.device,
         give_up_after=give_up_after,
         use_proxy=not parsed.no_proxy,
+        journal=parsed.journal,
         task_options=dict(_task_option(text) for text in parsed.task_option),
     )
 

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from afl.errors import (
     TaskError,
     place,
 )
+from afl.fault_points import reached
 from afl.initialization import build_vector, realization_digest
 from afl.messages import (
     NOWHERE,
@@ -59,6 +61,7 @@ from afl.wire.frames import (
 from afl.wire.settings import RunSettings
 from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
+from afl_worker.journal import Journals
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
 
@@ -78,6 +81,9 @@ FAILURE_DRAIN_S = 10.0
 """How long a failing worker waits for its traceback to reach the server."""
 
 
+DEFAULT_JOURNAL = Path("afl-journal")
+
+
 @dataclass(frozen=True)
 class WorkerOptions:
     """What the command line says.
@@ -85,6 +91,7 @@ class WorkerOptions:
     Attributes:
         workers: the hosted ids, ascending.
         task: ``module:Class``, or a name the server must agree with, or ``None`` for the server's choice.
+        journal: the folder in which journals are kept, if the run keeps any.
         task_options: the task's options that are this machine's own, such as where its data is.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
@@ -95,6 +102,7 @@ class WorkerOptions:
     device: str = "auto"
     give_up_after: float | None = 600.0
     use_proxy: bool = True
+    journal: Path = DEFAULT_JOURNAL
     task_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,6 +116,7 @@ class WorkerProcess:
         self._settings: RunSettings | None = None
         self._randomness: SharedRandomness | None = None
         self._participant: Participant | None = None
+        self._journals: Journals | None = None
         self._digest = b""
         self._connection: Connection | None = None
         self._timings = Timings()
@@ -138,6 +147,8 @@ class WorkerProcess:
             self._close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
                 LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
+                if self._journals is not None:
+                    self._journals.remove()
                 return ending.reason
             if was_welcomed:
                 self._last_session = time.monotonic()
@@ -233,12 +244,6 @@ class WorkerProcess:
     def _join(self) -> pb.Join:
         participant = self._participant
         applied = participant.applied if participant else NOWHERE
-        standings = [
-            pb.Standing(
-                worker=worker, reported=_message(participant.reported(worker) if participant else NOWHERE)
-            )
-            for worker in self._options.workers
-        ]
         return pb.Join(
             protocol=PROTOCOL,
             package_version=__version__,
@@ -247,7 +252,7 @@ class WorkerProcess:
             task=self._options.task or "",
             layout_hash=participant.vector.layout_hash() if participant else b"",
             applied=_message(applied),
-            workers=standings,
+            workers=self._options.workers,
         )
 
     def _welcomed(self, connection: Connection, welcome: pb.Welcome) -> None:
@@ -270,7 +275,15 @@ class WorkerProcess:
         most = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
         connection.assembler = StepAssembler(self._options.workers, largest=most)
         connection.send_control(
-            ready=pb.Ready(layout_hash=vector.layout_hash(), dim=vector.dim, realization_digest=self._digest)
+            ready=pb.Ready(
+                layout_hash=vector.layout_hash(),
+                dim=vector.dim,
+                realization_digest=self._digest,
+                workers=[
+                    pb.Standing(worker=worker, reported=_message(self._participant.reported(worker)))
+                    for worker in self._options.workers
+                ],
+            )
         )
         for expectation in welcome.workers:
             held = self._participant.held(expectation.worker, position_of(expectation.position))
@@ -315,15 +328,37 @@ class WorkerProcess:
                 device,
                 keeps_old=settings.skips_non_finite,
             )
+            journals = Journals(
+                self._options.journal,
+                welcome.run_id,
+                vector.layout_hash(),
+                self._options.workers,
+                settings.journal,
+            )
+            kept = journals.read()
         except AflError as error:
             self._fail(connection, self._options.workers[0], NOWHERE, error)
         self._settings = settings
+        self._journals = journals
         self._randomness = randomness
         self._digest = realization_digest(side)
         timed = TimedOracle(oracle, self._timings)
         self._participant = Participant(
-            vector, side, timed, self._options.workers, skips_non_finite=settings.skips_non_finite
+            vector,
+            side,
+            timed,
+            self._options.workers,
+            keeper=journals if journals.is_on else None,
+            skips_non_finite=settings.skips_non_finite,
         )
+        self._participant.resume(kept, position_of(welcome.buffers_averaged))
+        for worker, entry in kept.items():
+            LOG.info(
+                "worker %d goes on from its journal: its report of round %d",
+                worker,
+                entry.report.position.round,
+                extra={"event": "journal_read", "worker": worker, "round": entry.report.position.round},
+            )
         LOG.info(
             "run %s: %s on %s as worker %s of %d, on %s",
             welcome.run_id,
@@ -343,6 +378,7 @@ class WorkerProcess:
         assert self._settings is not None
         step = committed.step
         worker = self._options.workers[0]
+        reached("worker.before-apply")
         try:
             with self._timings.codec:
                 for kind, (report, payloads) in self._participant.take(committed):

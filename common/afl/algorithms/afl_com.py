@@ -417,6 +417,16 @@ class AflComWorker(WorkerAlgorithm):
         payload = pack(self._realizations.uplink, compressed)
         return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
 
+    @property
+    def residual(self) -> Tensor | None:
+        """e^(i), if there is one."""
+        return None if self._feedback is None else self._feedback.residual
+
+    def restore(self, residual: NDArray[np.float32]) -> None:
+        """Go on with an e^(i)."""
+        self._feedback = self._feedback or self._new_feedback()
+        self._feedback.residual.copy_(torch.from_numpy(residual.copy()))
+
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:
         """``e <- e + C_t(p)``: what was late goes with a later message."""
         if not report.payloads:

@@ -223,6 +223,15 @@ class WorkerAlgorithm(abc.ABC):
                 if it was made to be kept (:class:`afl.feedback.ErrorFeedback`).
         """
 
+    @property
+    def residual(self) -> Tensor | None:
+        """What the worker has yet to send, float32 ``[dim]``; ``None`` where nothing is kept."""
+        return None
+
+    def restore(self, residual: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """Go on with a :attr:`residual`."""
+        raise AssertionError("a worker that keeps no residual is given one")
+
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot
         """The worker's own report came too late to count: make what it carried part of what is still to be
         sent, where the algorithm keeps such a thing; else it is dropped.

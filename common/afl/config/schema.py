@@ -362,6 +362,14 @@ class Server(Section):
 class Worker(Section):
     """What every worker is told."""
 
+    journal: Annotated[
+        Literal["process", "machine", "off"],
+        Field(
+            description="what a worker's report and residual survive, before the report is sent: the"
+            " process's end (process), also a loss of power (machine: waits for the disk), or neither (off)"
+        ),
+    ] = "process"
+
     threads: Annotated[
         Annotated[int, Field(ge=1, le=1024)],
         Unit("threads"),

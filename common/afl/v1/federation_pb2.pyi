@@ -137,8 +137,8 @@ class Join(_message.Message):
     task: str
     layout_hash: bytes
     applied: Position
-    workers: _containers.RepeatedCompositeFieldContainer[Standing]
-    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("worker", "reported")
@@ -149,18 +149,20 @@ class Standing(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., reported: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "server_version", "settings", "seed", "workers")
+    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_AVERAGED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server_version: str
     settings: RunSettings
     seed: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Expectation]
-    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ...) -> None: ...
+    buffers_averaged: Position
+    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Expectation(_message.Message):
     __slots__ = ("worker", "position", "held")
@@ -173,7 +175,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "skips", "skips_non_finite")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips", "skips_non_finite")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +192,7 @@ class RunSettings(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PEER_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ORACLES_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     SKIPS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     workers: int
@@ -208,9 +211,10 @@ class RunSettings(_message.Message):
     heartbeat_seconds: float
     peer_timeout_seconds: float
     batch_oracles: bool
+    journal: str
     skips: bool
     skips_non_finite: bool
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., skips: bool = ..., skips_non_finite: bool = ...) -> None: ...
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips: bool = ..., skips_non_finite: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")
@@ -221,14 +225,16 @@ class CompressorSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout_hash", "dim", "realization_digest")
+    __slots__ = ("layout_hash", "dim", "realization_digest", "workers")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     REALIZATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     layout_hash: bytes
     dim: int
     realization_digest: bytes
-    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[Standing]
+    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("role", "encoding", "value_type", "dim", "count", "index_coding", "index_parameter", "index_bytes", "value_bytes")

@@ -31,6 +31,8 @@ class RunSettings:
     chunk_bytes: int
     heartbeat: float
     peer_timeout: float
+    journal: str = "off"
+    """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips: bool = False
     """Whether a report may turn out late, and what it carried must be put back."""
     skips_non_finite: bool = False
@@ -93,6 +95,7 @@ class RunSettings:
             chunk_bytes=config.server.chunk_bytes // VALUE_BYTES * VALUE_BYTES,
             heartbeat=config.server.heartbeat,
             peer_timeout=config.server.peer_timeout,
+            journal=config.worker.journal,
             skips=config.faults.stragglers.policy == "skip",
             skips_non_finite=config.faults.non_finite == "skip",
         )
@@ -117,6 +120,7 @@ class RunSettings:
             chunk_bytes=self.chunk_bytes,
             heartbeat_seconds=self.heartbeat,
             peer_timeout_seconds=self.peer_timeout,
+            journal=self.journal,
             skips=self.skips,
             skips_non_finite=self.skips_non_finite,
         )
@@ -136,6 +140,8 @@ class RunSettings:
             raise ProtocolError(f"chunks of {message.chunk_bytes} bytes would cut a value in two")
         if not math.isfinite(message.eta_w):
             raise ProtocolError(f"the server's eta_w is {message.eta_w}")
+        if message.journal not in JOURNALS:
+            raise ProtocolError(f"the server's journal is {message.journal!r}, none of {', '.join(JOURNALS)}")
         return cls(
             task=message.task,
             task_options=_json_object(message.task_options, "task_options"),
@@ -155,10 +161,13 @@ class RunSettings:
             chunk_bytes=message.chunk_bytes,
             heartbeat=message.heartbeat_seconds,
             peer_timeout=message.peer_timeout_seconds,
+            journal=message.journal,
             skips=message.skips,
             skips_non_finite=message.skips_non_finite,
         )
 
+
+JOURNALS = ("process", "machine", "off")
 
 _OPTIONS = ("block", "eta_q", "local_steps", "sampled", "weigh_by_samples")
 

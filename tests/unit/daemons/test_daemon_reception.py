@@ -44,6 +44,8 @@ class Run:
         randomness = SharedRandomness.from_int(7)
         self.vector = build_vector(load_task("synthetic", {"dim": 2000}, allow_path=True), randomness)
         self.records = RunRecords.create("r", folder / "run", config)
+        self.reported: dict[Session, Position] = {}
+        self.differing: dict[int, Position] = {}
         self.coordinator = Coordinator(OpenRun(config, self.records, None), self.vector, randomness)
 
     async def join(
@@ -56,19 +58,22 @@ class Run:
             incarnation=process,
             run_id="" if applied == NOWHERE else "r",
             applied=pb.Position(round=applied.round, phase=applied.phase),
-            workers=[
-                pb.Standing(worker=w, reported=pb.Position(round=reported.round, phase=reported.phase))
-                for w in workers
-            ],
+            workers=workers,
         )
         await session.receive(pb.WorkerFrame(join=join).SerializeToString())
+        self.reported[session] = reported
         return session
 
     async def ready(self, session: Session) -> None:
+        reported = {worker: self.reported[session] for worker in session.workers} | self.differing
         ready = pb.Ready(
             layout_hash=self.vector.layout_hash(),
             dim=self.vector.dim,
             realization_digest=realization_digest(self.coordinator.engine.algorithm),
+            workers=[
+                pb.Standing(worker=w, reported=pb.Position(round=at.round, phase=at.phase))
+                for w, at in reported.items()
+            ],
         )
         await session.receive(pb.WorkerFrame(ready=ready).SerializeToString())
 
@@ -136,7 +141,7 @@ def test_who_has_reported_is_not_asked_again(tmp_path: Path) -> None:
         await run.ready(session)
         await run.coordinator.reception.leave(session)
         back = await run.join(0, 2, process=b"A" * 16, applied=FIRST)
-        back.reported = {0: FIRST, 2: NOWHERE}
+        run.differing = {0: FIRST, 2: NOWHERE}
         await run.ready(back)
         assert asked(back) == [[2]]
         await run.coordinator.reception.leave(back)
