@@ -65,7 +65,7 @@ class Run:
         return session
 
     async def ready(self, session: Session) -> None:
-        reported = {worker: self.reported[session] for worker in session.workers} | self.differing
+        reported = dict.fromkeys(session.workers, self.reported[session]) | self.differing
         ready = pb.Ready(
             layout_hash=self.vector.layout_hash(),
             dim=self.vector.dim,
@@ -145,6 +145,7 @@ def test_who_has_reported_is_not_asked_again(tmp_path: Path) -> None:
         await run.ready(back)
         assert asked(back) == [[2]]
         await run.coordinator.reception.leave(back)
+        run.differing = {}
         back = await run.join(0, 2, process=b"A" * 16, applied=FIRST, reported=FIRST)
         await run.ready(back)
         assert asked(back) == []

@@ -1,0 +1,182 @@
+"""A worker's journal: what was written last is read back, or what was written before it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afl.durable import InUseError, read_record
+from afl.errors import ConfigError, StorageError
+from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
+from afl.participant import Kept
+from afl_worker import journal as journal_module
+from afl_worker.journal import Identity, Journal, Journals
+
+OWN = Identity("run-1", b"layout", 3)
+
+
+def kept(round_: int, length: int = 5) -> Kept:
+    header = PayloadHeader(
+        Role.UPDATE, Encoding.INDEXED, 100, length, 4 * length, index_coding=1, index_bytes=3
+    )
+    data = np.full(length, round_, dtype="<f4").tobytes()
+    return Kept(
+        Kind.TRAIN,
+        Report(3, Position(round_, 0), 0.1 * round_, 16, (header,), weight=7.0),
+        (Payload(header, (memoryview(b"abc"), memoryview(data))),),
+        np.arange(100, dtype=np.float32) / round_,
+        {"0": np.array([1, 2, round_], dtype=np.uint8), "2": np.zeros(0, dtype=np.uint8)},
+    )
+
+
+def same(one: Kept | None, other: Kept) -> bool:
+    return (
+        one is not None
+        and (one.kind, one.report) == (other.kind, other.report)
+        and [bytes(p.data) for p in one.payloads] == [bytes(p.data) for p in other.payloads]
+        and one.residual.tobytes() == other.residual.tobytes()
+        and {k: v.tobytes() for k, v in one.buffers.items()}
+        == {k: v.tobytes() for k, v in other.buffers.items()}
+    )
+
+
+def opened(folder: Path, identity: Identity = OWN, *, syncs: bool = False) -> Journal:
+    return Journal(folder / "worker.journal", identity, syncs=syncs)
+
+
+def filled(folder: Path, rounds: int, *, syncs: bool = False) -> None:
+    journal = opened(folder, syncs=syncs)
+    assert journal.read() is None
+    for round_ in range(1, rounds + 1):
+        journal.write(kept(round_))
+    journal.close()
+
+
+def reread(folder: Path, identity: Identity = OWN) -> Kept | None:
+    journal = opened(folder, identity)
+    try:
+        return journal.read()
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 10])
+def test_the_last_entry_is_read_back(tmp_path, rounds, syncs):
+    filled(tmp_path, rounds, syncs=syncs)
+    assert same(reread(tmp_path), kept(rounds))
+
+
+def test_an_entry_without_residual_buffers_or_payload(tmp_path):
+    entry = replace(kept(1), residual=None, buffers={}, payloads=())
+    entry = replace(entry, report=replace(entry.report, payloads=(), missing="the loss is nan"))
+    journal = opened(tmp_path)
+    journal.write(entry)
+    journal.close()
+    found = reread(tmp_path)
+    assert (found.report, found.residual, found.payloads, dict(found.buffers)) == (entry.report, None, (), {})
+
+
+def test_writing_goes_on_after_reading(tmp_path):
+    filled(tmp_path, 3)
+    journal = opened(tmp_path)
+    journal.read()
+    journal.write(kept(4))
+    journal.close()
+    assert same(reread(tmp_path), kept(4))
+
+
+def test_an_entry_that_outgrows_its_place_is_kept_too(tmp_path):
+    journal = opened(tmp_path)
+    for round_, length in ((1, 5), (2, 40_000), (3, 5), (4, 90_000)):
+        journal.write(kept(round_, length))
+        journal.close()
+        journal = opened(tmp_path)
+        assert same(journal.read(), kept(round_, length))
+    journal.close()
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_an_entry_that_was_torn_leaves_the_one_before(tmp_path, rounds, caplog):
+    """Any of its bytes may be old: of the head, and of the content."""
+    filled(tmp_path, rounds)
+    path = tmp_path / "worker.journal"
+    whole = path.read_bytes()
+    start = rounds % 2 * (len(whole) // 2)
+    generator = np.random.default_rng(rounds)
+    length = read_record(memoryview(whole), start).length
+    for place in [0, 4, 8, 12, 100, length - 1, *generator.integers(12, length, 40).tolist()]:
+        torn = bytearray(whole)
+        torn[start + place] ^= 0x5A
+        path.write_bytes(torn)
+        assert same(reread(tmp_path), kept(rounds - 1)), place
+    assert {record.event for record in caplog.records} == {"journal_damaged"}
+
+
+def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
+    filled(tmp_path, 2)
+    path = tmp_path / "worker.journal"
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert reread(tmp_path) is None
+    assert "as if there were no journal" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
+        (replace(OWN, worker=4), "journal of worker 3, not 4"),
+        (replace(OWN, layout_hash=b"another"), "journal of layout"),
+    ],
+)
+def test_anothers_journal_is_refused(tmp_path, identity, message):
+    filled(tmp_path, 2)
+    with pytest.raises(ConfigError, match=message):
+        reread(tmp_path, identity)
+
+
+def test_two_processes_cannot_have_one_journal(tmp_path):
+    journals = Journals(tmp_path, "run-1", b"layout", (3, 4), "process")
+    with pytest.raises(InUseError, match="worker 4's journal is in use"):
+        Journals(tmp_path, "run-1", b"layout", (4, 5), "process")
+    journals.close()
+    Journals(tmp_path, "run-1", b"layout", (4, 5), "process").close()
+
+
+def test_a_full_disk_is_named_and_the_last_entry_stands(tmp_path, monkeypatch):
+    filled(tmp_path, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    journal = opened(tmp_path)
+    journal.read()
+    monkeypatch.setattr(journal_module.os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match=r"worker.journal cannot be used \(No space left on device\)"):
+        journal.write(kept(2, 100_000))
+    journal.close()
+    assert same(reread(tmp_path), kept(1))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="--journal"):
+        Journals(tmp_path / "file", "run-1", b"layout", (3,), "process")
+
+
+def test_off_keeps_nothing(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    journals = Journals(tmp_path / "none", "run-1", b"layout", (3,), "off")
+    journals.write(kept(1))
+    assert (journals.read(), journals.is_on, (tmp_path / "none").exists()) == ({}, False, False)
+
+
+def test_a_run_that_is_complete_leaves_nothing(tmp_path):
+    journals = Journals(tmp_path, "run-1", b"layout", (3, 4), "machine")
+    journals.write(kept(1))
+    journals.remove()
+    assert list(tmp_path.iterdir()) == []
