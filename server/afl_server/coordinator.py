@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,12 @@ class Coordinator:
         self.started_at = time.monotonic()
         self.round_started_at = time.monotonic()
         self.step_opened_at = time.monotonic()
+        self.step_seconds: dict[Kind, float] = {}
+        """How long the last closed step of each kind was open."""
+        self.report_seconds = [math.nan] * config.workers
+        """How long after its step was opened each worker's last report was complete."""
+        self.outcome_seconds = 0.0
+        """How long it took to make the last outcome durable."""
         self.seconds_before = 0.0
         """How long earlier processes ran this run."""
         self.first_round: tuple[float, int] | None = None
@@ -134,6 +141,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Make the run's beginning, or what it goes on from, durable."""
+        self.tallies.starts += 1
         if self.engine.step.position == Position(1, 0) and self.random_round == 1:
             await self._write("random", await self._snapshot(), 0)
         if self._keeper is not None:
@@ -154,15 +162,19 @@ class Coordinator:
         self.records.round, self.records.last_evaluation = self.engine.last_round, self.engine.last_evaluation
         opening: Opening | None = None
         closed: Step | None = None
+        replayed = 0
         for entry in entries:
             closed = self.engine.step
             opening = self._keeper.replay(entry)
             opening = opening and replace(opening, payloads=tuple(map(_own, opening.payloads)))
             self.engine.algorithm.settle()
+            replayed += 1
             is_best = self._record(closed, Moment.of_values(entry.values))
             for name, is_output in (("best", is_best), ("random", self._is_random_output(opening))):
                 if is_output:
                     self.records.save_model(name, Snapshot(self.vector), self.engine.updates_applied)
+        # Each outcome brings the counters of its time.
+        self.tallies.replayed_steps += replayed
         if opening is not None and closed is not None:
             self._open = self._framed(opening, closed.position)
         elif not self.engine.finished:
@@ -336,6 +348,7 @@ class Coordinator:
     def _take_note(self, ack: Ack) -> None:
         """Of a report that the open step now has."""
         report = self.engine.report(ack.worker)
+        self.report_seconds[ack.worker] = time.monotonic() - self.step_opened_at
         if report.missing:
             LOG.warning(
                 "%s: left out, since it is not finite: %s",
@@ -406,8 +419,12 @@ class Coordinator:
             moment = self._moment()
             if self._keeper is not None:
                 # Before anyone hears of it: what was heard must never be undone.
+                since = time.monotonic()
                 await self._keeper.append(moment)
-            self.step_opened_at = time.monotonic()
+                self.outcome_seconds = time.monotonic() - since
+            now = time.monotonic()
+            self.step_seconds[closed.kind] = now - self.step_opened_at
+            self.step_opened_at = now
             self.deadline.start()
             self._model = None
             if self._pausing and opening is not None:

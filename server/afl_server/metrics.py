@@ -23,6 +23,9 @@ DOCUMENTATION = {
     "afl_workers_missing_reports": "workers whose report the open step waits for",
     "afl_round_seconds": "duration of the last closed round",
     "afl_open_step_seconds": "how long the open step has been open",
+    "afl_step_seconds": "how long the last closed step of each kind was open",
+    "afl_report_seconds": "how long after its step was opened each worker's last report was complete",
+    "afl_outcome_seconds": "how long it took to make the last closed step's outcome durable",
     "afl_dual_weight": "q, the dual weight of each worker in the open round",
     "afl_train_loss": "minibatch loss of each worker in the last closed round",
     "afl_worker_accuracy": "test accuracy of each worker at the last evaluation",
@@ -37,6 +40,9 @@ DOCUMENTATION = {
     "afl_sessions": "open sessions",
     "afl_sessions_opened": "sessions ever opened",
     "afl_refused_sessions": "sessions refused",
+    "afl_server_starts": "processes of the server that have run this run",
+    "afl_replayed_steps": "closed steps that a restarted server has repeated from its log",
+    "afl_worker_restarts": "workers that came back as another process",
     "afl_reconnections": "sessions that resumed an earlier one of the same process",
     "afl_refused_reports": "reports that were duplicate, late or refused",
     "afl_late_reports": "reports that came after their step was closed, and were put back by their worker",
@@ -70,6 +76,12 @@ class RunCollector(Collector):
         yield _one("afl_workers_missing_reports", len(engine.missing()))
         yield _one("afl_round_seconds", records.round_seconds)
         yield _one("afl_open_step_seconds", time.monotonic() - coordinator.step_opened_at)
+        yield _one("afl_outcome_seconds", coordinator.outcome_seconds)
+        steps = _gauge("afl_step_seconds", ["kind"])
+        for kind, seconds in coordinator.step_seconds.items():
+            steps.add_metric([kind.name.lower()], seconds)
+        yield steps
+        yield _by_worker("afl_report_seconds", coordinator.report_seconds)
         yield _by_worker("afl_dual_weight", engine.dual_weights.tolist())
         if records.round is not None:
             yield _by_worker("afl_train_loss", records.round.losses.tolist())
@@ -79,6 +91,9 @@ class RunCollector(Collector):
         yield _one("afl_waiting_bytes", engine.collector.waiting_bytes)
         yield _count("afl_sessions_opened", tallies.sessions)
         yield _count("afl_refused_sessions", tallies.refused)
+        yield _count("afl_server_starts", tallies.starts)
+        yield _count("afl_replayed_steps", tallies.replayed_steps)
+        yield _count("afl_worker_restarts", tallies.worker_restarts)
         yield _count("afl_reconnections", tallies.reconnections)
         yield _count("afl_refused_reports", tallies.refused_reports)
         yield _count("afl_late_reports", tallies.late_reports)

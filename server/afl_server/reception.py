@@ -200,6 +200,9 @@ class Reception:
                     "a zero residual" if session.reported[worker] == NOWHERE else "an older one",
                     extra={"event": "lost_residual", "worker": worker},
                 )
+        self._run.tallies.worker_restarts += sum(
+            self._run.roster.was_known(worker) for worker in self._run.roster.newcomers(session)
+        )
         open_position = self._run.engine.step.position
         partial = [
             worker

@@ -26,6 +26,9 @@ class Tallies:
     failures: int = 0
     refused_reports: int = 0
     late_reports: int = 0
+    starts: int = 0
+    replayed_steps: int = 0
+    worker_restarts: int = 0
     absent_reports: int = 0
 
     def values(self) -> dict[str, Any]:
