@@ -1,0 +1,210 @@
+"""Messages that were changed at random, through the decoders and over the socket."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from faults_cases import GROUPS, TASK, config_of
+
+from afl.codecs.payload import expected, pack, unpack
+from afl.compressors import Compressed, create
+from afl.config import config_from_mapping
+from afl.durable import DamagedError, read_record, record_head
+from afl.errors import NonFiniteError, ProtocolError
+from afl.messages import EVALUATION_PHASE, Kind, Position, Report, Step
+from afl.randomness import Purpose, SharedRandomness
+from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
+from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
+from afl.wire.frames import (
+    chunk_frames,
+    commit_frame,
+    parse_server_frame,
+    parse_worker_frame,
+    report_frame,
+    report_of,
+    step_frame,
+)
+from afl.wire.settings import RunSettings
+from support import Federation, RawClient, result_of
+
+DIM = 100
+LARGEST_GROWTH_KB = 200 * 1024
+"""A decoder that believed a length would take gigabytes."""
+
+Refusals = (ProtocolError, NonFiniteError, DamagedError)
+
+
+def mutated(chance: random.Random, seed: bytes) -> bytes:
+    """A message with bits, bytes or stretches changed, cut out, repeated or put in."""
+    data = bytearray(seed)
+    for _ in range(chance.choice((1, 1, 2, 5, 20))):
+        place = chance.randrange(len(data) + 1)
+        match chance.randrange(5):
+            case 0 if place < len(data):
+                data[place] ^= 1 << chance.randrange(8)
+            case 1:
+                data[place : place + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(9))
+            case 2:
+                del data[place : place + chance.randrange(1, 40)]
+            case 3:
+                data[place:place] = data[place : place + 30]
+            case _:
+                data[place : place + 9] = b"\xff" * chance.randrange(1, 11)
+    return bytes(data)
+
+
+def compressed(name: str) -> tuple[object, Compressed]:
+    compressor = create(name, DIM, {} if name in {"identity", "scaled-sign"} else {"ratio": 0.3})
+    realization = compressor.realize(SharedRandomness.from_int(1).stream(Purpose.COMPRESSOR, 1), "cpu")
+    return compressor, realization.split(torch.linspace(-1, 1, DIM))
+
+
+def worker_frames() -> list[bytes]:
+    compressor, message = compressed("top-k")
+    payload = pack(compressor, message)
+    report = Report(2, Position(1, 0), 0.5, 8, (payload.header,))
+    evaluation = Report(2, Position(7, EVALUATION_PHASE), 0.5, 8, (), {"loss": 0.5}, b"d" * 16)
+    return [
+        report_frame(report, Kind.TRAIN).data,
+        report_frame(evaluation, Kind.EVALUATE).data,
+        *(frame.data for frame in chunk_frames(pb.WorkerFrame, payload, 64, worker=2)),
+        pb.WorkerFrame(
+            join=pb.Join(protocol=1, package_version="0.1.0", incarnation=b"i" * 16, workers=[2])
+        ).SerializeToString(),
+        pb.WorkerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)).SerializeToString(),
+        pb.WorkerFrame(failure=pb.Failure(worker=2, message="m", traceback="t")).SerializeToString(),
+    ]
+
+
+def read_worker_frame(data: bytes) -> None:
+    chunk = lone_chunk_of_worker(data)
+    if chunk is not None:
+        assert len(chunk.data) <= len(data)
+        return
+    for report in parse_worker_frame(data).reports:
+        report_of(report)
+
+
+def server_frames() -> list[bytes]:
+    compressor, message = compressed("rand-k")
+    payload = pack(compressor, message)
+    step = Step(Position(2, 0), Kind.TRAIN, (payload.header,))
+    settings = RunSettings.of_config(config_from_mapping(config_of("top-k")))
+    return [
+        step_frame(step).data,
+        *(frame.data for frame in chunk_frames(pb.ServerFrame, payload, 64)),
+        commit_frame(step.position, step.kind, [0.25], ()).data,
+        pb.ServerFrame(welcome=pb.Welcome(run_id="r", settings=settings.to_message())).SerializeToString(),
+    ]
+
+
+def server_reader() -> Callable[[bytes], None]:
+    """A worker's end, which every other message begins anew."""
+    assembler, turn = StepAssembler((2,), largest=16 * DIM), 0
+
+    def read(data: bytes) -> None:
+        nonlocal assembler, turn
+        turn += 1
+        if turn % 7 == 0:
+            assembler = StepAssembler((2,), largest=16 * DIM)
+        chunk = lone_chunk_of_server(data)
+        if chunk is not None:
+            assembler.add(chunk)
+            return
+        frame = parse_server_frame(data)
+        if frame.HasField("welcome"):
+            RunSettings.of_message(frame.welcome.settings)
+        assembler.feed(frame)
+
+    return read
+
+
+def payload_reader(name: str) -> tuple[bytes, Callable[[bytes], None]]:
+    compressor, message = compressed(name)
+    payload = pack(compressor, message)
+    most = expected(compressor)
+
+    def read(data: bytes) -> None:
+        found = unpack(payload.header, data)
+        assert len(found.values) <= max(most.count, 1)
+        assert bool(np.isfinite(found.values).all())
+
+    return bytes(payload.data), read
+
+
+def record() -> bytes:
+    return record_head({"position": [3, 0]}, [b"x" * 40]) + b"x" * 40
+
+
+def readers() -> Iterator[tuple[str, list[bytes], Callable[[bytes], object]]]:
+    yield "worker frames", worker_frames(), read_worker_frame
+    yield "server frames", server_frames(), server_reader()
+    for name in ("top-k", "rand-k", "scaled-sign", "identity"):
+        seed, read = payload_reader(name)
+        yield f"payloads of {name}", [seed], read
+    yield "records", [record()], lambda data: read_record(memoryview(data))
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_decoders_take_or_refuse_whatever_comes(count: int):
+    chance = random.Random(count)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    everything = list(readers())
+    taken = refused = 0
+    for _ in range(count):
+        _name, seeds, read = chance.choice(everything)
+        data = mutated(chance, chance.choice(seeds))
+        try:
+            read(data)
+            taken += 1
+        except Refusals:
+            refused += 1
+    assert taken > count // 100, "nearly everything is refused: the messages are not near enough to right"
+    assert refused > count // 100
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LARGEST_GROWTH_KB
+
+
+@pytest.mark.parametrize(
+    "count", [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_a_server_under_fuzz_serves_the_others(tmp_path: Path, undisturbed, count: int):
+    """Sessions that never become ready send what they like; the run is the undisturbed one."""
+    chance = random.Random(count)
+    seeds = worker_frames()
+    with Federation(config_of("top-k", handshake_timeout="2s"), tmp_path) as federation:
+        first = federation.start(GROUPS[0], "--task", TASK)
+        federation.server.wait_for("worker_ready")
+        memory = rss_kb(federation.server.pid)
+        sent = 0
+        while sent < count:
+            with RawClient(federation.port) as client:
+                if chance.random() < 0.5:
+                    client.join([2])
+                for _ in range(chance.randrange(1, 60)):
+                    client.send(mutated(chance, chance.choice(seeds)))
+                    sent += 1
+        assert federation.server.is_running, federation.server.text[-4000:]
+        assert rss_kb(federation.server.pid) - memory < LARGEST_GROWTH_KB
+        assert len(first.logged("joined")) == 1
+        assert not first.logged("joined_again"), "a healthy worker was cut off"
+        federation.start(GROUPS[1], "--task", TASK)
+        federation.finish()
+    assert "Traceback" not in federation.server.text.replace("failed: m\\nt", "")
+    assert result_of(federation) == undisturbed("top-k")
+
+
+def rss_kb(pid: int) -> int:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise AssertionError("no VmRSS")
