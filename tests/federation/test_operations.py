@@ -132,7 +132,7 @@ def test_a_worker_that_is_terminated_says_goodbye(digits: Federation) -> None:
 
 def test_another_takes_its_place(digits: Federation) -> None:
     stopped_at = digits.status()["round"]
-    digits.start("0-1")
+    digits.start("0-1", "--journal", "another-disk")
     digits.server.wait_for("lost_residual", worker=1)
     digits.wait_until(lambda status: status["round"] > stopped_at + 3)
     assert digits.metrics()["afl_lost_residuals_total"] == 2
@@ -327,7 +327,7 @@ def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) 
         first = federation.start("0-1", *SLOW_TASK)
         federation.wait_until(lambda status: status["round"] >= 1)
         first.send_signal(signal.SIGSTOP)
-        second = federation.start("0-1", *SLOW_TASK)
+        second = federation.start("0-1", *SLOW_TASK, "--journal", "another-disk")
         federation.server.wait_for("replaced")
         federation.server.wait_for("lost_residual", worker=0)
         federation.server.wait_for("lost_residual", worker=1)
@@ -347,7 +347,7 @@ def test_a_stopped_process_goes_on_where_residuals_must_not_be_lost(tmp_path: Pa
         first = federation.start("0-1", *SLOW_TASK)
         federation.wait_until(lambda status: status["round"] >= 1)
         first.send_signal(signal.SIGSTOP)
-        second = federation.start("0-1", *SLOW_TASK)
+        second = federation.start("0-1", *SLOW_TASK, "--journal", "another-disk")
         second.expect(ExitCode.REFUSED)
         assert "worker 0 comes back without its uplink residual" in second.text
         federation.server.wait_for("replaced")

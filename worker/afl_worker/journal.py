@@ -8,6 +8,7 @@ before. Room is reserved when the file is made: a full disk is noticed then, not
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -298,8 +299,10 @@ class Journals:
             journal.remove()
         self._own = {}
         for folder in folders:
-            if not any(folder.iterdir()):
+            # Another process's journals, or another run's, may still lie there.
+            with contextlib.suppress(OSError):
                 folder.rmdir()
+                folder.parent.rmdir()
 
 
 def _kept(record: Record) -> Kept:

@@ -276,7 +276,10 @@ def _start(children: Children, plan: Plan, directory: Path) -> dict[str, Any]:
         children.start(
             f"workers {ids}" if len(group) > 1 else f"worker {ids}",
             "afl_worker",
-            ["--id", ids, "--server", server_address, "--device", "cpu", "--give-up-after", "30s"],
+            [
+                *("--id", ids, "--server", server_address, "--device", "cpu", "--give-up-after", "30s"),
+                *("--journal", str(directory / "journal")),
+            ],
             directory / f"workers-{ids}.log",
         )
     return event.fields

@@ -123,6 +123,8 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "--server",
             f"127.0.0.1:{port}",
             "--json-logs",
+            "--journal",
+            str(path.parent / "journal"),
         ]
         workers = [
             subprocess.Popen([*command, "--id", str(worker)], stderr=subprocess.PIPE, text=True)

@@ -179,4 +179,4 @@ def test_a_run_that_is_complete_leaves_nothing(tmp_path):
     journals = Journals(tmp_path, "run-1", b"layout", (3, 4), "machine")
     journals.write(kept(1))
     journals.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
