@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_cases import GROUPS, TASK, config_of
+from faults_cases import GROUPS, config_of
 
 from support import result_of, run_together
 
@@ -29,6 +29,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
     @functools.cache
     def of(algorithm: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("undisturbed")
-        return result_of(run_together(config_of(algorithm), folder, GROUPS, task=TASK))
+        return result_of(run_together(config_of(algorithm), folder, GROUPS))
 
     return of

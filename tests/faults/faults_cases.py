@@ -20,13 +20,23 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
+BATCH_NORM = {"mean-norm": "tests_tasks:MeanNorm", "local-norm": "tests_tasks:LocalNorm"}
+
+
 def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
-    """A run of three workers with an evaluation every seven rounds and a checkpoint every ten."""
+    """A run of three workers with an evaluation every seven rounds and a checkpoint every ten.
+
+    Args:
+        algorithm: one of :data:`ALGORITHMS`; ``mean-norm`` and ``local-norm`` are Top-k with BatchNorm.
+    """
+    task = {"name": TASK, "batch_size": 8, "options": {"pause": 0.01}}
+    if algorithm in BATCH_NORM:
+        task = {"name": BATCH_NORM[algorithm], "batch_size": 6, "evaluation_batch_size": 4}
     own = {"checkpoint_every": 10, "heartbeat": "0.2s", "peer_timeout": "5s", **server}
     return {
         "workers": 3,
-        "task": {"name": TASK, "batch_size": 8, "options": {"pause": 0.01}},
-        "algorithm": ALGORITHMS[algorithm],
+        "task": task,
+        "algorithm": ALGORITHMS.get(algorithm, {**ALGORITHMS["top-k"], "eta_w": 0.05}),
         "evaluation": {"every": 7},
         "server": own,
     }

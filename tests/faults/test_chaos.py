@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
+from faults_cases import ALGORITHMS, GROUPS, config_of
 
 from support import Drill, Faults, result_of, run_together
 
@@ -14,8 +14,8 @@ def test_twenty_kills_and_five_cuts(tmp_path: Path):
     config = config_of("top-k", checkpoint_every=25)
     config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 250}
     config["evaluation"] = {"every": 50}
-    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS, task=TASK))
-    drill = Drill(config, tmp_path / "chaos", GROUPS, task=TASK)
+    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
+    drill = Drill(config, tmp_path / "chaos", GROUPS)
     federation = drill.run(Faults(kills=20, cuts=5, pause=2.0))
     assert (drill.kills, drill.cuts) == (20, 5)
     assert result_of(federation) == expected
@@ -28,8 +28,8 @@ def test_two_hundred_kills_and_fifty_cuts(tmp_path: Path, algorithm):
     config = config_of(algorithm, checkpoint_every=100)
     config["algorithm"] = {**ALGORITHMS[algorithm], "rounds": 6000}
     config["evaluation"] = {"every": 500}
-    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS, task=TASK))
-    drill = Drill(config, tmp_path / "chaos", GROUPS, task=TASK)
+    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
+    drill = Drill(config, tmp_path / "chaos", GROUPS)
     federation = drill.run(Faults(kills=200, cuts=50, pause=4.0), timeout=3000)
     assert (drill.kills, drill.cuts) == (200, 50)
     assert result_of(federation) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import GROUPS, TASK, config_of
+from faults_cases import GROUPS, config_of
 
 from support import Drill, Faults, result_of
 
@@ -30,10 +30,11 @@ POINTS = (
         pytest.param("rand-k", marks=pytest.mark.slow),
         "drfa",
         pytest.param("fedavg", marks=pytest.mark.slow),
+        pytest.param("mean-norm", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_that_dies_at_every_point_loses_nothing(tmp_path: Path, undisturbed, algorithm):
-    drill = Drill(config_of(algorithm), tmp_path, GROUPS, task=TASK)
+    drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({"server": POINTS}))
     assert drill.starts("server") >= len(POINTS)
     assert result_of(federation) == undisturbed(algorithm)

@@ -86,7 +86,7 @@ def test_two_servers_cannot_run_one_run(tmp_path: Path):
 
 
 def test_a_run_that_is_complete_is_not_begun_again(tmp_path: Path):
-    federation = run_together(config_of("top-k"), tmp_path, GROUPS, task=TASK)
+    federation = run_together(config_of("top-k"), tmp_path, GROUPS)
     before = json.dumps(federation.summary())
     with federation:
         federation.server.expect(0)

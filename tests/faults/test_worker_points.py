@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import GROUPS, TASK, config_of
+from faults_cases import GROUPS, config_of
 
 from support import Drill, Faults, result_of
 
@@ -29,10 +29,12 @@ SECOND = (
         pytest.param("rand-k", marks=pytest.mark.slow),
         "drfa",
         pytest.param("fedavg", marks=pytest.mark.slow),
+        "mean-norm",
+        pytest.param("local-norm", marks=pytest.mark.slow),
     ],
 )
 def test_workers_that_die_at_every_point_lose_nothing(tmp_path: Path, undisturbed, algorithm):
-    drill = Drill(config_of(algorithm), tmp_path, GROUPS, task=TASK)
+    drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({GROUPS[1]: FIRST, GROUPS[0]: SECOND}))
     assert drill.starts(GROUPS[1]) == len(FIRST) + 1
     assert not any(server.logged("lost_residual") for server in federation.servers)

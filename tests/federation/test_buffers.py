@@ -187,8 +187,14 @@ def test_the_mean_is_that_of_plain_torch_and_a_simulation_s(
     assert down["float_equivalents"] == WORKERS * (synchronizations + 1) * dim
 
 
-def test_a_worker_that_is_killed_and_started_again_has_the_mean(tmp_path: Path) -> None:
-    config = config_of("Mortal", AFL_BR)
+@pytest.mark.parametrize(
+    ("journal", "reborn"),
+    [pytest.param("process", None, id="its own"), pytest.param("off", (2, EVERY + 2), id="the mean")],
+)
+def test_a_worker_that_is_killed_has_its_own_statistics_or_without_a_journal_the_mean(
+    tmp_path: Path, journal: str, reborn: tuple[int, int] | None
+) -> None:
+    config = {**config_of("Mortal", AFL_BR), "worker": {"journal": journal}}
     task = config["task"]["name"]
     with Federation(config, tmp_path) as federation:
         federation.start("0,1", "--task", task)
@@ -202,6 +208,6 @@ def test_a_worker_that_is_killed_and_started_again_has_the_mean(tmp_path: Path) 
             if worker is not victim:
                 worker.expect(0)
         assert not federation.server.logged("digest_mismatch")
-    check(federation, Plain(AFL_BR, reborn=(2, EVERY + 2)))
+    check(federation, Plain(AFL_BR, reborn=reborn))
     with pytest.raises(AssertionError):
-        check(federation, Plain(AFL_BR))
+        check(federation, Plain(AFL_BR, reborn=None if reborn else (2, EVERY + 2)))

@@ -110,7 +110,7 @@ def test_numbers_that_are_not_finite_are_left_out_as_in_a_simulation(
         "evaluation": {"every": 10},
         "faults": {"non_finite": "skip"},
     }
-    federation = run_together(config, tmp_path / "real", ["0", "1-2"], task="tests_tasks:Poisoned")
+    federation = run_together(config, tmp_path / "real", ["0", "1-2"])
     rounds = absent(federation)
     assert {tuple(entry) for entry in rounds} == {(), (1,)}
     assert federation.server.logged("non_finite", worker=1)

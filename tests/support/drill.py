@@ -15,7 +15,7 @@ import psutil
 from afl.fault_points import VARIABLE
 from afl_server.opening import STATE_FOLDER
 from afl_server.store import RunStore
-from support.federation import Federation, Process
+from support.federation import Federation, Process, task_option
 from support.proxy import Proxy
 
 TICK_S = 0.02
@@ -55,16 +55,13 @@ class Drill:
 
     Args:
         groups: the workers of each process, as for ``--id``.
-        task: ``module:Class`` for the workers' command line.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], folder: Path, groups: Sequence[str], *, task: str | None = None
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, groups: Sequence[str]) -> None:
         self.federation = Federation(config, folder)
         self.kills = self.cuts = 0
         self._groups = groups
-        self._options = ("--task", task) if task else ()
+        self._options = task_option(config)
         self._running: dict[str, Process] = {}
         self._starts: dict[str, int] = {}
         self._stopped: dict[str, float] = {}

@@ -321,22 +321,26 @@ def completed(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     return result
 
 
+def task_option(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a worker's command line must say of a task that is named by its module."""
+    name = config["task"]["name"]
+    return ("--task", name) if ":" in name else ()
+
+
 def run_together(
     config: Mapping[str, Any],
     folder: Path,
     groups: Sequence[str],
     *,
-    task: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Federation:
     """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays.
 
     All processes start at once: the workers wait at a door for the server to open.
     """
-    own = ("--task", task) if task else ()
     with Proxy() as door, Federation(config, folder, environment=environment) as federation:
         for ids in groups:
-            federation.start(ids, *own, server=door.address)
+            federation.start(ids, *task_option(config), server=door.address)
         door.aim(federation.port)
         federation.finish()
     return federation
