@@ -559,7 +559,11 @@ class Coordinator:
 
     async def _settle(self) -> None:
         async with self.turn:
-            await self._on_engine(self.engine.algorithm.settle)
+            await self.settle_in_turn()
+
+    async def settle_in_turn(self) -> None:
+        """Move the server's own model by what was closed; whoever calls holds the turn."""
+        await self._on_engine(self.engine.algorithm.settle)
 
     def _own_digest(self) -> bytes:
         self.engine.algorithm.settle()

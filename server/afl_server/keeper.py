@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from afl.algorithms.base import Arrays
 from afl.engine import Opening
 from afl.errors import ConfigError
@@ -67,6 +65,7 @@ class Keeper:
         self._store = store
         self._sequence = 0
         self._checkpoint_round = 0
+        self._is_first = True
         self._log = ThreadPoolExecutor(1, thread_name_prefix="afl-log")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-checkpoint")
         self._publishing: asyncio.Future[None] | None = None
@@ -86,7 +85,9 @@ class Keeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether a checkpoint should be made."""
+        """Whether a checkpoint should be made; not while the disk is busy with the one before."""
+        if self._publishing is not None and not self._publishing.done():
+            return False
         rounds = self._run.engine.step.position.round - self._checkpoint_round
         return rounds >= self._run.config.server.checkpoint_every or self._store.is_due
 
@@ -100,11 +101,14 @@ class Keeper:
             StorageError: if it cannot be written.
         """
         run = self._run
-        run.engine.algorithm.settle()
+        await run.settle_in_turn()
         self._checkpoint_round = run.engine.step.position.round
-        # The disk may still be busy with the one before: two on their way would need twice the room.
         if self._publishing is not None:
             await self._publishing
+        frozen = run.vector.frozen_bytes() if self._is_first else b""
+        if frozen:
+            await self._on(self._disk, self._store.keep_frozen, frozen)
+        self._is_first = False
         temporary = await self._on(self._log, self._store.write, self._checkpoint())
         self._publishing = asyncio.ensure_future(self._publish(temporary))
         if waits:
@@ -125,7 +129,6 @@ class Keeper:
         vector = run.vector
         everything: dict[str, Any] = {
             "params": vector.numpy(),
-            "frozen": np.frombuffer(vector.frozen_bytes(), dtype=np.uint8),
             "buffers": vector.buffers.values(),
             **{_ENGINE + name: array for name, array in arrays.items()},
         }
@@ -154,8 +157,8 @@ class Keeper:
                 f"{run.records.directory}; go on with the version of the task that the run was begun with"
             )
         run.vector.load(arrays["params"])
-        if len(arrays["frozen"]):
-            run.vector.load_frozen(arrays["frozen"].tobytes())
+        if run.vector.frozen_length:
+            run.vector.load_frozen(self._store.frozen())
         if run.vector.buffers.size:
             run.vector.buffers.load(arrays["buffers"])
         own: Arrays = {

@@ -28,6 +28,7 @@ from afl.durable import (
     record_head,
     sync_folder,
     unpacked_arrays,
+    write_whole,
 )
 from afl.engine import Evaluation, Outcome
 from afl.errors import ConfigError, StorageError
@@ -37,6 +38,9 @@ from afl.messages import Kind, Payload, PayloadHeader, Position, Step
 LOG = logging.getLogger("afl.server")
 
 FORMAT = 1
+
+FROZEN_FILE = "frozen"
+"""The parameters that are not trained: the same in every checkpoint."""
 
 SMALLEST_LOG_BYTES = 256 * 1024 * 1024
 """A log may grow to this, or to eight times the checkpoint, before the next checkpoint is due."""
@@ -135,6 +139,29 @@ class RunStore:
             self._begin_log(checkpoint.sequence)
         self._log_limit = max(SMALLEST_LOG_BYTES, 8 * written)
         return temporary
+
+    def keep_frozen(self, data: bytes) -> None:
+        """Write the parameters that are not trained, once in the run's life.
+
+        Raises:
+            StorageError: if they cannot be written.
+        """
+        path = self._folder / FROZEN_FILE
+        if not path.exists():
+            with self._failing(path.name):
+                write_whole(path, record_head({}, [data]), data)
+
+    def frozen(self) -> bytes:
+        """What :meth:`keep_frozen` wrote.
+
+        Raises:
+            StorageError: if it is gone or damaged.
+        """
+        path = self._folder / FROZEN_FILE
+        try:
+            return bytes(read_record(_content(path)).sections[0])
+        except (OSError, DamagedError) as error:
+            raise StorageError(f"{path} cannot be used: {error}; restore it from a backup") from error
 
     def publish(self, temporary: Path) -> None:
         """Make a written checkpoint the newest, once it is on the disk; then remove what is no longer needed.

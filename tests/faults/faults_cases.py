@@ -20,14 +20,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-BATCH_NORM = {"mean-norm": "tests_tasks:MeanNorm", "local-norm": "tests_tasks:LocalNorm"}
+BATCH_NORM = {"mean-norm": "tests_tasks:PartlyFrozen", "local-norm": "tests_tasks:LocalNorm"}
 
 
 def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
     """A run of three workers with an evaluation every seven rounds and a checkpoint every ten.
 
     Args:
-        algorithm: one of :data:`ALGORITHMS`; ``mean-norm`` and ``local-norm`` are Top-k with BatchNorm.
+        algorithm: one of :data:`ALGORITHMS`; ``mean-norm`` (with a frozen layer) and ``local-norm`` are Top-k
+            with BatchNorm.
     """
     task = {"name": TASK, "batch_size": 8, "options": {"pause": 0.01}}
     if algorithm in BATCH_NORM:

@@ -115,6 +115,15 @@ class MeanNorm(LocalNorm):
     buffers = "mean"
 
 
+class PartlyFrozen(MeanNorm):
+    """The same with a layer that is not trained."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        next(model.parameters()).requires_grad_(False)
+        return model
+
+
 class Mortal(MeanNorm):
     """The same, whose process is killed at the minibatch that ``DIES_AT`` in its environment counts to."""
 

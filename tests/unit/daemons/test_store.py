@@ -214,3 +214,13 @@ def test_a_log_that_grows_long_makes_a_checkpoint_due(tmp_path, monkeypatch):
         assert (tmp_path / "log-000000000000").stat().st_size > 8 * size
         store.publish(store.write(checkpoint(appended)))
         assert not store.is_due
+
+
+def test_frozen_parameters_are_written_once_and_read_back(tmp_path):
+    with RunStore(tmp_path, "process") as store:
+        store.keep_frozen(b"frozen")
+        store.keep_frozen(b"others")
+        assert store.frozen() == b"frozen"
+        (tmp_path / "frozen").write_bytes(b"garbage")
+        with pytest.raises(StorageError, match="restore it from a backup"):
+            store.frozen()
