@@ -35,7 +35,7 @@ def execute(options: argparse.Namespace) -> ExitCode:
     for part in parts:
         if experiment.parts[part].search is not None and not options.skip_search:
             trials = trial_jobs(experiment, part, options.set, out)
-            failed += _search(part, trials, log, options.jobs)
+            failed += _search(experiment, part, trials, log, options.jobs)
             if failed:
                 break
         if not options.search_only:
@@ -76,13 +76,17 @@ def _simulate(
     return [outcome for outcome in outcomes if outcome.summary is None]
 
 
-def _search(part: str, trials: Sequence[tuple[str, Job]], log: SearchLog, processes: int) -> list[Outcome]:
+def _search(
+    experiment: Experiment, part: str, trials: Sequence[tuple[str, Job]], log: SearchLog, processes: int
+) -> list[Outcome]:
+    search = experiment.parts[part].search
+    assert search is not None
     methods = {job.name: method for method, job in trials}
     todo = [job for method, job in trials if not log.holds(part, method, job.config)]
     print(f"{part}: {len(todo)} of {len(trials)} trials to make", flush=True)
 
     def record(job: Job, summary: Mapping[str, Any]) -> None:
-        log.add(trial_of(part, methods[job.name], job, summary))
+        log.add(trial_of(part, methods[job.name], job, summary, search.score))
 
     return _simulate(todo, processes, record)
 

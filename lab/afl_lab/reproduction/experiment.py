@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,8 @@ SHIPPED = Path(__file__).parent / "configs"
 FILE = "experiment.yaml"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Score: TypeAlias = Literal["worst_accuracy", "max_loss"]
 
 
 class _Section(BaseModel):
@@ -68,18 +70,20 @@ class Grid(_Section):
 
 
 class Search(_Section):
-    """A search of step sizes by the worst worker's validation accuracy.
+    """A search of step sizes on the validation parts.
 
     Attributes:
         seed: of all trials; none of the final runs'.
         rounds: T of a trial.
         every: update rounds between evaluations.
+        score: by the worst worker's accuracy, or the maximum loss, where accuracies move in large steps.
         grids: by method; all of one size.
     """
 
     seed: int
     rounds: int
     every: int
+    score: Score = "worst_accuracy"
     grids: dict[str, Grid]
 
 

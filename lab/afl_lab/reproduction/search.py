@@ -8,14 +8,15 @@ from typing import Any
 
 from afl_lab.reproduction.condensed import Point, plain_config
 from afl_lab.reproduction.condensing import points_of
-from afl_lab.reproduction.experiment import Experiment, Steps
+from afl_lab.reproduction.experiment import Experiment, Score, Steps
 from afl_lab.reproduction.search_log import Trial
 from afl_lab.simulation.jobs import Job
 
 
-def score_of(points: Sequence[Point], rounds: int) -> float:
-    """The worst worker's accuracy, mean over the evaluations of the second half of ``rounds``."""
-    late = [point.worst_accuracy for point in points if 2 * point.round > rounds]
+def score_of(points: Sequence[Point], rounds: int, score: Score = "worst_accuracy") -> float:
+    """The worst worker's accuracy, or the maximum loss negated: the second half's mean over evaluations."""
+    sign = 1 if score == "worst_accuracy" else -1
+    late: list[float] = [sign * getattr(point, score) for point in points if 2 * point.round > rounds]
     return sum(late) / len(late)
 
 
@@ -45,7 +46,7 @@ def trial_jobs(
     return jobs
 
 
-def trial_of(part: str, method: str, job: Job, summary: Mapping[str, Any]) -> Trial:
+def trial_of(part: str, method: str, job: Job, summary: Mapping[str, Any], score: Score) -> Trial:
     """What a trial's run directory shows."""
     points = points_of(job.directory)
     algorithm = job.config.algorithm
@@ -54,7 +55,7 @@ def trial_of(part: str, method: str, job: Job, summary: Mapping[str, Any]) -> Tr
         part,
         method,
         Steps(algorithm.eta_w_value, algorithm.eta_q),  # type: ignore[arg-type]
-        round(score_of(points, algorithm.rounds), 6) if is_whole else None,
+        round(score_of(points, algorithm.rounds, score), 6) if is_whole else None,
         summary["result"],
         summary["seconds"],
         [(point.round, point.worst_accuracy) for point in points],

@@ -21,8 +21,8 @@ class Trial:
     """A trial that has been made.
 
     Attributes:
-        score: the worst worker's validation accuracy, mean over the second half's evaluations; None for a
-            trial that diverged.
+        score: the worst worker's validation accuracy or the negated maximum loss, mean over the second half's
+            evaluations; None for a trial that diverged.
         curve: ``[round, worst accuracy]`` at each evaluation.
         config: as it was run.
     """

@@ -79,6 +79,8 @@ def test_the_score_is_the_second_halfs_mean() -> None:
         Point(n, n, accuracy, 0, 0, 0, 0, 0) for n, accuracy in ((25, 0.9), (50, 0.8), (75, 0.2), (100, 0.4))
     ]
     assert score_of(points, 100) == pytest.approx(0.3)
+    losses = [Point(n, n, 0, loss, 0, 0, 0, 0) for n, loss in ((50, 9.0), (75, 2.0), (100, 1.0))]
+    assert score_of(losses, 100, "max_loss") == pytest.approx(-1.5)
 
 
 @pytest.mark.parametrize("name", shipped_experiments())
