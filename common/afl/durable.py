@@ -59,11 +59,29 @@ class Record:
     length: int
 
 
+_BLOCK_WORDS = 1 << 12
+
+
+def _checksum(section: Section, before: int) -> int:
+    """The CRC-32 of the sums, modulo 2^64, of the words of each 32 KiB, and of the bytes that remain.
+
+    The CRC of all bytes would take as long as three copies of them. A sum tells a bit, a word or a page that
+    is not what was written as well; that two words of a block have changed places, it does not.
+    """
+    count = len(section) // (8 * _BLOCK_WORDS)
+    if count:
+        words = np.frombuffer(section, dtype="<u8", count=count * _BLOCK_WORDS)
+        sums = words.reshape(count, _BLOCK_WORDS).sum(axis=1, dtype=np.uint64)
+        before = zlib.crc32(sums.astype("<u8").tobytes(), before)
+        section = memoryview(section)[count * 8 * _BLOCK_WORDS :]
+    return zlib.crc32(section, before)
+
+
 def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
     """What stands before the sections; written with them, or last of all."""
     checksum = 0
     for section in sections:
-        checksum = zlib.crc32(section, checksum)
+        checksum = _checksum(section, checksum)
     header = json.dumps(
         {"values": values, "lengths": [len(section) for section in sections], "checksum": checksum},
         separators=(",", ":"),
@@ -97,7 +115,7 @@ def read_record(data: memoryview, start: int = 0) -> Record:
         if position + size > len(data):
             raise DamagedError("the record's content is cut short")
         section = data[position : position + size]
-        checksum = zlib.crc32(section, checksum)
+        checksum = _checksum(section, checksum)
         sections.append(section)
         position += size
     if checksum != content["checksum"]:

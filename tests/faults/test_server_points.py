@@ -28,7 +28,7 @@ POINTS = (
     [
         "top-k",
         pytest.param("rand-k", marks=pytest.mark.slow),
-        "drfa",
+        pytest.param("drfa", marks=pytest.mark.slow),
         pytest.param("fedavg", marks=pytest.mark.slow),
         pytest.param("mean-norm", marks=pytest.mark.slow),
     ],

@@ -12,8 +12,8 @@ from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
 from support import Federation, Proxy, result_of, run_together
 
 
-@pytest.mark.parametrize("algorithm", ["top-k", "drfa"])
-@pytest.mark.parametrize("state", ["process", "machine"])
+@pytest.mark.parametrize("algorithm", ["top-k", pytest.param("drfa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("state", [pytest.param("process", marks=pytest.mark.slow), "machine"])
 def test_a_server_that_is_killed_again_and_again_goes_on(tmp_path: Path, undisturbed, algorithm, state):
     with Proxy() as door, Federation(config_of(algorithm, state=state), tmp_path) as federation:
         for ids in GROUPS:
@@ -34,7 +34,7 @@ def test_a_server_that_is_killed_again_and_again_goes_on(tmp_path: Path, undistu
     assert result_of(federation) == undisturbed(algorithm)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path, undisturbed, number):
     with Proxy() as door, Federation(config_of("top-k"), tmp_path) as federation:
         for ids in GROUPS:

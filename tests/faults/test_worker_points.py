@@ -27,7 +27,7 @@ SECOND = (
     [
         "top-k",
         pytest.param("rand-k", marks=pytest.mark.slow),
-        "drfa",
+        pytest.param("drfa", marks=pytest.mark.slow),
         pytest.param("fedavg", marks=pytest.mark.slow),
         "mean-norm",
         pytest.param("local-norm", marks=pytest.mark.slow),

@@ -81,6 +81,7 @@ def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_b
     assert not (federation.directory / "model-best.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_late_are_counted_and_the_run_waits_for_a_quorum(tmp_path: Path) -> None:
     config = config_of(100_000, faults={"stragglers": {**SKIP, "quorum": 1}})
     with Federation(config, tmp_path) as federation:
@@ -124,6 +125,7 @@ def test_numbers_that_are_not_finite_are_left_out_as_in_a_simulation(
     )
 
 
+@pytest.mark.slow
 def test_too_few_finite_numbers_end_the_run(tmp_path: Path) -> None:
     config = {
         "workers": 2,
@@ -140,6 +142,7 @@ def test_too_few_finite_numbers_end_the_run(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_loss_that_stays_too_high_ends_the_run(tmp_path: Path) -> None:
     config = config_of(40, faults={"divergence": {"max_loss": 1e-9, "evaluations": 2}})
     config["evaluation"] = {"every": 5}

@@ -1,6 +1,7 @@
 """Records in files: whole ones are read as written, others are told from them."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,30 @@ def test_a_record_that_is_cut_or_changed_is_damaged(values, parts, data):
     changed[place] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(DamagedError):
         read_record(memoryview(changed))
+
+
+@pytest.mark.parametrize("length", [8 * 4096, 8 * 4096 + 3, 300_001])
+def test_a_long_section_that_is_changed_is_damaged(length):
+    """A bit, the order of two blocks, a page that is older, a cut, at any place; and read at any place."""
+    generator = random.Random(length)
+    part = generator.randbytes(length)
+    head = record_head({}, [part])
+    for start in (0, 1, 5):
+        record = read_record(memoryview(b"x" * start + head + part), start)
+        assert bytes(record.sections[0]) == part
+    for _ in range(30):
+        changed = bytearray(part)
+        changed[generator.randrange(length)] ^= 1 << generator.randrange(8)
+        with pytest.raises(DamagedError):
+            read_record(memoryview(head + changed))
+        page = 4096 * generator.randrange(length // 4096)
+        torn = part[:page] + generator.randbytes(4096) + part[page + 4096 :]
+        with pytest.raises(DamagedError):
+            read_record(memoryview(head + torn))
+    if length > 2 * 8 * 4096:
+        swapped = part[32768:65536] + part[:32768] + part[65536:]
+        with pytest.raises(DamagedError):
+            read_record(memoryview(head + swapped))
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
