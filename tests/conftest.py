@@ -28,7 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 
 
+FEDERATION_TIMEOUT_S = 400
+"""Federations are several processes that each import torch: on a busy machine a test may take minutes."""
+
+OF_PROCESSES = frozenset({"federation", "faults"})
+"""The folders whose tests run federations."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if OF_PROCESSES & set(Path(item.path).parts) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(FEDERATION_TIMEOUT_S))
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="takes minutes; run with --slow")
@@ -49,7 +59,7 @@ def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     before_threads = set(threading.enumerate())
     before_files = _descriptors()
     yield
-    if not {"unit", "federation"} & set(Path(request.path).parts):
+    if not {"unit", *OF_PROCESSES} & set(Path(request.path).parts):
         return
     deadline = time.monotonic() + LEAK_GRACE_S
     while (left := _left(before_threads, before_files)) and time.monotonic() < deadline:

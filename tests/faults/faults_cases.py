@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 TASK = "tests_tasks:Slow"
 
 GROUPS = ("0", "1-2")
@@ -41,3 +43,11 @@ def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
         "evaluation": {"every": 7},
         "server": own,
     }
+
+
+def quickly(*algorithms: str) -> list[Any]:
+    """Every case as a parameter of a test: these in every run of the tests, the others by ``--slow``."""
+    return [
+        name if name in algorithms else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*ALGORITHMS, *BATCH_NORM)
+    ]

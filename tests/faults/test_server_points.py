@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import GROUPS, config_of
+from faults_cases import GROUPS, config_of, quickly
 
 from support import Drill, Faults, result_of
 
@@ -23,16 +23,7 @@ POINTS = (
 )
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        "top-k",
-        pytest.param("rand-k", marks=pytest.mark.slow),
-        pytest.param("drfa", marks=pytest.mark.slow),
-        pytest.param("fedavg", marks=pytest.mark.slow),
-        pytest.param("mean-norm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("algorithm", quickly("top-k"))
 def test_a_server_that_dies_at_every_point_loses_nothing(tmp_path: Path, undisturbed, algorithm):
     drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({"server": POINTS}))

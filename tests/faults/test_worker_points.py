@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import GROUPS, config_of
+from faults_cases import GROUPS, config_of, quickly
 
 from support import Drill, Faults, result_of
 
@@ -22,17 +22,7 @@ SECOND = (
 )
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        "top-k",
-        pytest.param("rand-k", marks=pytest.mark.slow),
-        pytest.param("drfa", marks=pytest.mark.slow),
-        pytest.param("fedavg", marks=pytest.mark.slow),
-        "mean-norm",
-        pytest.param("local-norm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("algorithm", quickly("top-k", "mean-norm"))
 def test_workers_that_die_at_every_point_lose_nothing(tmp_path: Path, undisturbed, algorithm):
     drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({GROUPS[1]: FIRST, GROUPS[0]: SECOND}))
