@@ -69,6 +69,9 @@ LOG = logging.getLogger("afl.worker")
 
 FIRST_BACKOFF_S = 0.1
 LARGEST_BACKOFF_S = 5.0
+EARLY_BACKOFF_S = 1.0
+EARLY_S = 60.0
+"""A server that is started again is there within seconds: for so long after a session, the pauses stay short."""
 
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
@@ -167,7 +170,8 @@ class WorkerProcess:
             left = self._time_left()
             time.sleep(pause if left is None else min(pause, left))
             self._give_up_if_due(ending.reason)
-            backoff = min(2 * backoff, LARGEST_BACKOFF_S)
+            is_early = time.monotonic() - self._last_session < EARLY_S
+            backoff = min(2 * backoff, EARLY_BACKOFF_S if is_early else LARGEST_BACKOFF_S)
 
     def _close(self) -> None:
         if self._connection is not None:
