@@ -71,7 +71,7 @@ FIRST_BACKOFF_S = 0.1
 LARGEST_BACKOFF_S = 5.0
 EARLY_BACKOFF_S = 1.0
 EARLY_S = 60.0
-"""A server that is started again is there within seconds: for so long after a session, the pauses stay short."""
+"""A server that is started again is there within seconds: for so long after a session, pauses stay short."""
 
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
