@@ -84,7 +84,7 @@ class FederationService:
             await self._coordinator.reception.leave(session)
             for result in results:
                 if isinstance(result, Exception) and not isinstance(
-                    result, grpc.RpcError | grpc.aio.UsageError
+                    result, grpc.RpcError | grpc.aio.BaseError
                 ):
                     LOG.error("session of %s broke", session.label, exc_info=result)
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from afl.config.schema import Config
 
-_FREE: Final = frozenset({"server", "run.directory"})
-"""What may change between the parts of a run: how the server runs, not what it computes."""
+_FREE: Final = frozenset({"server", "run.directory", "faults.divergence", "faults.lost_residual"})
+"""What may change between the parts of a run: what only the server does, not what is computed."""
 
 
 def differences(stored: Config, given: Config) -> list[str]:
@@ -31,7 +31,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
         key = prefix + name
         if key in _FREE:
             continue
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
