@@ -129,10 +129,13 @@ class ModuleBuffers:
                     buffer.copy_(source[entry.start : entry.stop].view(buffer.shape))
 
     def contents(self, worker: int) -> dict[str, NDArray[np.uint8]]:
-        """A worker's buffers of every type, as bytes, by their place."""
+        """A worker's buffers of every type, as bytes, by place, type and shape, which training may change:
+        ``3:bfloat16:5x2``. They may share memory."""
         self.select(worker)
         return {
-            str(place): tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            f"{place}:{str(tensor.dtype).removeprefix('torch.')}:{'x'.join(map(str, tensor.shape))}": (
+                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            )
             for place, tensor in enumerate(self._installed())
             if tensor is not None
         }
@@ -140,12 +143,18 @@ class ModuleBuffers:
     def restore(self, worker: int, contents: Mapping[str, NDArray[np.uint8]]) -> None:
         """Put back a worker's :meth:`contents`."""
         self.select(worker)
-        with torch.no_grad():
-            for place, tensor in enumerate(self._installed()):
-                data = contents.get(str(place))
-                if tensor is not None and data is not None:
-                    values = torch.from_numpy(data.copy()).view(tensor.dtype)
-                    tensor.copy_(values.reshape(tensor.shape))
+        device = next(self._module.parameters()).device
+        for name, data in contents.items():
+            place, kind, shape = name.split(":")
+            sizes = [int(size) for size in shape.split("x")] if shape else []
+            values = torch.from_numpy(data.copy()).view(getattr(torch, kind)).reshape(sizes)
+            owner, attribute = self._places[int(place)]
+            tensor = owner._buffers[attribute]  # noqa: SLF001
+            if tensor is None or (tensor.dtype, tensor.shape) != (values.dtype, values.shape):
+                owner._buffers[attribute] = values.to(device)  # noqa: SLF001
+            else:
+                # In place: tied buffers stay tied.
+                tensor.detach().copy_(values)
 
     @property
     def has_floats(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -138,8 +138,9 @@ class Participant:
     ) -> None:
         self.vector = vector
         self._keeper = keeper
-        self._buffers: dict[int, Kept] = {}
-        """Buffers that are put back once there is a model, by worker."""
+        self._resumed: Mapping[int, Kept] = {}
+        """What another process left, by worker, until the next training step is answered."""
+        self._buffers_averaged: Position = NOWHERE
         self.workers = tuple(workers)
         self.applied: Position = NOWHERE
         self._side = side
@@ -189,6 +190,10 @@ class Participant:
                 self._keep(worker, step.kind, answer)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
+        if step.kind is Kind.TRAIN:
+            # One call for all workers' gradients has moved also the buffers of those that had reported.
+            self._restore_buffers(lambda reported: reported == step.position)
+            self._resumed = {}
 
     def resume(self, kept: Mapping[int, Kept], buffers_averaged: Position) -> None:
         """Go on where another process of these workers was; before the first step.
@@ -198,12 +203,16 @@ class Participant:
             buffers_averaged: where the workers' buffers were last replaced by their mean.
         """
         assert self.applied == NOWHERE
+        self._resumed, self._buffers_averaged = kept, buffers_averaged
         for worker, entry in kept.items():
             self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
             if entry.residual is not None:
                 self._side.halves[worker].restore(entry.residual)
-            if entry.report.position > buffers_averaged:
-                self._buffers[worker] = entry
+
+    def _restore_buffers(self, of: Callable[[Position], bool]) -> None:
+        for worker, entry in self._resumed.items():
+            if of(entry.report.position):
+                self.vector.buffers.restore(worker, entry.buffers)
 
     def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
         if self._keeper is None or kind is not Kind.TRAIN:
@@ -265,12 +274,15 @@ class Participant:
         if Role.FROZEN in payloads:
             self.vector.load_frozen(bytes(payloads[Role.FROZEN]))
         # A process that has trained since the last mean keeps the statistics that it has gathered.
-        is_at_mean = self.applied == NOWHERE or self.applied.phase == EVALUATION_PHASE
+        is_first = self.applied == NOWHERE
+        is_at_mean = is_first or self.applied.phase == EVALUATION_PHASE
+        if is_first:
+            # The mean that comes over them leaves what no mean is taken of, such as counts.
+            self._restore_buffers(lambda reported: reported <= self._buffers_averaged)
         if Role.BUFFERS in payloads and is_at_mean:
             self.vector.buffers.load(values_of(payloads[Role.BUFFERS]))
-        for worker, kept in self._buffers.items():
-            self.vector.buffers.restore(worker, kept.buffers)
-        self._buffers.clear()
+        if is_first:
+            self._restore_buffers(lambda reported: reported > self._buffers_averaged)
         position = committed.step.position
         for worker in self.workers:
             if self.reported(worker) > position:

@@ -636,12 +636,13 @@ class Coordinator:
                 await self._send_model(session)
             return
         position = self._open.step.position
-        # A report that was made before is sent again by itself; one that is held is not made again.
+        # A report that was made before is sent again by itself, unless it was held when the worker was
+        # welcomed, and the sum has begun again since; one that is held is not made again.
         asked = [
             worker
             for worker in session.workers
             if worker in self._open.participants
-            and session.reported[worker] != position
+            and (session.reported[worker] != position or worker in session.told_held)
             and not self.engine.holds(worker)
         ]
         if session.applied == self._open.base != NOWHERE:

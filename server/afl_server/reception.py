@@ -138,6 +138,7 @@ class Reception:
         if message.run_id:
             self._run.tallies.reconnections += 1
         position = self._run.engine.step.position
+        session.told_held = {worker for worker in session.workers if self._run.engine.holds(worker)}
         return pb.Welcome(
             run_id=self._run.run_id,
             server_version=__version__,
@@ -148,7 +149,7 @@ class Reception:
                 pb.Expectation(
                     worker=worker,
                     position=pb.Position(round=position.round, phase=position.phase),
-                    held=self._run.engine.holds(worker),
+                    held=worker in session.told_held,
                 )
                 for worker in session.workers
             ],

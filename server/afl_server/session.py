@@ -66,6 +66,8 @@ class Session:
         self.incarnation = b""
         self.applied: Position = NOWHERE
         self.reported: dict[int, Position] = {}
+        self.told_held: set[int] = set()
+        """Workers whose report was held when they were welcomed: they do not send it by themselves."""
         self.owes: set[int] = set()
         """Workers whose report for a step that is closed has not come: the session is sent no other step."""
         self.last_seen = time.monotonic()

@@ -79,7 +79,7 @@ class Journal:
         """Bytes of one of the two places."""
         self._sequence = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent, syncs=syncs)
             self._lock = lock(path.with_suffix(".lock"), f"worker {identity.worker}'s journal")
         except OSError as error:
             raise self._failure(error) from error
@@ -159,6 +159,7 @@ class Journal:
         """The run is complete: nothing will go on from here."""
         self._unmap()
         self._path.unlink(missing_ok=True)
+        self._path.with_suffix(".new").unlink(missing_ok=True)
         self._path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -303,6 +304,16 @@ class Journals:
             with contextlib.suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()
+
+
+def _make_folder(folder: Path, *, syncs: bool) -> None:
+    """A folder that is there after a loss of power too, if it must be."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    if syncs:
+        # Its own entry in any case: who made it may not have come so far.
+        for parent in dict.fromkeys([folder.parent, *(part.parent for part in missing)]):
+            sync_folder(parent)
 
 
 def _kept(record: Record) -> Kept:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,9 @@ FAILURE_DRAIN_S = 10.0
 
 
 DEFAULT_JOURNAL = Path("afl-journal")
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +303,8 @@ class WorkerProcess:
         """Build the task, its data and its model: once in the process's life."""
         if len(welcome.seed) != SEED_BYTES:
             raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
+        if not RUN_ID.fullmatch(welcome.run_id):
+            raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
         if settings.algorithm not in ALGORITHMS:
             raise ProtocolError(f"the algorithm {settings.algorithm!r}, which this version does not have")
         randomness = SharedRandomness(welcome.seed)

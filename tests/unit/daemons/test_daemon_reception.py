@@ -135,6 +135,30 @@ def test_a_sum_that_begins_again_cuts_who_was_told_that_its_report_is_held(tmp_p
     drive(tmp_path, scenario, name="fedavg")
 
 
+def test_who_was_told_that_its_report_is_held_is_asked_if_the_sum_begins_again(tmp_path: Path) -> None:
+    """Two workers of one process, of which one has lost its journal."""
+
+    async def scenario(run: Run) -> None:
+        first = await run.join(0, process=b"A" * 16)
+        await run.ready(first)
+        second = await run.join(1, process=b"B" * 16)
+        await run.ready(second)
+        header = (model_header(run.vector.dim),)
+        await run.send(second, Report(1, FIRST, 1.0, 8, header), run.model())
+        await run.send(first, Report(0, FIRST, 1.0, 8, header), run.model(1000))
+        for session in (first, second):
+            await run.coordinator.reception.leave(session)
+
+        both = await run.join(0, 1, process=b"C" * 16)
+        assert both.told_held == {1}
+        run.differing = {0: NOWHERE, 1: FIRST}
+        await run.ready(both)
+        assert run.coordinator.engine.restarts == 1
+        assert asked(both) == [[0, 1]]
+
+    drive(tmp_path, scenario, name="fedavg")
+
+
 def test_who_has_reported_is_not_asked_again(tmp_path: Path) -> None:
     async def scenario(run: Run) -> None:
         session = await run.join(0, 2, process=b"A" * 16)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from afl.config import config_from_mapping
+from afl.config.address import Address
 from afl.durable import InUseError, read_record
-from afl.errors import ConfigError, StorageError
+from afl.errors import ConfigError, ProtocolError, StorageError
 from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
 from afl.participant import Kept
+from afl.v1 import federation_pb2 as pb
+from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module
+from afl_worker.connection import Connection
 from afl_worker.journal import Identity, Journal, Journals
+from afl_worker.runtime import WorkerOptions, WorkerProcess
 
+ALGORITHM = {"name": "afl-br", "rounds": 1, "eta_w": 0.1, "eta_q": 0.1}
 OWN = Identity("run-1", b"layout", 3)
 
 
@@ -48,11 +58,11 @@ def opened(folder: Path, identity: Identity = OWN, *, syncs: bool = False) -> Jo
     return Journal(folder / "worker.journal", identity, syncs=syncs)
 
 
-def filled(folder: Path, rounds: int, *, syncs: bool = False) -> None:
+def filled(folder: Path, rounds: int, length: int = 5, *, syncs: bool = False) -> None:
     journal = opened(folder, syncs=syncs)
     assert journal.read() is None
     for round_ in range(1, rounds + 1):
-        journal.write(kept(round_))
+        journal.write(kept(round_, length))
     journal.close()
 
 
@@ -117,6 +127,39 @@ def test_an_entry_that_was_torn_leaves_the_one_before(tmp_path, rounds, caplog):
     assert {record.event for record in caplog.records} == {"journal_damaged"}
 
 
+@given(data=st.data(), rounds=st.integers(1, 4), length=st.sampled_from([5, 9000]))
+def test_a_write_that_is_cut_off_anywhere_leaves_the_entry_before(tmp_path_factory, data, rounds, length):
+    """The place written to may hold any mixture of old, new and foreign bytes."""
+    folder = tmp_path_factory.mktemp("torn")
+    filled(folder, rounds, length)
+    path = folder / "worker.journal"
+    before = path.read_bytes()
+    journal = opened(folder)
+    journal.read()
+    journal.write(kept(rounds + 1, length))
+    journal.close()
+    after = path.read_bytes()
+    room = len(before) // 2
+    start = (rounds + 1) % 2 * room
+    record = read_record(memoryview(after), start)
+    head = record.length - sum(map(len, record.sections))
+    torn = bytearray(before)
+    content = start + head
+    stop = data.draw(st.integers(content, content + record.length - head))
+    torn[content:stop] = after[content:stop]
+    if stop == content + record.length - head:
+        written = data.draw(st.integers(0, head))
+        torn[start : start + written] = after[start : start + written]
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, room - 1))
+        garbage = data.draw(st.binary(max_size=min(64, room - at)))
+        torn[start + at : start + at + len(garbage)] = garbage
+    path.write_bytes(torn)
+    found = reread(folder)
+    is_whole = bytes(torn[start : start + record.length]) == after[start : start + record.length]
+    assert same(found, kept(rounds + 1 if is_whole else rounds, length))
+
+
 def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     filled(tmp_path, 2)
     path = tmp_path / "worker.journal"
@@ -166,6 +209,31 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="--journal"):
         Journals(tmp_path / "file", "run-1", b"layout", (3,), "process")
+
+
+@pytest.mark.parametrize("level", ["process", "machine"])
+def test_folders_that_are_made_outlive_a_loss_of_power_where_they_must(tmp_path, monkeypatch, level):
+    synced: list[Path] = []
+    monkeypatch.setattr(journal_module, "sync_folder", synced.append)
+    Journals(tmp_path / "some" / "where", "run-1", b"layout", (3,), level).close()
+    made = [tmp_path / "some" / "where", tmp_path / "some", tmp_path]
+    assert synced == (made if level == "machine" else [])
+
+
+@pytest.mark.parametrize("run_id", ["", "../elsewhere", "/etc", "a/b", "..", "a\n", "a" * 200])
+def test_a_run_id_that_leads_out_of_the_folder_is_refused(tmp_path, run_id):
+    process = WorkerProcess(WorkerOptions((0,), Address("127.0.0.1", 1), journal=tmp_path / "journals"))
+    config = {"workers": 1, "task": {"name": "synthetic", "batch_size": 2}, "algorithm": ALGORITHM}
+    settings = RunSettings.of_config(config_from_mapping(config))
+    welcome = pb.Welcome(seed=bytes(16), run_id=run_id, settings=settings.to_message())
+    with pytest.raises(ProtocolError, match="run id"):
+        process._welcomed(cast("Connection", _NoConnection()), welcome)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _NoConnection:
+    def set_liveness(self, **_: float) -> None:
+        pass
 
 
 def test_off_keeps_nothing(tmp_path, caplog):
