@@ -208,6 +208,7 @@ def test_what_is_written_out() -> None:
         "  chunk_bytes: 65536B\n"
         "  reorder_buffer: 32MiB\n"
         "worker:\n"
+        "  journal: process\n"
         "  threads: 1\n"
         "  batch_oracles: false\n"
         "faults:\n"
