@@ -124,6 +124,10 @@ class Payload:
         """All bytes: of one section without a copy."""
         return self.sections[0] if len(self.sections) == 1 else memoryview(b"".join(self.sections))
 
+    def copied(self) -> Payload:
+        """The same in memory of its own."""
+        return Payload(self.header, tuple(memoryview(bytes(section)) for section in self.sections))
+
 
 @dataclass(frozen=True)
 class Step:

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,7 +29,6 @@ from afl.messages import (
     Encoding,
     GoodbyeStatus,
     Kind,
-    Payload,
     Position,
     Report,
     Step,
@@ -166,7 +164,10 @@ class Coordinator:
         for entry in entries:
             closed = self.engine.step
             opening = self._keeper.replay(entry)
-            opening = opening and replace(opening, payloads=tuple(map(_own, opening.payloads)))
+            if opening is not None:
+                # What is read lies in the log's own pages.
+                own = tuple(payload.copied() for payload in opening.payloads)
+                opening = replace(opening, payloads=own)
             self.engine.algorithm.settle()
             replayed += 1
             is_best = self._record(closed, Moment.of_values(entry.values))
@@ -455,7 +456,7 @@ class Coordinator:
 
     def _moment(self) -> Moment:
         now = time.monotonic()
-        return Moment(now - self.round_started_at, self.seconds, deepcopy(self.tallies))
+        return Moment(now - self.round_started_at, self.seconds, self.tallies.copied())
 
     async def _broadcast(self, closed: Step, opening: Opening) -> None:
         if self._streaming is not None:
@@ -688,8 +689,3 @@ class Coordinator:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _own(payload: Payload) -> Payload:
-    """A payload in memory of its own."""
-    return Payload(payload.header, (memoryview(bytes(payload.data)),))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afl.algorithms.base import Arrays
-from afl.engine import Opening
+from afl.engine import Opening, Outcome
 from afl.errors import ConfigError
 from afl.fault_points import reached
 from afl_server.store import Checkpoint, Entry, RunStore
@@ -79,9 +79,12 @@ class Keeper:
         outcome = self._run.engine.last_outcome
         assert outcome is not None
         reached("server.before-log")
-        await self._on(self._log, self._store.append, Entry(self._sequence, outcome, moment.values()))
+        await self._on(self._log, self._append, outcome, moment)
         reached("server.after-log")
         self._sequence += 1
+
+    def _append(self, outcome: Outcome, moment: Moment) -> None:
+        self._store.append(Entry(self._sequence, outcome, moment.values()))
 
     @property
     def is_due(self) -> bool:

@@ -11,7 +11,7 @@ from afl.config import Config, load_config
 from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, RunRecords, new_run_id
-from afl_server.store import Checkpoint, Durability, Entry, RunStore
+from afl_server.store import Checkpoint, Entry, RunStore
 
 STATE_FOLDER = "state"
 
@@ -76,7 +76,9 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
         config = config.with_seed(fresh_seed)
     run_id = new_run_id()
     records = RunRecords.create(run_id, directory or Path("runs") / run_id, config)
-    return OpenRun(config, records, _store(records.directory, config.server.state))
+    if config.server.state == "off":
+        return OpenRun(config, records, None)
+    return OpenRun(config, records, RunStore(records.directory / STATE_FOLDER, config.server.state))
 
 
 def stored_config(directory: Path, overrides: list[str]) -> Config:
@@ -91,12 +93,6 @@ def stored_config(directory: Path, overrides: list[str]) -> Config:
         )
     config = load_config(directory / CONFIG_FILE, overrides)
     return config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
-
-
-def _store(directory: Path, durability: Durability | str) -> RunStore | None:
-    if durability == "off":
-        return None
-    return RunStore(directory / STATE_FOLDER, "machine" if durability == "machine" else "process")
 
 
 def _clear(directory: Path) -> None:

@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from afl.algorithms.base import Arrays
+from afl.config.schema import Durability
 from afl.durable import (
     DamagedError,
     Record,
@@ -44,8 +45,6 @@ FROZEN_FILE = "frozen"
 
 SMALLEST_LOG_BYTES = 256 * 1024 * 1024
 """A log may grow to this, or to eight times the checkpoint, before the next checkpoint is due."""
-
-Durability = Literal["process", "machine"]
 
 _NAME = re.compile(r"(checkpoint|log)-(\d{12})")
 
@@ -85,7 +84,7 @@ class RunStore:
     Args:
         folder: made if it is not there.
         durability: what an appended outcome survives: the process's end (``process``), or also a loss of
-            power (``machine``). Checkpoints survive both.
+            power (``machine``); not ``off``. Checkpoints survive both.
 
     Raises:
         InUseError: if another process runs this run.
@@ -94,6 +93,7 @@ class RunStore:
 
     def __init__(self, folder: Path, durability: Durability) -> None:
         self._folder = folder
+        assert durability != "off"
         self._syncs = durability == "machine"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from afl.messages import Kind, PayloadHeader, Report
@@ -30,6 +30,10 @@ class Tallies:
     replayed_steps: int = 0
     worker_restarts: int = 0
     absent_reports: int = 0
+
+    def copied(self) -> Tallies:
+        """As they are now."""
+        return replace(self, uplink=self.uplink.copied(), downlink=self.downlink.copied())
 
     def values(self) -> dict[str, Any]:
         """As JSON has it, for :meth:`of_values`."""

@@ -261,9 +261,10 @@ class Journals:
     def __init__(
         self, folder: Path, run_id: str, layout_hash: bytes, workers: Sequence[int], level: str
     ) -> None:
+        self._folder = folder / run_id
         self._own: dict[int, Journal] = {}
         for worker in workers if level != "off" else ():
-            path = folder / run_id / f"worker-{worker}.journal"
+            path = self._folder / f"worker-{worker}.journal"
             try:
                 self._own[worker] = Journal(
                     path, Identity(run_id, layout_hash, worker), syncs=level == "machine"
@@ -295,15 +296,15 @@ class Journals:
 
     def remove(self) -> None:
         """The run is complete."""
-        folders = {journal._path.parent for journal in self._own.values()}  # noqa: SLF001
+        if not self._own:
+            return
         for journal in self._own.values():
             journal.remove()
         self._own = {}
-        for folder in folders:
-            # Another process's journals, or another run's, may still lie there.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-                folder.parent.rmdir()
+        # Another process's journals, or another run's, may still lie there.
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
 
 
 def _make_folder(folder: Path, *, syncs: bool) -> None:

@@ -433,6 +433,6 @@ class AflComWorker(WorkerAlgorithm):
             return
         (payload,) = payloads
         feedback = self._feedback or self._new_feedback()
-        message = unpack(payload.header, b"".join(payload.sections))
+        message = unpack(payload.header, payload.data)
         feedback.put_back(message, self._realizations.of_uplink(report.position.round))
         self._feedback = feedback

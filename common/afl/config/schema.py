@@ -100,6 +100,10 @@ ListenAddress: TypeAlias = Annotated[
 Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
 
 
+Durability: TypeAlias = Literal["process", "machine", "off"]
+"""What a thing that is written down survives: the process's end, a loss of power too, or nothing."""
+
+
 class Section(BaseModel):
     """What all sections have in common."""
 
@@ -316,7 +320,7 @@ class Server(Section):
         Field(description="how long the server goes on without a session of any worker (then exit code 10)"),
     ] = None
     state: Annotated[
-        Literal["process", "machine", "off"],
+        Durability,
         Field(
             description="what a closed round survives: the server's end (process), also a loss of power"
             " (machine: waits for the disk in every round), or neither (off: no resuming)"
@@ -363,7 +367,7 @@ class Worker(Section):
     """What every worker is told."""
 
     journal: Annotated[
-        Literal["process", "machine", "off"],
+        Durability,
         Field(
             description="what a worker's report and residual survive, before the report is sent: the"
             " process's end (process), also a loss of power (machine: waits for the disk), or neither (off)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from afl.messages import Encoding, PayloadHeader, Role, ValueType
@@ -59,6 +59,10 @@ class WireCount:
     parts: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
     frames: int = 0
     float_equivalents: float = 0.0
+
+    def copied(self) -> WireCount:
+        """As it is now."""
+        return replace(self, wire=dict(self.wire), parts=dict(self.parts))
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> WireCount:

@@ -7,12 +7,13 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.codecs.payload import VALUE_BYTES
 from afl.config import Config
 from afl.config.compressors import IDENTITY, resolved_options
+from afl.config.schema import Durability
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 
@@ -167,7 +168,7 @@ class RunSettings:
         )
 
 
-JOURNALS = ("process", "machine", "off")
+JOURNALS = get_args(Durability)
 
 _OPTIONS = ("block", "eta_q", "local_steps", "sampled", "weigh_by_samples")
 

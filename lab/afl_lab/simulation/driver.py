@@ -115,7 +115,11 @@ class Driver:
             closed = opening.step
             following = engine.advance()
             # What follows may be in the sum's own memory, which settling frees for the next sum.
-            opening = None if following is None else replace(following, payloads=_kept(following.payloads))
+            opening = (
+                None
+                if following is None
+                else replace(following, payloads=tuple(payload.copied() for payload in following.payloads))
+            )
             engine.algorithm.settle()
             yield closed
 
@@ -152,10 +156,3 @@ class Driver:
                 ack = self.engine.add_piece(worker, index, offset, section)
             offset += len(section)
         return ack
-
-
-def _kept(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
-    return tuple(
-        Payload(payload.header, tuple(memoryview(bytes(section)) for section in payload.sections))
-        for payload in payloads
-    )
