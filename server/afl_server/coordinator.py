@@ -121,7 +121,7 @@ class Coordinator:
         self._inline = vector.dim * at_once <= INLINE_DIM
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-disk")
-        self._keeper = Keeper(self, run.store) if run.store is not None else None
+        self._keeper = None if run.store is None else Keeper(self, run.store, self._disk)
         self._pausing = ""
         """Why the run stops after its open step, if it does."""
         self._pause_code = ExitCode.INTERRUPTED
@@ -140,11 +140,11 @@ class Coordinator:
     async def start(self) -> None:
         """Make the run's beginning, or what it goes on from, durable."""
         self.tallies.starts += 1
-        if self.engine.step.position == Position(1, 0) and self.random_round == 1:
-            await self._write("random", await self._snapshot(), 0)
+        if self._is_random_output(self.engine.opening()):
+            await self._write("random", await self._snapshot(), self.engine.updates_applied)
         if self._keeper is not None:
             async with self.turn:
-                await self._keeper.checkpoint(waits=True)
+                await self._keeper.begin()
         if self.engine.finished:
             self._spawn(self._conclude(await self._snapshot(), self.engine.rounds))
 
@@ -170,10 +170,8 @@ class Coordinator:
                 opening = replace(opening, payloads=own)
             self.engine.algorithm.settle()
             replayed += 1
-            is_best = self._record(closed, Moment.of_values(entry.values))
-            for name, is_output in (("best", is_best), ("random", self._is_random_output(opening))):
-                if is_output:
-                    self.records.save_model(name, Snapshot(self.vector), self.engine.updates_applied)
+            for name in self._outputs(self._record(closed, Moment.of_values(entry.values)), opening):
+                self.records.save_model(name, Snapshot(self.vector), self.engine.updates_applied)
         # Each outcome brings the counters of its time.
         self.tallies.replayed_steps += replayed
         if opening is not None and closed is not None:
@@ -270,10 +268,12 @@ class Coordinator:
                 task.cancel()
         while self._background:
             await asyncio.gather(*self._background)
-        await asyncio.to_thread(self._disk.shutdown)
-        if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.shutdown)
-        await asyncio.to_thread(self._thread.shutdown)
+        # What is being closed is closed to its end.
+        async with self.turn:
+            await asyncio.to_thread(self._disk.shutdown)
+            if self._keeper is not None:
+                await asyncio.to_thread(self._keeper.shutdown)
+            await asyncio.to_thread(self._thread.shutdown)
 
     # Reports.
 
@@ -428,27 +428,29 @@ class Coordinator:
             self.step_opened_at = now
             self.deadline.start()
             self._model = None
-            if self._pausing and opening is not None:
-                self._record(closed, moment)
-                await self._pause()
-                return
-            if opening is not None:
+            is_last_here = bool(self._pausing) and opening is not None
+            if opening is not None and not is_last_here:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
                     await self._heal(self.engine.last_evaluation)
                 await self._broadcast(closed, opening)
-            best: Snapshot | None = None
-            if self._record(closed, moment):
-                best = await self._snapshot_in_turn()
-                self._save("best", best, self.engine.updates_applied)
-            if opening is None:
-                last = best or await self._snapshot_in_turn()
-                self._spawn(self._conclude(last, self.engine.rounds))
-            elif self._is_random_output(opening):
-                self._save("random", await self._snapshot_in_turn(), self.engine.updates_applied)
-            if self._keeper is not None and (opening is None or self._keeper.is_due):
+            outputs = self._outputs(self._record(closed, moment), opening)
+            if outputs or opening is None:
+                snapshot = await self._snapshot_in_turn()
+                for name in outputs:
+                    self._save(name, snapshot, self.engine.updates_applied)
+                if opening is None:
+                    self._spawn(self._conclude(snapshot, self.engine.rounds))
+            if is_last_here:
+                await self._pause()
+            elif self._keeper is not None and (opening is None or self._keeper.is_due):
                 await self._keeper.checkpoint()
             else:
                 self._settle_soon()
+
+    def _outputs(self, is_best: bool, opening: Opening | None) -> list[str]:
+        """Which of the run's models the model as it now is is."""
+        found = {"best": is_best, "random": self._is_random_output(opening)}
+        return [name for name, is_output in found.items() if is_output]
 
     def _is_random_output(self, opening: Opening | None) -> bool:
         """Whether the model as it now is is w_r."""

@@ -58,16 +58,19 @@ class Keeper:
 
     Outcomes are appended on a thread of their own, which a checkpoint's way to the disk does not hold up.
     Whoever calls holds the run's turn.
+
+    Args:
+        disk: one thread, on which the run's models are written too: a checkpoint is there only once the
+            models that were chosen before it are.
     """
 
-    def __init__(self, run: Coordinator, store: RunStore) -> None:
+    def __init__(self, run: Coordinator, store: RunStore, disk: ThreadPoolExecutor) -> None:
         self._run = run
         self._store = store
         self._sequence = 0
         self._checkpoint_round = 0
-        self._is_first = True
         self._log = ThreadPoolExecutor(1, thread_name_prefix="afl-log")
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="afl-checkpoint")
+        self._disk = disk
         self._publishing: asyncio.Future[None] | None = None
 
     async def append(self, moment: Moment) -> None:
@@ -94,6 +97,16 @@ class Keeper:
         rounds = self._run.engine.step.position.round - self._checkpoint_round
         return rounds >= self._run.config.server.checkpoint_every or self._store.is_due
 
+    async def begin(self) -> None:
+        """Make what this process begins with durable.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        if self._run.vector.frozen_length:
+            await self._on(self._disk, self._store.keep_frozen, self._run.vector.frozen_bytes())
+        await self.checkpoint(waits=True)
+
     async def checkpoint(self, *, waits: bool = False) -> None:
         """Write down everything that the open step begins with.
 
@@ -108,23 +121,17 @@ class Keeper:
         self._checkpoint_round = run.engine.step.position.round
         if self._publishing is not None:
             await self._publishing
-        frozen = run.vector.frozen_bytes() if self._is_first else b""
-        if frozen:
-            await self._on(self._disk, self._store.keep_frozen, frozen)
-        self._is_first = False
         temporary = await self._on(self._log, self._store.write, self._checkpoint())
-        self._publishing = asyncio.ensure_future(self._publish(temporary))
+        # One job: whoever waits for the thread's end waits for all of it.
+        self._publishing = asyncio.get_running_loop().run_in_executor(self._disk, self._publish, temporary)
         if waits:
             await self._publishing
         else:
             self._publishing.add_done_callback(_noted)
 
-    async def _publish(self, temporary: Path) -> None:
-        await self._on(self._disk, self._sync_records)
-        await self._on(self._disk, self._store.publish, temporary)
-
-    def _sync_records(self) -> None:
+    def _publish(self, temporary: Path) -> None:
         self._run.records.sync()
+        self._store.publish(temporary)
 
     def _checkpoint(self) -> Checkpoint:
         run = self._run
@@ -179,9 +186,8 @@ class Keeper:
         return opening
 
     def shutdown(self) -> None:
-        """Wait for what is being written."""
+        """Wait for what is being appended."""
         self._log.shutdown()
-        self._disk.shutdown()
 
     def _stand_at(self, moment: Moment) -> None:
         self._run.seconds_before, self._run.tallies = moment.seconds, moment.tallies

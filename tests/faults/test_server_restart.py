@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
 
+from afl.fault_points import VARIABLE
 from support import Federation, Proxy, result_of, run_together
 
 
@@ -44,6 +46,26 @@ def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path,
         federation.server.send_signal(number)
         federation.server.expect(130)
         assert federation.summary()["result"] == "interrupted"
+        federation.start_server()
+        door.aim(federation.port)
+        federation.finish()
+    assert result_of(federation) == undisturbed("top-k")
+
+
+def test_a_server_that_is_stopped_as_an_evaluation_closes_keeps_its_best_model(tmp_path: Path, undisturbed):
+    """The eighth step is the first evaluation, and the best so far: it is written before the server goes."""
+    held_up = {VARIABLE: "server.before-log:8:delay=4"}
+    with Proxy() as door, Federation(config_of("top-k"), tmp_path, environment=held_up) as federation:
+        for ids in GROUPS:
+            federation.start(ids, "--task", TASK, server=door.address)
+        door.aim(federation.port)
+        metrics = federation.directory / "metrics.jsonl"
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) == 7):
+            time.sleep(0.02)
+        federation.server.terminate()
+        federation.server.expect(130)
+        assert [line["round"] for line in federation.records("evaluation")] == [7]
+        assert federation.model_metadata("best")["rounds_applied"] == "7"
         federation.start_server()
         door.aim(federation.port)
         federation.finish()
