@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from afl.buffers import BufferPolicy, ModuleBuffers
 from afl.errors import TaskError
-from afl.vectors import scale
+from afl.vectors import overwrite, scale
 
 DIGEST_BYTES = 16
 
@@ -116,10 +116,7 @@ class ParameterVector:
     def load(self, values: NDArray[np.float32]) -> None:
         """Replace all values; float32 ``[dim]``."""
         assert values.shape == (self.dim,)
-        if self.values.device.type == "cpu":
-            np.copyto(self.values.numpy(), values)
-        else:
-            self.values.copy_(torch.from_numpy(values.copy()))
+        overwrite(self.values, values)
         self.publish()
 
     def numpy(self) -> NDArray[np.float32]:

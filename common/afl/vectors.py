@@ -81,6 +81,14 @@ def accumulate(total: Tensor, vector: Tensor, weight: float, *, out: Tensor) -> 
     return True
 
 
+def overwrite(vector: Tensor, values: NDArray[np.float32]) -> None:
+    """Set a vector, wherever it lies, to an array's values; these may be a file's own pages."""
+    if vector.device.type == "cpu":
+        np.copyto(vector.numpy(), values)
+    else:
+        vector.copy_(torch.from_numpy(values.copy()))
+
+
 def take_out(vector: Tensor, places: Tensor) -> NDArray[np.float32]:
     """The values at ``places`` (int64), which become zero in ``vector``."""
     if vector.device.type != "cpu":

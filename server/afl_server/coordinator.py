@@ -99,6 +99,8 @@ class Coordinator:
         self.random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(synchronizations) + 1
         self.roster = Roster(config.workers)
         self.result: asyncio.Future[tuple[ExitCode, str]] = asyncio.get_running_loop().create_future()
+        self.last_word = GoodbyeStatus.FINISHED
+        """What sessions are told once the run, or this process's part of it, is over."""
         self.started_at = time.monotonic()
         self.round_started_at = time.monotonic()
         self.step_opened_at = time.monotonic()
@@ -243,6 +245,7 @@ class Coordinator:
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
         if self.is_over:
             return
+        self.last_word = status
         self.result.set_result((code, reason))
         if self._streaming is not None:
             self._streaming.abandon()

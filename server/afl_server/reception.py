@@ -56,9 +56,8 @@ class Reception:
     async def join(self, session: Session, message: pb.Join) -> None:
         """A session's first frame: check who it is and welcome it, or end it."""
         if self._run.is_over:
-            code, reason = self._run.result.result()
             self._run.informed.update(message.workers)
-            session.end(GoodbyeStatus.FINISHED if code is ExitCode.OK else GoodbyeStatus.ABORTED, reason)
+            session.end(self._run.last_word, self._run.result.result()[1])
             return
         refusal = self._admission.of_join(message)
         if refusal:

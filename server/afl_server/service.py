@@ -19,6 +19,7 @@ from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
 from afl_server.listening import check_listen
 from afl_server.session import Session, SessionOverError, State
+from afl_server.uninterrupted import uninterrupted
 
 LOG = logging.getLogger("afl.server")
 
@@ -78,15 +79,17 @@ class FederationService:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._coordinator.reception.leave(session)
-            for result in results:
-                if isinstance(result, Exception) and not isinstance(
-                    result, grpc.RpcError | grpc.aio.BaseError
-                ):
-                    LOG.error("session of %s broke", session.label, exc_info=result)
+            # A peer that hangs up as it is seen off cancels this once more; it must be seen off all the same.
+            await uninterrupted(self._see_off(session, tasks))
+
+    async def _see_off(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await self._coordinator.reception.leave(session)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, grpc.RpcError | grpc.aio.BaseError):
+                LOG.error("session of %s broke", session.label, exc_info=result)
 
     async def _write(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         downlink = self._coordinator.tallies.downlink

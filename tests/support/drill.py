@@ -82,7 +82,7 @@ class Drill:
             for name in (SERVER, *self._groups):
                 self._start(name, faults, door)
             while self._running:
-                assert time.monotonic() < deadline, self._report()
+                assert time.monotonic() < deadline, self.federation.report()
                 time.sleep(TICK_S)
                 self._look(faults, door)
                 if time.monotonic() < due or not self._running:
@@ -126,7 +126,7 @@ class Drill:
             if status == -signal.SIGKILL:
                 self._start(name, faults, door)
                 continue
-            assert status == 0, f"{name} ended with {status}:\n{self._report()}"
+            assert status == 0, f"{name} ended with {status}:\n{self.federation.report()}"
             del self._running[name]
 
     def _wake(self, name: str, process: Process) -> None:
@@ -136,10 +136,6 @@ class Drill:
         if time.monotonic() - since > STOPPED_S:
             del self._stopped[name]
             process.send_signal(signal.SIGCONT)
-
-    def _report(self) -> str:
-        processes = [*self.federation.servers, *self.federation.workers]
-        return "\n".join(f"--- {process.name}\n{process.text[-4000:]}" for process in processes[-8:])
 
 
 def result_of(federation: Federation) -> dict[str, Any]:

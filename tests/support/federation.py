@@ -29,6 +29,9 @@ START_S = 90.0
 
 END_S = 90.0
 
+WARNINGS = "error::UserWarning"
+"""What torch warns of is a fault here."""
+
 Line = dict[str, Any]
 
 
@@ -55,7 +58,12 @@ class Process:
         self._popen = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=folder,
-            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+            env={
+                **inherited,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONWARNINGS": WARNINGS,
+                **(environment or {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -251,11 +259,23 @@ class Federation:
         return worker
 
     def finish(self, timeout: float = END_S) -> None:
-        """Wait until the server and all workers that still run have ended well."""
-        self.server.expect(0, timeout)
-        for worker in self.workers:
-            if worker.is_running:
-                worker.expect(0)
+        """Wait until the server and all workers that still run have ended well.
+
+        Raises:
+            AssertionError: if one does not, with the end of what each of them logged.
+        """
+        try:
+            self.server.expect(0, timeout)
+            for worker in self.workers:
+                if worker.is_running:
+                    worker.expect(0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.report()}") from error
+
+    def report(self) -> str:
+        """The end of what the last processes logged."""
+        processes = [*self.servers[-4:], *self.workers[-8:]]
+        return "\n".join(f"--- {process.name}\n{process.text[-4000:]}" for process in processes)
 
     # What there is to see.
 

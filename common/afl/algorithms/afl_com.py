@@ -40,7 +40,7 @@ from afl.errors import NonFiniteError
 from afl.feedback import ErrorFeedback
 from afl.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite
+from afl.vectors import is_finite, overwrite
 
 
 class Realizations:
@@ -258,7 +258,7 @@ class AflComServer(ServerAlgorithm):
         """Steps 3 and 5 from D_t."""
         assert self._pending is None
         if self._feedback is not None:
-            self._feedback.residual.copy_(torch.from_numpy(unsent["downlink_residual"]))
+            overwrite(self._feedback.residual, unsent["downlink_residual"])
         self._step(losses, unpack(payload.header, payload.data))
         self.settle()
 
@@ -287,7 +287,7 @@ class AflComServer(ServerAlgorithm):
         self.round = position.round
         self.dual.restore(state)
         if self._feedback is not None:
-            self._feedback.residual.copy_(torch.from_numpy(state["downlink_residual"]))
+            overwrite(self._feedback.residual, state["downlink_residual"])
 
     def digest_material(self) -> bytes:
         """Of round 1's realizations."""
@@ -425,7 +425,7 @@ class AflComWorker(WorkerAlgorithm):
     def restore(self, residual: NDArray[np.float32]) -> None:
         """Go on with an e^(i)."""
         self._feedback = self._feedback or self._new_feedback()
-        self._feedback.residual.copy_(torch.from_numpy(residual.copy()))
+        overwrite(self._feedback.residual, residual)
 
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:
         """``e <- e + C_t(p)``: what was late goes with a later message."""

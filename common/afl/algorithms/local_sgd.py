@@ -16,7 +16,7 @@ from afl.codecs.payload import VALUE_BYTES, bytes_of, check_header, values_of
 from afl.errors import NonFiniteError
 from afl.messages import Encoding, Payload, PayloadHeader, Position, Report, Role
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite
+from afl.vectors import is_finite, overwrite
 
 
 def model_header(dim: int, role: Role = Role.ITERATE) -> PayloadHeader:
@@ -95,7 +95,7 @@ class IterateReplica(Replica):
         """``w <- the payload``."""
         role = Role.SNAPSHOT if header.role is Role.SNAPSHOT else Role.ITERATE
         check_header(header, model_header(len(params), role))
-        params.copy_(torch.from_numpy(values_of(data).copy()))
+        overwrite(params, values_of(data))
 
 
 def snapshot_offset(randomness: SharedRandomness, synchronization: int, steps: int) -> int:

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from afl._version import __version__
 from afl.algorithms.local_sgd import model_header, model_payload
 from afl.config import config_from_mapping
+from afl.errors import ExitCode
 from afl.initialization import build_vector, realization_digest
-from afl.messages import NOWHERE, Kind, Payload, Position, Report, Role
+from afl.messages import NOWHERE, GoodbyeStatus, Kind, Payload, Position, Report, Role
 from afl.randomness import SharedRandomness
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import PROTOCOL, chunk_frames, report_frame
+from afl.wire.frames import PROTOCOL, Frame, chunk_frames, report_frame
 from afl_server.broadcast import Broadcast
 from afl_server.coordinator import Coordinator
-from afl_server.opening import OpenRun
-from afl_server.records import RunRecords
+from afl_server.opening import open_run
 from afl_server.session import Session, State
 
 FIRST = Position(1, 0)
@@ -31,22 +32,22 @@ FIRST = Position(1, 0)
 class Run:
     """A run of ``synthetic``, and peers that say what a worker would."""
 
-    def __init__(self, folder: Path, **algorithm: Any) -> None:
+    def __init__(self, folder: Path, state: str = "off", **algorithm: Any) -> None:
         config = config_from_mapping(
             {
                 "workers": 3,
                 "task": {"name": "synthetic", "batch_size": 8},
                 "algorithm": {"rounds": 4, "eta_w": 0.1, "local_steps": 2, **algorithm},
-                "run": {"seed": 7},
-                "server": {"chunk_bytes": "4KiB", "reorder_buffer": "4KiB"},
+                "run": {"seed": 7, "directory": str(folder / "run")},
+                "server": {"chunk_bytes": "4KiB", "reorder_buffer": "4KiB", "state": state},
             }
         )
         randomness = SharedRandomness.from_int(7)
         self.vector = build_vector(load_task("synthetic", {"dim": 2000}, allow_path=True), randomness)
-        self.records = RunRecords.create("r", folder / "run", config)
+        self.open = open_run(config, 7)
         self.reported: dict[Session, Position] = {}
         self.differing: dict[int, Position] = {}
-        self.coordinator = Coordinator(OpenRun(config, self.records, None), self.vector, randomness)
+        self.coordinator = Coordinator(self.open, self.vector, randomness)
 
     async def join(
         self, *workers: int, process: bytes, applied: Position = NOWHERE, reported: Position = NOWHERE
@@ -56,7 +57,7 @@ class Run:
             protocol=PROTOCOL,
             package_version=__version__,
             incarnation=process,
-            run_id="" if applied == NOWHERE else "r",
+            run_id="" if applied == NOWHERE else self.coordinator.run_id,
             applied=pb.Position(round=applied.round, phase=applied.phase),
             workers=workers,
         )
@@ -99,13 +100,22 @@ def asked(session: Session) -> list[list[int]]:
     return steps
 
 
+def last_words(session: Session) -> GoodbyeStatus:
+    """How the session was seen off."""
+    while True:
+        item = session._outbox.get_nowait()
+        frame = pb.ServerFrame.FromString(item.data) if isinstance(item, Frame) else pb.ServerFrame()
+        if frame.HasField("goodbye"):
+            return GoodbyeStatus(frame.goodbye.status)
+
+
 def drive(folder: Path, what: Callable[[Run], Awaitable[None]], **algorithm: Any) -> None:
     async def main() -> None:
         run = Run(folder, **algorithm)
         try:
             await what(run)
         finally:
-            run.records.close()
+            run.open.close()
 
     asyncio.run(main())
 
@@ -211,3 +221,28 @@ def test_a_paused_worker_is_not_taken_for_gone(tmp_path: Path) -> None:
         assert run.coordinator.roster.owner(1) is session
 
     drive(tmp_path, scenario, name="fedavg")
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("process", GoodbyeStatus.LEAVING), ("off", GoodbyeStatus.ABORTED)]
+)
+def test_who_comes_as_the_server_leaves_hears_what_the_others_heard(
+    tmp_path: Path, state: str, status: GoodbyeStatus
+) -> None:
+    """Of a server that will go on, a worker that comes back at once must not hear that the run is over."""
+
+    async def scenario(run: Run) -> None:
+        await run.coordinator.start()
+        present = await run.join(0, process=b"A" * 16)
+        await run.ready(present)
+        run.coordinator.stop("a good reason")
+        assert (await run.coordinator.result)[0] is ExitCode.INTERRUPTED
+        assert last_words(present) is status
+        assert last_words(await run.join(0, process=b"A" * 16, applied=FIRST)) is status
+        assert last_words(await run.join(1, process=b"B" * 16)) is status
+        await run.coordinator.reception.leave(present)
+        for session in list(run.coordinator.roster):
+            await run.coordinator.reception.leave(session)
+        await run.coordinator.farewell()
+
+    drive(tmp_path, scenario, state=state, name="fedavg")

@@ -9,7 +9,8 @@ import pytest
 from afl_server.uninterrupted import uninterrupted
 
 
-def test_a_cancelled_caller_ends_only_after_the_work() -> None:
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_cancelled_caller_ends_only_after_the_work(times: int) -> None:
     async def scene() -> list[str]:
         seen: list[str] = []
         started = asyncio.Event()
@@ -27,7 +28,9 @@ def test_a_cancelled_caller_ends_only_after_the_work() -> None:
 
         task = asyncio.create_task(caller())
         await started.wait()
-        task.cancel()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.005)
         with pytest.raises(asyncio.CancelledError):
             await task
         return seen
