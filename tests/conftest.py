@@ -14,6 +14,8 @@ import psutil
 import pytest
 import torch
 
+from support.commands import prepare
+
 LEAK_GRACE_S = 5.0
 """How long what a module's tests have closed may take to be gone: gRPC's threads end a moment later."""
 
@@ -56,21 +58,29 @@ def one_torch_thread() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test module leaves a thread, a child process or a file descriptor behind."""
+    if OF_PROCESSES & set(Path(request.path).parts):
+        prepare()
     before_threads = set(threading.enumerate())
+    before_children = set(psutil.Process().children(recursive=True))
     before_files = _descriptors()
     yield
     if not {"unit", *OF_PROCESSES} & set(Path(request.path).parts):
         return
     deadline = time.monotonic() + LEAK_GRACE_S
-    while (left := _left(before_threads, before_files)) and time.monotonic() < deadline:
+    while (left := _left(before_threads, before_children, before_files)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.05)
     assert not left, f"{request.path.name} leaves behind: {'; '.join(left)}"
 
 
-def _left(before_threads: set[threading.Thread], before_files: dict[str, str]) -> list[str]:
+def _left(
+    before_threads: set[threading.Thread],
+    before_children: set[psutil.Process],
+    before_files: dict[str, str],
+) -> list[str]:
     threads = [f"thread {t.name}" for t in threading.enumerate() if t not in before_threads]
-    children = [f"process {child.pid}" for child in psutil.Process().children() if child.is_running()]
+    there = psutil.Process().children(recursive=True)
+    children = [f"process {child.pid}" for child in there if child not in before_children]
     opened = {number: what for number, what in _descriptors().items() if number not in before_files}
     own = [what for what in opened.values() if "eventfd" in what or "eventpoll" in what]
     files = [f"descriptor {number} ({what})" for number, what in opened.items() if what not in own]

@@ -17,7 +17,7 @@ from afl.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
 from afl_lab.simulation.run import simulate
 from support import Federation
-from support.federation import KIT
+from support.process import KIT
 from support.reference import MINIBATCH, _words, subset
 from support.tests_tasks import MeanNorm
 

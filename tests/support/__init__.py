@@ -9,8 +9,9 @@ Nothing in it needs pytest, so that tests of your own tasks may use it too::
 """
 
 from support.drill import Drill, Faults, result_of
-from support.federation import Federation, Process, run_together
+from support.federation import Federation, run_together
 from support.http2 import Http2Observer
+from support.process import Process
 from support.proxy import Proxy
 from support.raw_client import RawClient
 from support.reference import Reference

@@ -15,7 +15,8 @@ import psutil
 from afl.fault_points import VARIABLE
 from afl_server.opening import STATE_FOLDER
 from afl_server.store import RunStore
-from support.federation import Federation, Process, task_option
+from support.federation import Federation, task_option
+from support.process import Process
 from support.proxy import Proxy
 
 TICK_S = 0.02

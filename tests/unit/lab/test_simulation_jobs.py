@@ -17,7 +17,7 @@ from afl.errors import ConfigError, ExitCode, StorageError
 from afl_lab.seeds import seeds_of
 from afl_lab.simulation.jobs import Job, plan
 from afl_lab.simulation.pool import outcome_of
-from support.federation import KIT
+from support.process import KIT
 
 DIGITS: dict[str, Any] = {
     "workers": 3,

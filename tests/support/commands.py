@@ -1,0 +1,127 @@
+"""Commands as processes of their own, whose imports of PyTorch are done once for all of them.
+
+A daemon spends three seconds of a core on importing other people's libraries. One process that has done so
+(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
+"""Set it to start every process from nothing."""
+
+_MODULES = ("afl_server", "afl_worker")
+_PREPARED = multiprocessing.get_context("forkserver")
+_PREPARED.set_forkserver_preload(
+    [
+        "grpc.aio",
+        "grpc_health.v1.health",
+        "numpy",
+        "prometheus_client",
+        "pydantic",
+        "rich.live",
+        "safetensors.torch",
+        "sklearn.datasets",
+        "torch",
+        "torch.func",
+        "yaml",
+    ]
+)
+
+
+class Command(Protocol):
+    """A process, however it was started."""
+
+    pid: int
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status, negative for a signal; ``None`` if it does not end in time."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+
+
+def start(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], error: int) -> Command:
+    """Start ``python ARGUMENTS`` in ``folder``; what it writes to standard error goes to the descriptor."""
+    is_daemon = arguments[0] == "-m" and arguments[1] in _MODULES
+    if is_daemon and not os.environ.get(FROM_NOTHING):
+        return _Forked(arguments[1:], folder, environment, error)
+    return _Spawned(arguments, folder, environment, error)
+
+
+def prepare() -> None:
+    """Start the process that becomes the others, unless it runs."""
+    multiprocessing.forkserver.ensure_running()
+
+
+class _Spawned:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
+    ) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-W", "error::UserWarning", *arguments],
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=error,
+        )
+        self.pid = self._popen.pid
+
+    def wait(self, timeout: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout)
+        return None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+
+class _Forked:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
+    ) -> None:
+        with Connection(os.dup(error), readable=False) as log:
+            self._process = _PREPARED.Process(
+                target=_become, args=(tuple(arguments), folder, dict(environment), log)
+            )
+            self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+
+def _become(arguments: tuple[str, ...], folder: Path, environment: dict[str, str], log: Connection) -> None:
+    """Run a module as ``python -m`` would."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor, target in enumerate((nowhere, nowhere, log.fileno())):
+        os.dup2(target, descriptor)
+    os.close(nowhere)
+    log.close()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    warnings.simplefilter("error", UserWarning)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
