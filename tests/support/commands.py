@@ -10,15 +10,15 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
+
+from forked_daemon import become
 
 FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
 """Set it to start every process from nothing."""
@@ -96,32 +96,21 @@ class _Forked:
     ) -> None:
         with Connection(os.dup(error), readable=False) as log:
             self._process = _PREPARED.Process(
-                target=_become, args=(tuple(arguments), folder, dict(environment), log)
+                target=become, args=(tuple(arguments), folder, dict(environment), log)
             )
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        self._status: int | None = None
 
     def wait(self, timeout: float) -> int | None:
-        self._process.join(timeout)
-        return self._process.exitcode
+        if self._status is None:
+            self._process.join(timeout)
+            self._status = self._process.exitcode
+            if self._status is not None:
+                self._process.close()
+        return self._status
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self._process.is_alive():
+        if self.wait(0.0) is None:
             os.kill(self.pid, number)
-
-
-def _become(arguments: tuple[str, ...], folder: Path, environment: dict[str, str], log: Connection) -> None:
-    """Run a module as ``python -m`` would."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor, target in enumerate((nowhere, nowhere, log.fileno())):
-        os.dup2(target, descriptor)
-    os.close(nowhere)
-    log.close()
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    warnings.simplefilter("error", UserWarning)
-    sys.argv = list(arguments)
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

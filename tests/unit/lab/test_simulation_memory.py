@@ -58,12 +58,12 @@ print((peak() - before) / (4 * {DIM}))
 @pytest.mark.parametrize(
     ("options", "residuals"),
     [
-        ({"name": "afl-br"}, 0),
-        ({"name": "sgda"}, 0),
-        ({"name": "fedavg", "local_steps": 2}, 0),
+        pytest.param({"name": "afl-br"}, 0, marks=pytest.mark.slow),
+        pytest.param({"name": "sgda"}, 0, marks=pytest.mark.slow),
+        pytest.param({"name": "fedavg", "local_steps": 2}, 0, marks=pytest.mark.slow),
         ({"name": "drfa", "local_steps": 2}, 0),
         ({"name": "afl-com", "uplink": "top-k"}, WORKERS),
-        ({"name": "afl-com", "uplink": "rand-k"}, WORKERS),
+        pytest.param({"name": "afl-com", "uplink": "rand-k"}, WORKERS, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )

@@ -1,0 +1,26 @@
+"""What a prepared process does to become a daemon. It imports nothing of ours before the daemon does."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+
+def become(arguments: tuple[str, ...], folder: Path, environment: dict[str, str], log: Connection) -> None:
+    """Run a module as ``python -m`` would."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor, target in enumerate((nowhere, nowhere, log.fileno())):
+        os.dup2(target, descriptor)
+    os.close(nowhere)
+    log.close()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    warnings.simplefilter("error", UserWarning)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
