@@ -15,12 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afl.algorithms.registry import server_half
 from afl.buffer_mean import BufferMean
-from afl.engine import Evaluation, Opening, RoundEngine
+from afl.engine import Opening, RoundEngine
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError, place
 from afl.messages import (
     NOWHERE,
@@ -39,10 +36,9 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
-from afl_server.broadcast import Broadcast
 from afl_server.deadline import Deadline
+from afl_server.downlink import Downlink
 from afl_server.keeper import Keeper, Moment
-from afl_server.model import model_payloads
 from afl_server.opening import OpenRun
 from afl_server.reception import Reception
 from afl_server.records import Snapshot
@@ -115,9 +111,7 @@ class Coordinator:
         self.first_round: tuple[float, int] | None = None
         """When this process closed its first round, and which."""
         self.randomness = randomness
-        self._open: Broadcast = self._framed(self.engine.opening(), NOWHERE)
-        self._streaming: Broadcast | None = None
-        self._model: Broadcast | None = None
+        self.downlink = Downlink(self)
         # Where whole payloads are kept, closing a step folds all of them at once.
         at_once = config.workers if self.engine.policy.leaves_out else 1
         self._inline = vector.dim * at_once <= INLINE_DIM
@@ -177,9 +171,9 @@ class Coordinator:
         # Each outcome brings the counters of its time.
         self.tallies.replayed_steps += replayed
         if opening is not None and closed is not None:
-            self._open = self._framed(opening, closed.position)
+            self.downlink.begin_with(opening, closed.position)
         elif not self.engine.finished:
-            self._open = self._framed(self.engine.opening(), NOWHERE)
+            self.downlink.begin_with(self.engine.opening(), NOWHERE)
         LOG.warning(
             "the run goes on with round %d",
             self.engine.step.position.round,
@@ -247,8 +241,7 @@ class Coordinator:
             return
         self.last_word = status
         self.result.set_result((code, reason))
-        if self._streaming is not None:
-            self._streaming.abandon()
+        self.downlink.abandon()
         for session in self.roster:
             self.informed.update(session.workers)
             session.end(status, reason)
@@ -297,7 +290,7 @@ class Coordinator:
         # A piece of plain values is summed in a fraction of a millisecond; a thread hop would cost more.
         is_short = header.encoding in {Encoding.DENSE, Encoding.SEEDED}
         async with self.turn:
-            ack = await self._on_engine(
+            ack = await self.on_engine(
                 self.engine.add_piece,
                 chunk.worker,
                 chunk.payload,
@@ -324,9 +317,7 @@ class Coordinator:
         """Wait until the sum has moved on."""
         await self._relief.wait()
 
-    # Inner workings.
-
-    async def _on_engine(self, call: Callable[..., _R], *args: object, is_short: bool = False) -> _R:
+    async def on_engine(self, call: Callable[..., _R], *args: object, is_short: bool = False) -> _R:
         """Run an engine call: here if it or the model is small, else on the engine's thread.
 
         Whoever calls holds the turn.
@@ -334,6 +325,8 @@ class Coordinator:
         if self._inline or is_short:
             return call(*args)
         return await uninterrupted(asyncio.get_running_loop().run_in_executor(self._thread, call, *args))
+
+    # Inner workings.
 
     async def _after(self, ack: Ack | None) -> None:
         """What an accepted piece or report sets in motion."""
@@ -343,7 +336,7 @@ class Coordinator:
                 return
         self.relieve()
         if not self._inline:
-            await self._stream()
+            self.downlink.stream()
         if ack is None:
             return
         self._take_note(ack)
@@ -386,27 +379,6 @@ class Coordinator:
         self._relief.set()
         self._relief = asyncio.Event()
 
-    async def _stream(self) -> None:
-        """Broadcast what is already final of the next payload."""
-        step = self.engine.next_step()
-        if step is None:
-            return
-        ready = self.engine.algorithm.streamed()
-        if self._streaming is None:
-            if len(ready) < self.settings.chunk_bytes:
-                return
-            self._streaming = Broadcast(step, self.engine.step.position, range(self.config.workers))
-            # Every worker has begun its report, so every model has the open step's payload.
-            self._open.forget_payload()
-            self._model = None
-            self._send_to_ready(self._streaming)
-        broadcast = self._streaming
-        complete = len(ready) == step.payloads[0].total_bytes
-        before = len(broadcast.frames)
-        broadcast.extend(ready, self.settings.chunk_bytes, complete=complete)
-        if len(broadcast.frames) > before:
-            broadcast.announce()
-
     async def _close_step(self) -> None:
         """All workers have reported: close the step and broadcast the next."""
         async with self.turn:
@@ -414,10 +386,10 @@ class Coordinator:
                 return
             closed = self.engine.step
             if closed.kind is Kind.EVALUATE:
-                digest = await self._on_engine(self._own_digest)
+                digest = await self.on_engine(self._own_digest)
                 self.engine.expect_digest(digest)
             absent, unanswered = self.engine.absent(), self.engine.missing()
-            opening = await self._on_engine(self.engine.advance)
+            opening = await self.on_engine(self.engine.advance)
             self.tallies.absent_reports += len(absent)
             self._tell_late(absent, unanswered)
             moment = self._moment()
@@ -430,12 +402,12 @@ class Coordinator:
             self.step_seconds[closed.kind] = now - self.step_opened_at
             self.step_opened_at = now
             self.deadline.start()
-            self._model = None
+            self.downlink.model_moved()
             is_last_here = bool(self._pausing) and opening is not None
             if opening is not None and not is_last_here:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
-                    await self._heal(self.engine.last_evaluation)
-                await self._broadcast(closed, opening)
+                    await self.downlink.heal(self.engine.last_evaluation)
+                await self.downlink.open(opening, closed)
             outputs = self._outputs(self._record(closed, moment), opening)
             if outputs or opening is None:
                 snapshot = await self._snapshot_in_turn()
@@ -462,35 +434,6 @@ class Coordinator:
     def _moment(self) -> Moment:
         now = time.monotonic()
         return Moment(now - self.round_started_at, self.seconds, self.tallies.copied())
-
-    async def _broadcast(self, closed: Step, opening: Opening) -> None:
-        if self._streaming is not None:
-            assert self._streaming.step == opening.step
-            self._open, self._streaming = self._streaming, None
-            self._open.close(self._told(opening.dual_weights))
-            return
-        self._open = await self._on_engine(self._framed, opening, closed.position)
-        self._send_to_ready(self._open)
-
-    def _framed(self, opening: Opening, base: Position) -> Broadcast:
-        return Broadcast.whole(
-            opening.step,
-            base,
-            opening.payloads,
-            dual_weights=self._told(opening.dual_weights),
-            participants=opening.participants,
-            chunk_bytes=self.settings.chunk_bytes,
-        )
-
-    def _told(self, dual_weights: NDArray[np.float64]) -> list[float]:
-        """What workers are told of q."""
-        return dual_weights.tolist() if self.engine.algorithm.sends_dual_weights else []
-
-    def _send_to_ready(self, broadcast: Broadcast) -> None:
-        for session in self.roster.ready():
-            # Who owes a report must know that it is late before another step is taken.
-            if broadcast.is_for(session.workers) and not session.owes:
-                session.send(broadcast)
 
     def _tell_late(self, absent: list[int], unanswered: Sequence[int]) -> None:
         """The step has just been closed without some workers."""
@@ -522,9 +465,7 @@ class Coordinator:
             session.owes.discard(ack.worker)
             if session.owes or session.state is not State.READY or self.is_over:
                 return
-            if self._open.is_for(session.workers):
-                await self._send_model(session)
-                session.send(self._repeat_open())
+            await self.downlink.go_on_with(session)
 
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
@@ -541,21 +482,6 @@ class Coordinator:
                 self.first_round = (time.monotonic(), summary.round)
         return False
 
-    async def _heal(self, evaluation: Evaluation) -> None:
-        """Send the model to workers whose copy is not the server's, before the next step reaches them."""
-        for worker in evaluation.diverged:
-            self.tallies.digest_mismatches += 1
-            LOG.error(
-                "worker %d: its model differs from the server's after round %d; it is sent the model",
-                worker,
-                evaluation.round,
-                extra={"event": "digest_mismatch", "worker": worker, "round": evaluation.round},
-            )
-        owners = map(self.roster.owner, evaluation.diverged)
-        for session in dict.fromkeys(owners):
-            if session is not None and session.state is State.READY:
-                await self._send_model(session)
-
     def _settle_soon(self) -> None:
         """Move the server's own model once the broadcast is on its way."""
         if self._inline:
@@ -569,7 +495,7 @@ class Coordinator:
 
     async def settle_in_turn(self) -> None:
         """Move the server's own model by what was closed; whoever calls holds the turn."""
-        await self._on_engine(self.engine.algorithm.settle)
+        await self.on_engine(self.engine.algorithm.settle)
 
     def _own_digest(self) -> bytes:
         self.engine.algorithm.settle()
@@ -581,7 +507,7 @@ class Coordinator:
 
     async def _snapshot_in_turn(self) -> Snapshot:
         """A copy of the model as it is now."""
-        return await self._on_engine(self._copy)
+        return await self.on_engine(self._copy)
 
     def _copy(self) -> Snapshot:
         self.engine.algorithm.settle()
@@ -622,73 +548,10 @@ class Coordinator:
             extra={"event": "round_restarted", "worker": worker},
         )
         self.engine.restart_round()
-        if self._streaming is not None:
-            self._streaming.abandon()
-            self._streaming = None
+        self.downlink.abandon()
         for session in self.roster:
             if session is not newcomer and session.state in {State.JOINED, State.READY}:
                 session.end(GoodbyeStatus.TRY_LATER, "the round's sum begins again")
-
-    async def catch_up(self, session: Session) -> None:
-        """Bring a session's model to the open step, and let it follow what is already under way."""
-        self.deadline.start_once()
-        for worker, reported in session.reported.items():
-            if self.engine.policy.skips_late and self.engine.is_late(worker, reported):
-                self.tallies.late_reports += 1
-                session.send(ack_frame(self.engine.late_ack(worker, reported), Kind.TRAIN))
-        if not self._open.is_for(session.workers):
-            # Its next step brings the model; what is not trained comes at the first contact only.
-            if session.applied == NOWHERE:
-                await self._send_model(session)
-            return
-        position = self._open.step.position
-        # A report that was made before is sent again by itself, unless it was held when the worker was
-        # welcomed, and the sum has begun again since; one that is held is not made again.
-        asked = [
-            worker
-            for worker in session.workers
-            if worker in self._open.participants
-            and (session.reported[worker] != position or worker in session.told_held)
-            and not self.engine.holds(worker)
-        ]
-        if session.applied == self._open.base != NOWHERE:
-            session.send(self._open)
-        else:
-            if session.applied != position:
-                await self._send_model(session)
-            if asked:
-                session.send(self._repeat_open(asked))
-        if self._streaming is not None:
-            session.send(self._streaming)
-
-    def _repeat_open(self, asked: Sequence[int] | None = None) -> Broadcast:
-        """The open step without its payload, for a model that already has it.
-
-        Args:
-            asked: the workers that are to answer; by default all that take part.
-        """
-        opening = self.engine.opening()
-        if asked is not None:
-            opening = replace(opening, participants=asked)
-        return self._framed(opening, self._open.base)
-
-    async def _send_model(self, session: Session) -> None:
-        if self._model is None:
-            self._model = await self._on_engine(self._model_broadcast)
-        session.send(self._model)
-
-    def _model_broadcast(self) -> Broadcast:
-        self.engine.algorithm.settle()
-        payloads = model_payloads(self.vector, self.engine.algorithm.worker_params)
-        step = Step(self.engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
-        return Broadcast.whole(
-            step,
-            NOWHERE,
-            payloads,
-            dual_weights=(),
-            participants=range(self.config.workers),
-            chunk_bytes=self.settings.chunk_bytes,
-        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -99,7 +99,8 @@ class Reception:
                 return
             self._admit_newcomers(session)
             session.state = State.READY
-            await self._run.catch_up(session)
+            self._run.deadline.start_once()
+            await self._run.downlink.catch_up(session)
         LOG.info("%s ready", session.label, extra={"event": "worker_ready", "workers": list(session.workers)})
 
     async def leave(self, session: Session) -> None:
