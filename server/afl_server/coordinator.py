@@ -221,13 +221,18 @@ class Coordinator:
         """Whether the run has ended, well or badly."""
         return self.result.done()
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether this process's part of the run is over, and the run is not."""
+        return self.is_over and self.last_word is GoodbyeStatus.LEAVING
+
     def abort(self, code: ExitCode, reason: str) -> None:
         """End the run before its last round; the model as it is becomes the final one."""
         if self.is_over:
             return
         LOG.error("the run stops: %s", reason, extra={"event": "run_aborted", "code": int(code)})
         self._finish(code, reason, GoodbyeStatus.ABORTED)
-        if self.records.directory.is_dir():
+        if not self.records.lost():
             self._spawn(self._save_as_it_is())
 
     async def _save_as_it_is(self) -> None:

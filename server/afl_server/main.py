@@ -138,6 +138,10 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
     finally:
         run.close()
     LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
+    if coordinator.can_go_on:
+        LOG.info(
+            "to go on with the run: afl-server --resume %s", records.directory, extra={"event": "can_go_on"}
+        )
     if live:
         print_summary(summary, records.directory)
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, RunRecords, new_run_id
 from afl_server.store import Checkpoint, Entry, RunStore
+
+LOG = logging.getLogger("afl.server")
 
 STATE_FOLDER = "state"
 
@@ -75,10 +78,17 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     if config.run.seed is None:
         config = config.with_seed(fresh_seed)
     run_id = new_run_id()
-    records = RunRecords.create(run_id, directory or Path("runs") / run_id, config)
+    directory = directory or Path("runs") / run_id
     if config.server.state == "off":
-        return OpenRun(config, records, None)
-    return OpenRun(config, records, RunStore(records.directory / STATE_FOLDER, config.server.state))
+        return OpenRun(config, RunRecords.create(run_id, directory, config), None)
+    RunRecords.claim(directory)
+    # The state's folder first: a run whose server ended before it began is known by it.
+    store = RunStore(directory / STATE_FOLDER, config.server.state)
+    try:
+        return OpenRun(config, RunRecords.create(run_id, directory, config), store)
+    except BaseException:
+        store.discard()
+        raise
 
 
 def stored_config(directory: Path, overrides: list[str]) -> Config:
@@ -124,9 +134,17 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
 
 
 def _result(directory: Path) -> str:
-    """How the run ended; empty if it has not."""
+    """How the run ended; empty if it has not, or if that cannot be read: its state says the same."""
+    path = directory / SUMMARY_FILE
     try:
-        result: str = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))["result"]
+        return str(json.loads(path.read_text(encoding="utf-8"))["result"])
     except FileNotFoundError:
         return ""
-    return result
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        LOG.warning(
+            "%s cannot be read (%s); the run's state says how far it is",
+            path,
+            error or type(error).__name__,
+            extra={"event": "summary_damaged"},
+        )
+        return ""

@@ -112,27 +112,39 @@ class RunRecords:
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
 
-    @classmethod
-    def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
-        """Make the directory and write the resolved configuration.
+    @staticmethod
+    def claim(directory: Path) -> None:
+        """Make the directory, if it is not there.
 
         Raises:
-            ConfigError: if the directory holds a run already, or cannot be written.
+            ConfigError: if it holds a run already, or cannot be made.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
             taken = next((name for name in (CONFIG_FILE, METRICS_FILE) if (directory / name).exists()), None)
-            if taken:
-                raise ConfigError(
-                    f"run.directory: {directory} already holds a run ({taken} is there); "
-                    "name another directory, or leave it out for one made from the run id"
-                )
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        if taken:
+            raise ConfigError(
+                f"run.directory: {directory} already holds a run ({taken} is there); "
+                "name another directory, or leave it out for one made from the run id"
+            )
+
+    @classmethod
+    def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
+        """Begin in a directory, and write the resolved configuration.
+
+        Raises:
+            ConfigError: if it holds a run already, or cannot be written.
+        """
+        cls.claim(directory)
+        try:
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             records = cls(run_id, directory, config)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}") from error
+            raise _unwritable(directory, error) from error
         return records
 
     @classmethod
@@ -329,8 +341,10 @@ class RunRecords:
         """Write and return ``summary.json``; nothing is written after it.
 
         Raises:
-            StorageError: if it cannot be written.
+            StorageError: if it cannot be written, or the directory is not this run's any more.
         """
+        if lost := self.lost():
+            raise StorageError(lost)
         last = self.evaluations[-1] if self.evaluations else None
         summary = {
             "run_id": self.run_id,
@@ -409,3 +423,7 @@ def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:
         "uplink_float_equivalents": up.float_equivalents,
         "downlink_float_equivalents": down.float_equivalents,
     }
+
+
+def _unwritable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}")

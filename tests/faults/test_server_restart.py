@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
 
 from afl.fault_points import VARIABLE
-from support import Federation, Proxy, result_of, run_together
+from support import Federation, Process, Proxy, result_of, run_together
+from support.federation import completed
 
 
 @pytest.mark.parametrize("algorithm", ["top-k", pytest.param("drfa", marks=pytest.mark.slow)])
@@ -36,8 +38,11 @@ def test_a_server_that_is_killed_again_and_again_goes_on(tmp_path: Path, undistu
     assert result_of(federation) == undisturbed(algorithm)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path, undisturbed, number):
+@pytest.mark.parametrize(
+    ("number", "damage"), [(signal.SIGTERM, "[]"), pytest.param(signal.SIGINT, "{", marks=pytest.mark.slow)]
+)
+def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path, undisturbed, number, damage):
+    """Whatever has become of its summary meanwhile."""
     with Proxy() as door, Federation(config_of("top-k"), tmp_path) as federation:
         for ids in GROUPS:
             federation.start(ids, "--task", TASK, server=door.address)
@@ -46,10 +51,39 @@ def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path,
         federation.server.send_signal(number)
         federation.server.expect(130)
         assert federation.summary()["result"] == "interrupted"
+        assert f"afl-server --resume {federation.directory}" in federation.server.text
+        (federation.directory / "summary.json").write_text(damage)
         federation.start_server()
         door.aim(federation.port)
         federation.finish()
+        assert federation.server.logged("summary_damaged")
     assert result_of(federation) == undisturbed("top-k")
+
+
+@pytest.mark.parametrize("written", ["config.yaml", "metrics.jsonl", "lock"])
+def test_a_server_that_dies_before_its_run_begins_leaves_the_directory_free(tmp_path: Path, written: str):
+    """Whichever of the run's files is the last that it made."""
+    program = (
+        "import os, runpy, sys, threading, time\n"
+        "def look():\n"
+        f"    while not any(name == {written!r} for *_, names in os.walk('run') for name in names):\n"
+        "        pass\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "from afl_server import records, store\n"
+        "pause = lambda path, data, whole=records.write_whole: (whole(path, data), time.sleep(2))\n"
+        "records.write_whole = pause\n"
+        "threading.Thread(target=look, daemon=True).start()\n"
+        "runpy.run_module('afl_server', run_name='__main__')\n"
+    )
+    config = config_of("top-k")
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(completed(config, tmp_path / "run")))
+    dying = Process("dying", ["-c", program, "--config", "server.yaml"], folder=tmp_path)
+    try:
+        dying.expect(-signal.SIGKILL)
+    finally:
+        dying.close()
+    with Federation(config, tmp_path) as federation:
+        assert federation.server.wait_for("listening")
 
 
 def test_a_server_that_is_stopped_as_an_evaluation_closes_keeps_its_best_model(tmp_path: Path, undisturbed):

@@ -278,6 +278,19 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path)
         assert not federation.directory.exists()
 
 
+def test_what_takes_the_place_of_a_run_directory_is_left_alone(tmp_path: Path) -> None:
+    with Federation(with_rounds(SLOW, 100_000), tmp_path) as federation:
+        worker = federation.start("0-1", *SLOW_TASK)
+        federation.wait_until(lambda status: status["round"] >= 1)
+        federation.directory.rename(tmp_path / "moved")
+        federation.directory.mkdir()
+        (federation.directory / "metrics.jsonl").write_text("another run's\n")
+        federation.server.expect(ExitCode.STORAGE)
+        worker.expect(ExitCode.ABORTED)
+    assert [path.name for path in federation.directory.iterdir()] == ["metrics.jsonl"]
+    assert (federation.directory / "metrics.jsonl").read_text() == "another run's\n"
+
+
 @pytest.mark.parametrize(
     ("state", "rounds", "dim", "lost"),
     [

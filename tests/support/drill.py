@@ -131,7 +131,12 @@ class Drill:
             del self._running[name]
 
     def _wake(self, name: str, process: Process) -> None:
-        if psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        try:
+            is_stopped = psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            # It has ended since it was looked at.
+            return
+        if not is_stopped:
             return
         since = self._stopped.setdefault(name, time.monotonic())
         if time.monotonic() - since > STOPPED_S:

@@ -99,7 +99,7 @@ class Journal:
             raise self._failure(error) from error
         found: list[Record] = []
         damaged: list[str] = []
-        for place in range(2):
+        for place in range(2 if self._room else 0):
             start = place * self._room
             view = self._view()[start : start + self._room]
             try:
@@ -108,6 +108,12 @@ class Journal:
                 # A place that was never written to is zero.
                 if any(view[:HEAD_BYTES]):
                     damaged.append(str(error))
+        size = 0 if self._map is None else len(self._map)
+        lengths = {int(record.values["journal_bytes"]) for record in found}
+        if lengths and lengths != {size}:
+            damaged.append(f"the file has {size} bytes where it had {max(lengths)}")
+        elif not found and not damaged:
+            damaged.append(f"none in {size} bytes")
         if damaged:
             LOG.warning(
                 "%s holds an entry that is not whole (%s); %s",
@@ -135,7 +141,8 @@ class Journal:
         length = len(head) + sum(map(len, sections))
         try:
             if length > self._room:
-                self._replace(length, head, sections)
+                room = _room_for(length)
+                self._replace(room, record_head({**values, "journal_bytes": 2 * room}, sections), sections)
             else:
                 start = (self._sequence + 1) % 2 * self._room
                 self._put(start + len(head), sections)
@@ -173,6 +180,7 @@ class Journal:
         values = {
             **self._identity.values(),
             "sequence": self._sequence + 1,
+            "journal_bytes": 2 * self._room,
             "kind": kept.kind.name,
             "position": list(report.position),
             "loss": report.loss,
@@ -197,17 +205,14 @@ class Journal:
         handle = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(handle).st_size
-            if size == 0:
-                raise FileNotFoundError
-            self._map = mmap.mmap(handle, size)
+            if size:
+                self._map = mmap.mmap(handle, size)
             self._room = size // 2
         finally:
             os.close(handle)
 
-    def _replace(self, length: int, head: bytes, sections: Sequence[Section]) -> None:
+    def _replace(self, room: int, head: bytes, sections: Sequence[Section]) -> None:
         """A larger file that holds the entry takes the journal's place."""
-        # An eighth more: index sections and signs vary in length.
-        room = -(-(length + length // 8 + HEAD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         temporary = self._path.with_suffix(".new")
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -305,6 +310,11 @@ class Journals:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
             self._folder.parent.rmdir()
+
+
+def _room_for(length: int) -> int:
+    """Bytes of a place for entries of about this length: index sections and signs vary in length."""
+    return -(-(length + length // 8 + HEAD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _make_folder(folder: Path, *, syncs: bool) -> None:

@@ -23,6 +23,8 @@ from afl_worker.runtime import DEFAULT_JOURNAL, WorkerOptions, WorkerProcess
 
 LOG = logging.getLogger("afl.worker")
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class _InterruptedError(BaseException):
     """A signal asked the process to end.
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AflError as error:
         print(f"afl-worker: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
     process = WorkerProcess(options)
     try:
@@ -168,8 +170,9 @@ def _task_option(text: str) -> tuple[str, Any]:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    # A second signal ends the process at once.
-    signal.signal(number, signal.SIG_DFL)
+    # A second signal, of either kind, ends the process at once.
+    for each in _STOP_SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
     raise _InterruptedError(signal.Signals(number).name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,10 +21,15 @@ def differences(stored: Config, given: Config) -> list[str]:
     if given.run.seed is None:
         other["run.seed"] = one["run.seed"]
     return [
-        f"{key}: the run's is {one.get(key)!r}, given is {other.get(key)!r}"
+        f"{key}: the run's is {_shown(one.get(key))}, given is {_shown(other.get(key))}"
         for key in sorted(one.keys() | other.keys())
         if one.get(key) != other.get(key)
     ]
+
+
+def _shown(value: Any) -> str:
+    """As the configuration's file has it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -46,10 +46,10 @@ def test_what_the_server_alone_does_may_change(sections):
             "algorithm.eta_w: the run's is 0.1, given is 0.2",
         ),
         ({"worker": {"threads": 2}}, "worker.threads: the run's is 1, given is 2"),
-        ({"faults": {"non_finite": "skip"}}, "faults.non_finite: the run's is 'abort', given is 'skip'"),
+        ({"faults": {"non_finite": "skip"}}, 'faults.non_finite: the run\'s is "abort", given is "skip"'),
         (
             {"task": {"name": "synthetic", "options": {"dim": 5}}},
-            "task.options.dim: the run's is None, given is 5",
+            "task.options.dim: the run's is null, given is 5",
         ),
     ],
 )

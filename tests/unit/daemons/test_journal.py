@@ -160,6 +160,26 @@ def test_a_write_that_is_cut_off_anywhere_leaves_the_entry_before(tmp_path_facto
     assert same(found, kept(rounds + 1 if is_whole else rounds, length))
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_a_journal_that_was_cut_off_is_never_used_quietly(tmp_path, rounds, caplog):
+    filled(tmp_path, rounds)
+    path = tmp_path / "worker.journal"
+    whole = path.read_bytes()
+    for length in (0, 1, 100, 4096, len(whole) // 2, len(whole) // 2 + 100, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        caplog.clear()
+        journal = opened(tmp_path)
+        found = journal.read()
+        assert found is None or found.report.position.round in {rounds, rounds - 1}
+        assert [record.event for record in caplog.records] == ["journal_damaged"], length
+        journal.write(kept(rounds + 1))
+        journal.close()
+        caplog.clear()
+        again = opened(tmp_path)
+        assert same(again.read(), kept(rounds + 1))
+        again.close()
+
+
 def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     filled(tmp_path, 2)
     path = tmp_path / "worker.journal"
