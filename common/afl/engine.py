@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from afl.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
-from afl.errors import AflError, NonFiniteError, ProtocolError
+from afl.errors import AflError, NonFiniteError, ProtocolError, place
 from afl.held_reports import HeldReports
 from afl.messages import (
     BUFFERS_PHASE,
@@ -559,7 +559,7 @@ class RoundEngine:
         return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
 
     def _check(self, report: Report) -> None:
-        where = f"worker {report.worker}, round {report.position.round}"
+        where = place(report.worker, self.algorithm.settings.named(report.position.round))
         if report.worker not in self._participants:
             raise ProtocolError(f"{where}: a report that was not asked for")
         if report.missing:

@@ -48,9 +48,9 @@ _MEANINGS = {
 }
 
 
-def place(worker: int, round_: int) -> str:
-    """Where something happened, for a message: ``worker 3, round 5``; round 0 is before its first."""
-    return f"worker {worker}, {f'round {round_}' if round_ else 'before its first round'}"
+def place(worker: int, rounds: str) -> str:
+    """Where something happened, for a message: ``worker 3, round 5``."""
+    return f"worker {worker}, {rounds}"
 
 
 class AflError(Exception):

@@ -175,10 +175,15 @@ class Coordinator:
         elif not self.engine.finished:
             self.downlink.begin_with(self.engine.opening(), NOWHERE)
         LOG.warning(
-            "the run goes on with round %d",
-            self.engine.step.position.round,
+            "the run goes on with %s",
+            self.open_rounds,
             extra={"event": "resumed", "run_id": self.run_id, "round": self.engine.step.position.round},
         )
+
+    @property
+    def open_rounds(self) -> str:
+        """The update rounds of the open step, for a message."""
+        return self.settings.parameters.named(self.engine.step.position.round)
 
     @property
     def seconds(self) -> float:
@@ -354,7 +359,7 @@ class Coordinator:
         if report.missing:
             LOG.warning(
                 "%s: left out, since it is not finite: %s",
-                place(report.worker, report.position.round),
+                place(report.worker, self.settings.parameters.named(report.position.round)),
                 report.missing,
                 extra={"event": "non_finite", "worker": report.worker, "round": report.position.round},
             )
@@ -376,7 +381,7 @@ class Coordinator:
             self.abort(ExitCode.STORAGE, str(error))
         except Exception:
             # A fault of the server, not of the session whose report happened to be the last.
-            LOG.exception("round %d cannot be closed", self.engine.step.position.round)
+            LOG.exception("%s cannot be closed", self.open_rounds)
             self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
 
     def relieve(self) -> None:
@@ -547,9 +552,9 @@ class Coordinator:
         comes back by itself and sends its report again.
         """
         LOG.warning(
-            "worker %d restarted in the middle of its report: round %d is summed again",
+            "worker %d restarted in the middle of its report: the sum of %s begins again",
             worker,
-            self.engine.step.position.round,
+            self.open_rounds,
             extra={"event": "round_restarted", "worker": worker},
         )
         self.engine.restart_round()

@@ -122,7 +122,8 @@ class Reception:
         """A worker could not do a step."""
         self._run.tallies.failures += 1
         position = position_of(message.position)
-        where = place(message.worker, position.round)
+        rounds = self._run.settings.parameters.named(position.round)
+        where = place(message.worker, rounds)
         LOG.error(
             "%s failed: %s\n%s",
             where,
@@ -188,10 +189,10 @@ class Reception:
             self._run.tallies.lost_residuals += 1
             if self._is_ahead(session, worker):
                 LOG.warning(
-                    "worker %d has reported of round %d, which this server has yet to open: its state is an "
+                    "worker %d has reported of %s, which this server has yet to open: its state is an "
                     "older one; the worker goes on from there, with the residual that it has",
                     worker,
-                    session.reported[worker].round,
+                    self._run.settings.parameters.named(session.reported[worker].round),
                     extra={"event": "worker_ahead", "worker": worker},
                 )
             else:

@@ -160,15 +160,7 @@ class Connection:
             if committed is not None:
                 self._inbox.put(committed)
         for message in frame.acks:
-            ack = ack_of(message)
-            LOG.warning(
-                "the server answers worker %d, round %d: %s",
-                ack.worker,
-                ack.position.round,
-                ack.reason,
-                extra={"event": "report_answered", "status": ack.status.name.lower()},
-            )
-            self._inbox.put(ack)
+            self._inbox.put(ack_of(message))
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):

@@ -233,8 +233,23 @@ class WorkerProcess:
                 # A fresh stream starts from where both ends really are.
                 return Lost(f"the server broke the protocol: {error}"), was_welcomed
 
+    def _named(self, position: Position) -> str:
+        """The update rounds of a position, for a message."""
+        assert self._settings is not None
+        return self._settings.parameters.named(position.round)
+
     def _answered(self, connection: Connection, ack: Ack) -> None:
         """What a late report carried is part of a later one."""
+        if self._settings is None:
+            raise ProtocolError("an answer to a report before the Welcome")
+        rounds = self._named(ack.position)
+        LOG.warning(
+            "the server answers worker %d, %s: %s",
+            ack.worker,
+            rounds,
+            ack.reason,
+            extra={"event": "report_answered", "status": ack.status.name.lower()},
+        )
         if ack.status is not AckStatus.LATE or self._participant is None:
             return
         try:
@@ -243,9 +258,9 @@ class WorkerProcess:
             self._fail(connection, ack.worker, ack.position, error)
         if was_held:
             LOG.info(
-                "worker %d: its report for round %d was late; what it carried is sent later",
+                "worker %d: its report for %s was late; what it carried is sent later",
                 ack.worker,
-                ack.position.round,
+                rounds,
                 extra={"event": "put_back", "worker": ack.worker, "round": ack.position.round},
             )
 
@@ -270,12 +285,12 @@ class WorkerProcess:
             self._run_id = ""
             self._set_up(connection, welcome, settings)
         else:
-            open_round = welcome.workers[0].position.round if welcome.workers else 0
+            open_position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
             LOG.info(
-                "joined again: run %s, round %d",
+                "joined again: run %s, %s",
                 welcome.run_id,
-                open_round,
-                extra={"event": "joined_again", "run_id": welcome.run_id, "round": open_round},
+                self._named(open_position),
+                extra={"event": "joined_again", "run_id": welcome.run_id, "round": open_position.round},
             )
         assert self._participant is not None
         self._run_id = welcome.run_id
@@ -310,6 +325,7 @@ class WorkerProcess:
         randomness = SharedRandomness(welcome.seed)
         torch.set_num_threads(settings.threads)
         device = _device(self._options.device)
+        self._settings = settings
         try:
             name = self._options.task or settings.task
             task = load_task(
@@ -348,7 +364,6 @@ class WorkerProcess:
             kept = journals.read()
         except AflError as error:
             self._fail(connection, self._options.workers[0], NOWHERE, error)
-        self._settings = settings
         self._journals = journals
         self._randomness = randomness
         self._digest = realization_digest(side)
@@ -364,9 +379,9 @@ class WorkerProcess:
         self._participant.resume(kept, position_of(welcome.buffers_averaged))
         for worker, entry in kept.items():
             LOG.info(
-                "worker %d goes on from its journal: its report of round %d",
+                "worker %d goes on from its journal: its report of %s",
                 worker,
-                entry.report.position.round,
+                self._named(entry.report.position),
                 extra={"event": "journal_read", "worker": worker, "round": entry.report.position.round},
             )
         LOG.info(
@@ -423,7 +438,7 @@ class WorkerProcess:
             )
         )
         connection.close(drain_s=FAILURE_DRAIN_S)
-        where = place(worker, position.round)
+        where = place(worker, self._named(position))
         if isinstance(error, AflError):
             failure = AflError(f"{where}: {error}")
             failure.exit_code = error.exit_code

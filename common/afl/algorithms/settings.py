@@ -57,3 +57,13 @@ class AlgorithmSettings:
     def updates_of(self, synchronization: int) -> range:
         """The update rounds, 1-based, of a synchronization round."""
         return range(self.updates_after(synchronization - 1) + 1, self.updates_after(synchronization) + 1)
+
+    def named(self, synchronization: int) -> str:
+        """The update rounds of a synchronization round, for a message: ``round 5``, or ``rounds 13-15``."""
+        if synchronization < 1:
+            return "before its first round"
+        updates = self.updates_of(synchronization)
+        if not updates:
+            return "after its last round"
+        first, last = updates[0], updates[-1]
+        return f"round {first}" if first == last else f"rounds {first}-{last}"

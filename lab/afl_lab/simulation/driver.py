@@ -137,7 +137,8 @@ class Driver:
             try:
                 _, (report, payloads) = next(answers)
             except NonFiniteError as error:
-                raise NonFiniteError(f"{place(worker, step.step.position.round)}: {error}") from error
+                rounds = self.engine.algorithm.settings.named(step.step.position.round)
+                raise NonFiniteError(f"{place(worker, rounds)}: {error}") from error
             assert report.worker == worker
             reports.append((report, lengths_of(payloads)))
             ack = self.engine.begin_report(report)

@@ -107,6 +107,13 @@ def test_synchronizations_cover_all_update_rounds() -> None:
     covered = [round_ for s in range(1, 35) for round_ in parameters.updates_of(s)]
     assert covered == list(range(1, 101))
     assert len(parameters.updates_of(34)) == 1
+    assert [parameters.named(s) for s in (0, 1, 33, 34, 35)] == [
+        "before its first round",
+        "rounds 1-3",
+        "rounds 97-99",
+        "round 100",
+        "after its last round",
+    ]
 
 
 def test_the_digest_tells_options_apart_and_defaults_not() -> None:
