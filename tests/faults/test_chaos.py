@@ -26,10 +26,10 @@ def test_twenty_kills_and_five_cuts(tmp_path: Path):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_two_hundred_kills_and_fifty_cuts(tmp_path: Path, algorithm):
     config = config_of(algorithm, checkpoint_every=100)
-    config["algorithm"] = {**ALGORITHMS[algorithm], "rounds": 6000}
-    config["evaluation"] = {"every": 500}
-    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
+    config["algorithm"] = {**ALGORITHMS[algorithm], "rounds": 2500}
+    config["evaluation"] = {"every": 250}
+    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS, timeout=1200))
     drill = Drill(config, tmp_path / "chaos", GROUPS)
-    federation = drill.run(Faults(kills=200, cuts=50, pause=4.0), timeout=3000)
+    federation = drill.run(Faults(kills=200, cuts=50, pause=1.0), timeout=2400)
     assert (drill.kills, drill.cuts) == (200, 50)
     assert result_of(federation) == expected

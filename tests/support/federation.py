@@ -197,6 +197,7 @@ def run_together(
     groups: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
+    timeout: float = END_S,
 ) -> Federation:
     """A federation from start to end, with one worker process for each of ``groups``; what it wrote stays.
 
@@ -206,7 +207,7 @@ def run_together(
         for ids in groups:
             federation.start(ids, *task_option(config), server=door.address)
         door.aim(federation.port)
-        federation.finish()
+        federation.finish(timeout)
     return federation
 
 
