@@ -32,6 +32,7 @@ from afl.codecs.payload import VALUE_BYTES, values_of
 from afl.dual import ProjectedAscent
 from afl.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.randomness import Purpose, SharedRandomness
+from afl.vectors import overwrite
 
 TRAINING, MEASURING = 0, 1
 
@@ -158,7 +159,7 @@ class DrfaServer(ServerAlgorithm):
     def settle(self) -> None:
         """The server's own copy of w_{s+1}."""
         if self._pending is not None:
-            self.params.copy_(torch.from_numpy(self._pending))
+            overwrite(self.params, self._pending)
             self._pending = None
             self._restart_sums()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from afl.algorithms.settings import AlgorithmSettings
 from afl.codecs.payload import values_of
 from afl.errors import ProtocolError
 from afl.messages import Payload, PayloadHeader, Position, Report
+from afl.vectors import overwrite
 
 LARGEST_WEIGHT = float(1 << 53)
 """The largest number of examples that a double counts exactly."""
@@ -121,7 +121,7 @@ class FedAvgServer(ServerAlgorithm):
         """The server's own copy; then the sum is free for the next round."""
         if self._pending is None:
             return
-        self.params.copy_(torch.from_numpy(self._pending))
+        overwrite(self.params, self._pending)
         self._pending = None
         self._mean.restart(self.participants)
 

@@ -49,7 +49,7 @@ class Recorded(Federation):
             self.states.append(self.state())
             opening = plain()
             outcome = engine.last_outcome
-            kept = {name: array.copy() for name, array in outcome.unsent.items()}
+            kept = {name: read_only(array) for name, array in outcome.unsent.items()}
             payload = outcome.payload
             if payload is not None:
                 payload = type(payload)(payload.header, (memoryview(bytes(payload.data)),))
@@ -63,8 +63,13 @@ class Recorded(Federation):
 
     def state(self):
         values, arrays = self.engine.state()
-        copied = {name: np.array(array) for name, array in arrays.items()}
+        copied = {name: read_only(np.asarray(array)) for name, array in arrays.items()}
         return json.loads(json.dumps(values)), copied, self.params.numpy().copy()
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A copy, as what is read back lies in a file's own pages."""
+    return np.frombuffer(array.tobytes(), dtype=array.dtype).reshape(array.shape)
 
 
 def everything(engine, params):
