@@ -7,7 +7,7 @@ import datetime as dt
 import re
 import ssl
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ class KeyPair:
     """A certificate with what leads up to its authority, and its private key, as PEM."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

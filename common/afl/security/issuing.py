@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from cryptography import x509
@@ -27,7 +27,7 @@ class Issued:
     """A certificate and its private key, as PEM."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 class Authority:

@@ -69,6 +69,8 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
         "faults.divergence.max_loss",
+        "server.tls.certificate",
+        "server.tls.key",
     }
 
 
