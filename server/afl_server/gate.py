@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +23,10 @@ from afl.security.identity import (
     URI_PREFIX,
     TokenEntry,
     WorkerIds,
+    ids_of_hash,
     ids_of_names,
-    ids_of_token,
     parse_tokens,
+    token_hash,
 )
 from afl_server.watched import Watched
 
@@ -51,10 +52,16 @@ class Identity:
     Attributes:
         refusal: why it may not come in as any worker; empty if it may.
         grants: all of these must allow a worker; where there are none, whoever comes is believed.
+        names: the alternative names of its certificate.
+        token: the hash of its token; empty if it has shown none.
+        tokens: those that were known when it was looked at.
     """
 
     refusal: str = ""
     grants: tuple[Grant, ...] = ()
+    names: tuple[str, ...] = field(default=(), repr=False)
+    token: str = field(default="", repr=False)
+    tokens: tuple[TokenEntry, ...] = field(default=(), repr=False)
 
     def forbids(self, workers: Sequence[int]) -> str:
         """Why the peer may not speak for these workers; empty if it may."""
@@ -125,7 +132,23 @@ class Gate:
             names: the alternative names of the certificate with which it made its connection.
             authorization: the values of its call's field of this name.
         """
+        token = ""
+        if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
+            token = token_hash(authorization[0][len(_BEARER) :].strip())
+        return self._identity(tuple(names), token)
+
+    def again(self, identity: Identity) -> Identity:
+        """A peer that is in, by the tokens that are known now; the same object if they are the same.
+
+        Its certificate counts for as long as its connection.
+        """
+        if self._tokens is None or self._tokens.current() is identity.tokens:
+            return identity
+        return self._identity(identity.names, identity.token)
+
+    def _identity(self, names: tuple[str, ...], token: str) -> Identity:
         grants = []
+        tokens = () if self._tokens is None else self._tokens.current()
         if self._wants_certificate:
             ids = ids_of_names(names)
             if not ids.ranges:
@@ -135,19 +158,19 @@ class Gate:
                 )
             grants.append(Grant("certificate", ids))
         if self._tokens is not None:
-            if len(authorization) != 1 or not authorization[0].lower().startswith(_BEARER):
+            if not token:
                 return Identity(
                     "this server wants a token: start the worker with --token-file FILE, or with AFL_TOKEN in"
                     " its environment"
                 )
-            found = ids_of_token(authorization[0][len(_BEARER) :].strip(), self._tokens.current())
+            found = ids_of_hash(token, tokens)
             if found is None:
                 return Identity(
                     "this worker's token is not one that the server knows (server.tokens): was it replaced,"
                     " or is it another run's?"
                 )
             grants.append(Grant("token", found))
-        return Identity(grants=tuple(grants))
+        return Identity("", tuple(grants), names, token, tokens)
 
 
 def _served(tls: Tls) -> Served:

@@ -34,7 +34,10 @@ class FederationService:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._server = grpc.aio.server(options=channel_options(coordinator.config.server.chunk_bytes))
+        server = coordinator.config.server
+        # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
+        handshake = ("grpc.server_handshake_timeout_ms", round(1000 * server.handshake_timeout))
+        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), handshake])
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
@@ -155,6 +158,8 @@ class FederationService:
             for session in self._coordinator.roster:
                 if session.state is State.NEW:
                     continue
+                if await self._is_revoked(session):
+                    continue
                 session.beat()
                 silence = now - session.last_seen
                 if silence > server.peer_timeout and not session.is_paused:
@@ -166,6 +171,19 @@ class FederationService:
                     )
                     session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
                     await self._coordinator.reception.leave(session)
+
+    async def _is_revoked(self, session: Session) -> bool:
+        """End a session whose token does not count any more; whether it was one."""
+        identity = self._coordinator.gate.again(session.identity)
+        if identity is session.identity or session.state is State.ENDED:
+            return False
+        session.identity = identity
+        refusal = identity.forbids(session.workers)
+        if not refusal:
+            return False
+        self._coordinator.reception.refuse(session, refusal)
+        await self._coordinator.reception.leave(session)
+        return True
 
 
 def _credentials(certificates: Watched[Served]) -> grpc.ServerCredentials:

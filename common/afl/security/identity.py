@@ -139,10 +139,9 @@ def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
     return tuple(entries)
 
 
-def ids_of_token(token: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
-    """The ids that a token allows: those of every line that it stands on; ``None`` for an unknown token."""
+def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
+    """The ids that a token's hash allows: those of all its lines; ``None`` if it has none."""
     found: WorkerIds | None = None
-    presented = token_hash(token)
     for entry in entries:
         if hmac.compare_digest(entry.hash, presented):
             found = (found or WorkerIds()).united(entry.ids.ranges)

@@ -12,7 +12,7 @@ from cryptography import x509
 from afl.cli.main import main
 from afl.errors import ExitCode
 from afl.security.certificates import read_pair, validity
-from afl.security.identity import ids_of_names, ids_of_token, parse_tokens
+from afl.security.identity import ids_of_hash, ids_of_names, parse_tokens, token_hash
 
 DAY = 24 * 3600
 
@@ -57,7 +57,7 @@ def test_what_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     worker = names_of(folder / "worker-2.pem").get_values_for_type(x509.UniformResourceIdentifier)
     assert str(ids_of_names(worker)) == "2"
     entries = parse_tokens((folder / "tokens").read_text(), "tokens")
-    assert str(ids_of_token((folder / "token-1").read_text().strip(), entries)) == "1"
+    assert str(ids_of_hash(token_hash((folder / "token-1").read_text().strip()), entries)) == "1"
 
     said = capsys.readouterr().out
     for path in folder.glob("token-*"):

@@ -10,8 +10,8 @@ from afl.errors import ConfigError
 from afl.security.identity import (
     WorkerIds,
     checked_token,
+    ids_of_hash,
     ids_of_names,
-    ids_of_token,
     new_token,
     parse_tokens,
     token_hash,
@@ -69,11 +69,11 @@ def test_a_token_allows_what_the_lines_with_its_hash_say() -> None:
     entries = parse_tokens(
         f"# comment\n\n0-3 {token_hash(one)}\n  4 {token_hash(other)}  \r\n7 {token_hash(one)}\n", "tokens"
     )
-    assert str(ids_of_token(one, entries)) == "0-3,7"
-    assert str(ids_of_token(other, entries)) == "4"
-    assert ids_of_token(new_token(), entries) is None
-    assert ids_of_token(token_hash(one), entries) is None, "a hash is no token"
-    assert ids_of_token("", entries) is None
+    assert str(ids_of_hash(token_hash(one), entries)) == "0-3,7"
+    assert str(ids_of_hash(token_hash(other), entries)) == "4"
+    assert ids_of_hash(token_hash(new_token()), entries) is None
+    assert ids_of_hash(token_hash(token_hash(one)), entries) is None, "a hash is no token"
+    assert ids_of_hash("", entries) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.errors import ConfigError
-from afl_server.gate import Gate, Identity
+from afl_server.gate import Gate
 from support.identities import Identities, tls
 
 
@@ -31,7 +31,9 @@ def ours(tmp_path: Path) -> Identities:
 
 def test_whoever_comes_is_believed_where_nothing_is_asked_for(ours: Identities) -> None:
     for gate in (gate_of(), gate_of(tls=tls(ours.server()))):
-        assert gate.identify(["afl:worker:1"], ["Bearer x", "y"]) == Identity()
+        identity = gate.identify(["afl:worker:1"], ["Bearer x", "y"])
+        assert (identity.refusal, identity.grants, identity.forbids([0, 8])) == ("", (), "")
+        assert gate.again(identity) is identity
         assert gate.identify([], []).forbids([0, 8]) == ""
 
 
@@ -86,6 +88,22 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
     assert events == ["reload_failed", "reload_failed", "reloaded"]
     assert "what was there before stays in use: server.tokens" in caplog.records[0].getMessage()
     assert "cannot be read: No such file" in caplog.records[1].getMessage()
+
+
+def test_a_peer_that_is_in_is_looked_at_again_once_tokens_have_changed(ours: Identities) -> None:
+    path = ours.token("0-5")
+    gate = gate_of(tls=tls(ours.server(), ours.ca), tokens=str(ours.tokens))
+    first = gate.identify(["afl:worker:4-8"], token_of(path))
+    assert gate.again(first) is first
+    ours.token("7")
+    second = gate.again(first)
+    assert second is not first
+    assert second.forbids([4, 5]) == ""
+    ours.tokens.write_text(ours.tokens.read_text(encoding="utf-8").replace("0-5 ", "0-4 "), encoding="utf-8")
+    assert "token speaks for workers 0-4, not for worker 5" in gate.again(second).forbids([4, 5])
+    ours.tokens.unlink()
+    ours.token("7")
+    assert "token is not one that the server knows" in gate.again(second).forbids([4])
 
 
 def test_a_certificate_is_read_again_once_its_key_is_there_too(
