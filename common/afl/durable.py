@@ -143,14 +143,18 @@ def unpacked_arrays(described: Described, sections: Sequence[memoryview]) -> dic
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, whole and synced, once it is written."""
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place, whole and synced, once it is written.
+
+    Args:
+        mode: who may read it; until it is written, nobody else.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -160,13 +164,13 @@ def replacing(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def write_whole(path: Path, *parts: Section) -> None:
+def write_whole(path: Path, *parts: Section, mode: int = 0o644) -> None:
     """A file that holds ``parts``, or is as before.
 
     Raises:
         OSError: if it cannot be written.
     """
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
         for part in parts:
             file.write(part)
 

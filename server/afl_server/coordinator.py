@@ -38,6 +38,7 @@ from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
+from afl_server.gate import Gate
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
 from afl_server.reception import Reception
@@ -68,6 +69,7 @@ class Coordinator:
         run: whose directory and configuration it uses.
         vector: the initial model; becomes the run's model.
         local_options: the task's options that are this machine's own and are not sent.
+        gate: who may come in; by default as the configuration says.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Coordinator:
         vector: ParameterVector,
         randomness: SharedRandomness,
         local_options: frozenset[str] = frozenset(),
+        gate: Gate | None = None,
     ) -> None:
         config, records = run.config, run.records
         self.config = config
+        self.gate = Gate(config.server) if gate is None else gate
         self.settings = RunSettings.of_config(config, local_options)
         self.run_id = records.run_id
         self.tallies = Tallies()

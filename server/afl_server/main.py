@@ -22,6 +22,7 @@ from afl.logs import set_up_logs
 from afl.randomness import SharedRandomness
 from afl.tasks.registry import load_task
 from afl_server.coordinator import Coordinator
+from afl_server.gate import Gate
 from afl_server.http import HttpServer
 from afl_server.opening import open_run, stored_config
 from afl_server.progress import LiveView, print_summary
@@ -90,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(config: Config, *, live: bool) -> ExitCode:
-    check_plaintext(config.server.listen, insecure=config.server.insecure)
+    if config.server.tls is None:
+        check_plaintext(config.server.listen, insecure=config.server.insecure)
+    gate = Gate(config.server)
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     config, records = run.config, run.records
     try:
@@ -98,7 +101,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         randomness = SharedRandomness.from_int(config.run.seed)
         task = load_task(config.task.name, config.task.options, allow_path=True)
         vector = build_vector(task, randomness)
-        coordinator = Coordinator(run, vector, randomness, task.local_options)
+        coordinator = Coordinator(run, vector, randomness, task.local_options, gate)
         if run.checkpoint is not None:
             coordinator.go_on(run.checkpoint, run.entries)
     except BaseException:
@@ -151,13 +154,14 @@ def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> N
     config = coordinator.config
     listen = Address(config.server.listen.host, port)
     LOG.info(
-        "run %s: %s on %s with %d workers, %d trainable parameters; listening on %s%s",
+        "run %s: %s on %s with %d workers, %d trainable parameters; listening on %s (%s)%s",
         coordinator.run_id,
         config.algorithm.name,
         config.task.name,
         config.workers,
         coordinator.vector.dim,
         listen,
+        coordinator.gate.description,
         f", http on port {http.port}" if http else "",
         extra={
             "event": "listening",

@@ -52,6 +52,7 @@ DOCUMENTATION = {
     "afl_digest_mismatches": "model copies that differed from the server's and were replaced",
     "afl_round_restarts": "rounds whose sum had to begin again",
     "afl_waiting_bytes": "payload bytes held for workers whose turn in the sum has not come",
+    "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",
 }
 
 
@@ -89,6 +90,8 @@ class RunCollector(Collector):
         yield from self._bytes()
         yield _one("afl_sessions", len(coordinator.roster))
         yield _one("afl_waiting_bytes", engine.collector.waiting_bytes)
+        if coordinator.gate.expiry is not None:
+            yield _one("afl_certificate_expiry_seconds", coordinator.gate.expiry)
         yield _count("afl_sessions_opened", tallies.sessions)
         yield _count("afl_refused_sessions", tallies.refused)
         yield _count("afl_server_starts", tallies.starts)

@@ -6,12 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from afl._version import __version__
-from afl.errors import ExitCode, place
+from afl.errors import ExitCode, ProtocolError, place
 from afl.initialization import realization_digest
 from afl.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
 from afl_server.admission import Admission
+from afl_server.gate import Identity
 from afl_server.session import Session, State, read_join, read_standings
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ class Reception:
             realization_digest=realization_digest(run.engine.algorithm),
         )
 
-    def admit(self, peer: str) -> Session:
-        """A new stream's session; one too many is ended at once."""
-        session = Session(self._run, peer)
+    def admit(self, peer: str, identity: Identity) -> Session:
+        """A new stream's session; that of a peer without identity, or one too many, is ended at once."""
+        session = Session(self._run, peer, identity)
+        if identity.refusal:
+            self.refuse(session, identity.refusal)
+            return session
         if len(self._run.roster) >= self._run.config.server.max_sessions:
             self._run.tallies.refused += 1
             reason = (
@@ -55,6 +59,10 @@ class Reception:
 
     async def join(self, session: Session, message: pb.Join) -> None:
         """A session's first frame: check who it is and welcome it, or end it."""
+        forbidden = session.identity.forbids(message.workers)
+        if forbidden:
+            self.refuse(session, forbidden)
+            return
         if self._run.is_over:
             self._run.informed.update(message.workers)
             session.end(self._run.last_word, self._run.result.result()[1])
@@ -119,7 +127,13 @@ class Reception:
             LOG.warning("%s gone", session.label, extra={"event": "session_ended"})
 
     def fail(self, session: Session, message: pb.Failure) -> None:
-        """A worker could not do a step."""
+        """A worker could not do a step.
+
+        Raises:
+            ProtocolError: if the session does not speak for the worker.
+        """
+        if message.worker not in session.workers:
+            raise ProtocolError(f"a failure of worker {message.worker}, which is not one of this session's")
         self._run.tallies.failures += 1
         position = position_of(message.position)
         rounds = self._run.settings.parameters.named(position.round)
@@ -131,7 +145,7 @@ class Reception:
             message.traceback,
             extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
         )
-        is_non_finite = int(message.cause) == FailureCause.NON_FINITE and message.worker in session.workers
+        is_non_finite = int(message.cause) == FailureCause.NON_FINITE
         if is_non_finite and not self._run.engine.policy.skips_non_finite:
             self._run.abort(ExitCode.DIVERGED, f"{where}: {message.message}")
 

@@ -17,9 +17,11 @@ from afl.messages import GoodbyeStatus
 from afl.transport import channel_options
 from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
+from afl_server.gate import Identity, Served
 from afl_server.listening import check_listen
 from afl_server.session import Session, SessionOverError, State
 from afl_server.uninterrupted import uninterrupted
+from afl_server.watched import Watched
 
 LOG = logging.getLogger("afl.server")
 
@@ -32,7 +34,10 @@ class FederationService:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._server = grpc.aio.server(options=channel_options(coordinator.config.server.chunk_bytes))
+        server = coordinator.config.server
+        # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
+        handshake = ("grpc.server_handshake_timeout_ms", round(1000 * server.handshake_timeout))
+        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), handshake])
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
@@ -50,12 +55,18 @@ class FederationService:
         """
         check_listen("server.listen", address)
         try:
-            self.port = self._server.add_insecure_port(str(address))
+            self.port = self._open_port(str(address))
         except RuntimeError as error:
             raise AddressError(f"server.listen: cannot listen on {address}: {error}") from error
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._watch = asyncio.create_task(self._watch_sessions())
+
+    def _open_port(self, address: str) -> int:
+        certificates = self._coordinator.gate.certificates
+        if certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, _credentials(certificates))
 
     async def stop(self) -> None:
         """Stop listening and end what is open."""
@@ -71,7 +82,7 @@ class FederationService:
             await self._health.set(service, status)
 
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        session = self._coordinator.reception.admit(context.peer())
+        session = self._coordinator.reception.admit(context.peer(), self._identify(context))
         tasks = {
             asyncio.create_task(self._write(session, context)),
             asyncio.create_task(self._read(session, context)),
@@ -81,6 +92,14 @@ class FederationService:
         finally:
             # A peer that hangs up as it is seen off cancels this once more; it must be seen off all the same.
             await uninterrupted(self._see_off(session, tasks))
+
+    def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        metadata = context.invocation_metadata() or ()
+        return self._coordinator.gate.identify(
+            [name.decode(errors="replace") for name in names],
+            [str(value) for key, value in metadata if key == "authorization"],
+        )
 
     async def _see_off(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
         for task in tasks:
@@ -139,6 +158,8 @@ class FederationService:
             for session in self._coordinator.roster:
                 if session.state is State.NEW:
                     continue
+                if await self._is_revoked(session):
+                    continue
                 session.beat()
                 silence = now - session.last_seen
                 if silence > server.peer_timeout and not session.is_paused:
@@ -150,3 +171,40 @@ class FederationService:
                     )
                     session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
                     await self._coordinator.reception.leave(session)
+
+    async def _is_revoked(self, session: Session) -> bool:
+        """End a session whose token does not count any more; whether it was one."""
+        identity = self._coordinator.gate.again(session.identity)
+        if identity is session.identity or session.state is State.ENDED:
+            return False
+        session.identity = identity
+        refusal = identity.forbids(session.workers)
+        if not refusal:
+            return False
+        self._coordinator.reception.refuse(session, refusal)
+        await self._coordinator.reception.leave(session)
+        return True
+
+
+def _credentials(certificates: Watched[Served]) -> grpc.ServerCredentials:
+    """Credentials whose certificate may be replaced: gRPC asks before every handshake."""
+    served = first = certificates.current()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        now = certificates.current()
+        if now is served:
+            return None
+        served = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(first),
+        changed,  # type: ignore[arg-type]  # the stubs forget that None means no change
+        require_client_authentication=first.authorities is not None,
+    )
+
+
+def _configuration(served: Served) -> grpc.ServerCertificateConfiguration:
+    pair = served.pair
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], served.authorities)

@@ -28,6 +28,7 @@ from afl.wire.frames import (
     traffic_of_kind,
 )
 from afl_server.broadcast import Broadcast
+from afl_server.gate import Identity
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -56,11 +57,13 @@ class Session:
     """The server's side of one stream.
 
     Args:
-        peer: the peer's address, for the log only; identity is what Join says.
+        peer: the peer's address, for the log only.
+        identity: which workers it may speak for; a Join says for which of them it does.
     """
 
-    def __init__(self, coordinator: Coordinator, peer: str) -> None:
+    def __init__(self, coordinator: Coordinator, peer: str, identity: Identity) -> None:
         self.peer = peer
+        self.identity = identity
         self.state = State.NEW
         self.workers: tuple[int, ...] = ()
         self.incarnation = b""

@@ -21,7 +21,9 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
-from afl_worker.reasons import plain_reason
+from afl_worker.credentials import CredentialFiles, Credentials
+from afl_worker.diagnosis import diagnose
+from afl_worker.reasons import CUT, plain_reason
 
 LOG = logging.getLogger("afl.worker")
 
@@ -30,6 +32,9 @@ HANDSHAKE_HEARTBEAT_S = 5.0
 
 HANDSHAKE_TIMEOUT_S = 30.0
 """Silence that ends a connection until the Welcome names the run's own limit."""
+
+
+PLAINTEXT = CredentialFiles()
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,22 @@ class Connection:
     Args:
         use_proxy: whether proxy environment variables apply; never for loopback.
         chunk_bytes: the largest chunk expected.
+        files: what this worker shows of itself, and what it knows the server by.
+
+    Raises:
+        ConfigError: if one of those files cannot be used.
     """
 
-    def __init__(self, address: Address, *, chunk_bytes: int, use_proxy: bool = True) -> None:
-        options = channel_options(chunk_bytes)
+    def __init__(
+        self,
+        address: Address,
+        *,
+        chunk_bytes: int,
+        use_proxy: bool = True,
+        files: CredentialFiles = PLAINTEXT,
+    ) -> None:
+        credentials = files.read()
+        options: list[tuple[str, int | str]] = [*channel_options(chunk_bytes)]
         if address.is_loopback or not use_proxy:
             options.append(("grpc.enable_http_proxy", 0))
         # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
@@ -68,6 +85,7 @@ class Connection:
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._heard = time.monotonic()
+        self._has_heard = False
         self._silence = ""
         self._heartbeat = HANDSHAKE_HEARTBEAT_S
         self._peer_timeout = HANDSHAKE_TIMEOUT_S
@@ -76,9 +94,12 @@ class Connection:
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
         self._address = address
-        self._channel = grpc.insecure_channel(str(address), options=options)
+        self._files = files
+        self._channel = _channel(str(address), credentials, options)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
-        self._call = call(self._requests())
+        token = credentials.token
+        metadata = (("authorization", f"Bearer {token}"),) if token else None
+        self._call = call(self._requests(), metadata=metadata)
         self._threads = [
             threading.Thread(target=self._receive, name="afl-receive", daemon=True),
             threading.Thread(target=self._beat, name="afl-heartbeat", daemon=True),
@@ -136,6 +157,7 @@ class Connection:
         try:
             for data in self._call:
                 self._heard = time.monotonic()
+                self._has_heard = True
                 chunk = lone_chunk_of_server(data)
                 if chunk is not None and self.assembler is not None:
                     self.assembler.add(chunk)
@@ -177,7 +199,10 @@ class Connection:
         name = code.name.lower().replace("_", " ") if code else "error"
         details = str(error.details() if isinstance(error, grpc.Call) else error)
         LOG.debug("gRPC says: %s: %s", name, details)
-        return plain_reason(name, details, self._address)
+        reason = plain_reason(name, details, self._address, self._files)
+        if reason is CUT and not self._has_heard and not self._closed.is_set():
+            return diagnose(self._address, self._files) or reason
+        return reason
 
     def _beat(self) -> None:
         while True:
@@ -190,3 +215,17 @@ class Connection:
             if silence > self._peer_timeout:
                 self._silence = f"nothing heard from the server for {silence:.0f} s"
                 self._call.cancel()
+
+
+def _channel(address: str, credentials: Credentials, options: list[tuple[str, int | str]]) -> grpc.Channel:
+    if credentials.authorities is None:
+        return grpc.insecure_channel(address, options=options)
+    if credentials.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
+    pair = credentials.pair
+    secure = grpc.ssl_channel_credentials(
+        credentials.authorities,
+        None if pair is None else pair.key,
+        None if pair is None else pair.certificate,
+    )
+    return grpc.secure_channel(address, secure, options=options)

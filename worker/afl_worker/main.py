@@ -15,10 +15,12 @@ from typing import Any
 import yaml
 
 from afl.cli.parser import common_options, make_parser
-from afl.config.address import parse_target
+from afl.config.address import Address, parse_target
 from afl.config.quantities import Duration
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.logs import set_up_logs
+from afl.security.identity import checked_token
+from afl_worker.credentials import TOKEN_VARIABLE, CredentialFiles
 from afl_worker.runtime import DEFAULT_JOURNAL, WorkerOptions, WorkerProcess
 
 LOG = logging.getLogger("afl.worker")
@@ -117,6 +119,30 @@ def _parser() -> argparse.ArgumentParser:
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
     parser.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="use TLS, with a server whose certificate is by an authority in this file (PEM)",
+    )
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="this worker's own certificate (PEM), for a server that asks for one",
+    )
+    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"this worker's token, for a server that asks for one (or put the token into {TOKEN_VARIABLE})",
+    )
+    parser.add_argument(
+        "--server-name",
+        metavar="NAME",
+        help="what the server's certificate must name (default: the host of --server)",
+    )
+    parser.add_argument(
         "--insecure",
         action="store_true",
         help="connect in plaintext to a server on another machine (for a network that is itself trusted)",
@@ -141,12 +167,7 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         server = parse_target(parsed.server)
     except AddressError as error:
         raise ConfigError(f"--server: {error}") from error
-    if not (server.is_loopback or parsed.insecure):
-        raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone between could read and alter the "
-            "model and the updates; connect to the near end of an SSH tunnel or VPN on this machine, or add "
-            "--insecure if the network itself is trusted"
-        )
+    credentials = _credentials(parsed, server)
     return WorkerOptions(
         workers=parse_ids(parsed.id),
         server=server,
@@ -156,7 +177,49 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         use_proxy=not parsed.no_proxy,
         journal=parsed.journal,
         task_options=dict(_task_option(text) for text in parsed.task_option),
+        credentials=credentials,
     )
+
+
+def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles:
+    """What the command line and the environment say of TLS and tokens."""
+    # What this process starts, such as a task's loaders of data, has no use for it.
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if token and parsed.token_file is None:
+        token = checked_token(token, f"the environment's {TOKEN_VARIABLE}")
+    files = CredentialFiles(
+        parsed.ca, parsed.certificate, parsed.key, parsed.token_file, token, parsed.server_name or ""
+    )
+    if (files.certificate is None) != (files.key is None):
+        raise ConfigError("--certificate and --key belong together; give both")
+    if files.authorities is None:
+        for option, value in (("--certificate", files.certificate), ("--server-name", parsed.server_name)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is for TLS; give the authority of the server's certificate too: --ca FILE"
+                )
+        _check_plaintext(files, server, is_meant=parsed.insecure)
+    elif parsed.insecure:
+        raise ConfigError("--insecure is plaintext, --ca is TLS; leave one out")
+    files.read()
+    files.warn()
+    return files
+
+
+def _check_plaintext(files: CredentialFiles, server: Address, *, is_meant: bool) -> None:
+    if server.is_loopback:
+        return
+    if not is_meant:
+        raise ConfigError(
+            f"--server {server} is another machine, and without TLS anyone between could read and alter the "
+            "model and the updates; use TLS with --ca FILE, or the near end of an SSH tunnel or VPN on this "
+            "machine, or add --insecure if the network itself is trusted"
+        )
+    if files.has_token:
+        raise ConfigError(
+            f"--server {server} is another machine, and without TLS whoever is between would know the token; "
+            "use TLS with --ca FILE"
+        )
 
 
 def _task_option(text: str) -> tuple[str, Any]:

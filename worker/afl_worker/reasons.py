@@ -6,8 +6,22 @@ import re
 import urllib.parse
 
 from afl.config.address import Address
+from afl_worker.credentials import CredentialFiles
+
+CUT = "the connection was cut"
 
 _REASONS = (
+    (
+        r"certificate has expired",
+        "the certificate of {there} has expired, by this machine's clock; renew it there",
+    ),
+    (r"certificate is not yet valid", "the certificate of {there} is not valid yet, by this machine's clock"),
+    (
+        r"Hostname Verification Check failed",
+        "the certificate of {there} does not name {name}; use a name that it has, or give --server-name",
+    ),
+    (r"CERTIFICATE_VERIFY_FAILED", "the certificate of {there} is not by an authority in --ca {authorities}"),
+    (r"WRONG_VERSION_NUMBER", "{there} does not speak TLS; set its server.tls, or leave out --ca"),
     (r"HTTP proxy returned", "the environment's proxy refused to connect to {address}; --no-proxy avoids it"),
     (r"Connection refused", "nothing listens at {there}"),
     (r"lookup error|lookup failed|DNS resolution failed|Domain name not found", "no such host: {host}"),
@@ -20,7 +34,7 @@ _REASONS = (
     ),
     (
         r"recvmsg|Connection reset|Broken pipe|Socket closed|Stream removed|GOAWAY|Cancelling all calls",
-        "the connection was cut",
+        CUT,
     ),
 )
 """What gRPC's text holds (that of 1.85, and of some before it), and what is said instead."""
@@ -29,13 +43,14 @@ _PEER = re.compile(r"\bipv[46]:(\S+:([0-9]+)):? ")
 """Whom gRPC tried to reach, in its text: an address of the host, or of a proxy before it."""
 
 
-def plain_reason(code: str, details: str, address: Address) -> str:
+def plain_reason(code: str, details: str, address: Address, files: CredentialFiles) -> str:
     """A few words for how gRPC ended a call.
 
     Args:
         code: the status, such as ``unavailable``.
         details: gRPC's text.
         address: the server's.
+        files: what the worker was to know the server by.
     """
     there = str(address)
     peer = _PEER.search(details)
@@ -43,5 +58,11 @@ def plain_reason(code: str, details: str, address: Address) -> str:
         there = f"{urllib.parse.unquote(peer[1])}, the environment's proxy (--no-proxy avoids it)"
     for pattern, reason in _REASONS:
         if re.search(pattern, details, re.IGNORECASE):
-            return reason.format(address=address, there=there, host=address.host)
+            return reason.format(
+                address=address,
+                there=there,
+                host=address.host,
+                name=files.server_name or address.host,
+                authorities=files.authorities,
+            )
     return f"{code}: {details}"

@@ -22,6 +22,7 @@ from afl.config.address import Address
 from afl.config.quantities import shown_seconds
 from afl.errors import (
     AflError,
+    ConfigError,
     LostServerError,
     NonFiniteError,
     ProtocolError,
@@ -62,6 +63,7 @@ from afl.wire.frames import (
 from afl.wire.settings import RunSettings
 from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
+from afl_worker.credentials import CredentialFiles
 from afl_worker.journal import Journals
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
@@ -100,6 +102,7 @@ class WorkerOptions:
         task: ``module:Class``, or a name the server must agree with, or ``None`` for the server's choice.
         journal: the folder in which journals are kept, if the run keeps any.
         task_options: the task's options that are this machine's own, such as where its data is.
+        credentials: what this process shows of itself, and what it knows the server by.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -111,6 +114,7 @@ class WorkerOptions:
     use_proxy: bool = True
     journal: Path = DEFAULT_JOURNAL
     task_options: Mapping[str, Any] = field(default_factory=dict)
+    credentials: CredentialFiles = field(default_factory=CredentialFiles)
 
 
 class WorkerProcess:
@@ -141,13 +145,8 @@ class WorkerProcess:
         backoff = FIRST_BACKOFF_S
         steps = 0
         while True:
-            self._connection = Connection(
-                self._options.server,
-                chunk_bytes=self._settings.chunk_bytes if self._settings else LARGEST_CHUNK_BYTES,
-                use_proxy=self._options.use_proxy,
-            )
             try:
-                ending, was_welcomed = self._converse(self._connection)
+                ending, was_welcomed = self._session()
             except AflError:
                 self._close()
                 raise
@@ -176,6 +175,20 @@ class WorkerProcess:
             self._give_up_if_due(ending.reason)
             is_early = time.monotonic() - self._last_session < EARLY_S
             backoff = min(2 * backoff, EARLY_BACKOFF_S if is_early else LARGEST_BACKOFF_S)
+
+    def _session(self) -> tuple[Farewell | Lost, bool]:
+        """One connection, from its beginning to its end; how it ended, and whether we were welcomed."""
+        try:
+            self._connection = Connection(
+                self._options.server,
+                chunk_bytes=self._settings.chunk_bytes if self._settings else LARGEST_CHUNK_BYTES,
+                use_proxy=self._options.use_proxy,
+                files=self._options.credentials,
+            )
+        except ConfigError as error:
+            # They could be used when this process began; who replaces them is not done, or will see this.
+            return Lost(str(error)), False
+        return self._converse(self._connection)
 
     def _close(self) -> None:
         if self._connection is not None:

@@ -244,6 +244,13 @@ def _planned(config: Config) -> dict[str, RenderableType]:
     rows["listens"] = f"{config.server.listen}" + (
         f"; http on {config.server.http}" if config.server.http is not None else "; no http"
     )
+    tls = config.server.tls
+    if tls is not None:
+        rows["TLS"] = f"certificate {tls.certificate}" + (
+            f"; workers' certificates by {tls.client_ca}" if tls.client_ca is not None else ""
+        )
+    if config.server.tokens is not None:
+        rows["tokens"] = f"hashes in {config.server.tokens}"
     if config.server.insecure:
         rows["plaintext"] = "allowed beyond this machine (server.insecure)"
     rows["results"] = str(config.run.directory or "runs/ and the run id")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from afl.cli import demo, inspection, status, theory
+from afl.cli import certs, demo, inspection, status, theory
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -34,7 +34,13 @@ ENTRY_POINTS = "afl.commands"
 
 def commands() -> Mapping[str, Command]:
     """The subcommands by name."""
-    own: dict[str, Command] = {"demo": demo, "inspect": inspection, "status": status, "theory": theory}
+    own: dict[str, Command] = {
+        "certs": certs,
+        "demo": demo,
+        "inspect": inspection,
+        "status": status,
+        "theory": theory,
+    }
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))
 

@@ -104,8 +104,8 @@ def check_plaintext(address: Address, *, insecure: bool, option: str = "server.i
         return
     raise ConfigError(
         f"{address} is reachable from other machines, and without TLS anyone between could read and alter the"
-        f" model and the updates; use a loopback address such as 127.0.0.1:{address.port}, or set {option} to"
-        " true if the network itself is trusted"
+        f" model and the updates; set server.tls, or use a loopback address such as 127.0.0.1:{address.port},"
+        f" or set {option} to true if the network itself is trusted"
     )
 
 

@@ -144,6 +144,13 @@ def server(values: Mapping[str, Any]) -> list[Problem]:
         if len(hosts) == 1 or any(is_wildcard(host) for host in hosts):
             accepted = f"an address other than server.listen ({listen}), or null (off)"
             problems.append(Problem(("http",), str(http), accepted))
+    is_plain = values.get("tls") is None and listen is not None and not listen.is_loopback
+    if values.get("tokens") is not None and is_plain:
+        accepted = (
+            f"no file, unless server.tls is set or server.listen ({listen}) is loopback; without TLS, tokens"
+            " would be known to whoever is between"
+        )
+        problems.append(Problem(("tokens",), shown(str(values["tokens"])), accepted))
     return problems
 
 

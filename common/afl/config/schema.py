@@ -79,6 +79,8 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
 Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 
+PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
+
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
 
 Seed: TypeAlias = Annotated[
@@ -268,7 +270,7 @@ class Run(Section):
     """One execution."""
 
     directory: Annotated[
-        Annotated[Path, BeforeValidator(_path)] | None,
+        PathName | None,
         Null("runs/ and the run id"),
         Field(description="where checkpoints and results go; final, random and best models are always saved"),
     ] = None
@@ -276,6 +278,27 @@ class Run(Section):
         Seed | None,
         Null("a fresh one"),
         Field(description="every random choice of the run is made from it"),
+    ] = None
+
+
+class Tls(Section):
+    """How the server proves who it is, and whether workers must."""
+
+    certificate: Annotated[
+        PathName,
+        Field(
+            description="the server's certificate and what leads up to its authority (PEM); read again"
+            " when it changes"
+        ),
+    ]
+    key: Annotated[PathName, Field(description="the certificate's private key (PEM, not encrypted)")]
+    client_ca: Annotated[
+        PathName | None,
+        Null("none is asked for"),
+        Field(
+            description="authorities of the workers' certificates (PEM), which are then required; a"
+            " certificate speaks for the ids that it names, as in afl:worker:0-9"
+        ),
     ] = None
 
 
@@ -290,6 +313,19 @@ class Server(Section):
         Null("off"),
         Field(description="where /healthz, /readyz and /metrics are served"),
     ] = Address("127.0.0.1", 9090)
+    tls: Annotated[
+        Annotated[Tls, Accepts("a section with certificate, key and client_ca")] | None,
+        Null("plaintext"),
+        Field(description="encrypt, and let workers know the server by its certificate"),
+    ] = None
+    tokens: Annotated[
+        PathName | None,
+        Null("none is asked for"),
+        Field(
+            description="a file of lines IDS sha256:HASH: a worker must have a token of such a hash, and"
+            " speaks for those ids; read again when it changes"
+        ),
+    ] = None
     insecure: Annotated[
         bool, Field(description="allow plaintext on addresses that other machines can reach")
     ] = False

@@ -43,6 +43,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
                 "downlink": {"name": "top-k", "ratio": 1},
             },
             "faults": {"divergence": {"max_loss": 1}},
+            "server": {"tls": {"certificate": "c", "key": "k"}},
         }
     )
     actual = _flat(config.model_dump(mode="json"))
@@ -68,6 +69,8 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
         "faults.divergence.max_loss",
+        "server.tls.certificate",
+        "server.tls.key",
     }
 
 

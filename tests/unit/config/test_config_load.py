@@ -40,8 +40,8 @@ def problem(heading: str, found: str, accepted: str, **more: str) -> str:
 
 COUNT = "a whole number from 1 to 2^31 - 1"
 SERVER_KEYS = (
-    "one of listen, http, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout, give_up_after,"
-    " state, checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
+    "one of listen, http, tls, tokens, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout,"
+    " give_up_after, state, checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
 )
 ALGORITHM_NAMES = "afl-br, afl-com, sgda, drfa or fedavg"
 

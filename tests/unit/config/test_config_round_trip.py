@@ -80,6 +80,9 @@ def algorithms(draw: st.DrawFn) -> dict[str, Any]:
     return algorithm
 
 
+PATHS = st.sampled_from(["server.pem", "/etc/afl/key", "on", "1e3", "~"])
+
+
 @st.composite
 def servers(draw: st.DrawFn) -> dict[str, Any]:
     heartbeat = Duration(draw(DURATIONS))
@@ -87,6 +90,12 @@ def servers(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "listen": draw(st.sampled_from(["127.0.0.1:0", ":50051", "[::1]:50051", "silo:1", "*:7"])),
         "http": draw(st.sampled_from([None, "127.0.0.1:9090", "[::]:0"])),
+        "tls": draw(
+            st.none()
+            | st.fixed_dictionaries(
+                {"certificate": PATHS, "key": PATHS}, optional={"client_ca": st.none() | PATHS}
+            )
+        ),
         "insecure": draw(st.booleans()),
         "heartbeat": str(heartbeat),
         "peer_timeout": max(0.02, 2 * float(heartbeat)) * 1.001,

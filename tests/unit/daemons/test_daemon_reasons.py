@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from afl.config.address import Address
+from afl_worker.credentials import CredentialFiles
 from afl_worker.reasons import plain_reason
 
 ALL = "failed to connect to all addresses; last error:"
@@ -35,10 +38,30 @@ SAID = {
     ),
     "Stream removed (Socket closed)": "the connection was cut",
     "Cancelling all calls": "the connection was cut",
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
+    "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK": (
+        "the certificate of silo.example.org:50051 has expired, by this machine's clock; renew it there"
+    ),
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
+    "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate is not yet valid": (
+        "the certificate of silo.example.org:50051 is not valid yet, by this machine's clock"
+    ),
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
+    "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer "
+    "certificate: OK": "the certificate of silo.example.org:50051 is not by an authority in --ca ca.pem",
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Custom verification check failed with error: UNAUTHENTICATED: "
+    "Hostname Verification Check failed.": (
+        "the certificate of silo.example.org:50051 does not name silo.example.org; use a name that it has, "
+        "or give --server-name"
+    ),
+    f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
+    "error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate verification "
+    "context: OK": "silo.example.org:50051 does not speak TLS; set its server.tls, or leave out --ca",
     "something new": "unavailable: something new",
 }
 
 
 @pytest.mark.parametrize("details", SAID)
 def test_a_few_words(details: str) -> None:
-    assert plain_reason("unavailable", details, Address("silo.example.org", 50051)) == SAID[details]
+    files = CredentialFiles(Path("ca.pem"))
+    assert plain_reason("unavailable", details, Address("silo.example.org", 50051), files) == SAID[details]

@@ -23,6 +23,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, Frame, chunk_frames, report_frame
 from afl_server.broadcast import Broadcast
 from afl_server.coordinator import Coordinator
+from afl_server.gate import Identity
 from afl_server.opening import open_run
 from afl_server.session import Session, State
 
@@ -52,7 +53,7 @@ class Run:
     async def join(
         self, *workers: int, process: bytes, applied: Position = NOWHERE, reported: Position = NOWHERE
     ) -> Session:
-        session = self.coordinator.reception.admit("peer")
+        session = self.coordinator.reception.admit("peer", Identity())
         join = pb.Join(
             protocol=PROTOCOL,
             package_version=__version__,

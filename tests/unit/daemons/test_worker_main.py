@@ -1,12 +1,18 @@
-"""`afl-worker` and the signals that end it."""
+"""`afl-worker`: the signals that end it, and what its command line says of certificates and tokens."""
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from afl_worker.main import _interrupt, _InterruptedError
+from afl.errors import ConfigError
+from afl_worker.credentials import Credentials
+from afl_worker.main import _interrupt, _InterruptedError, _options, _parser
+from afl_worker.runtime import WorkerOptions
+from support.identities import Identities
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -19,3 +25,70 @@ def test_after_the_first_signal_any_other_ends_the_process_at_once(number: signa
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def options_of(*arguments: str) -> WorkerOptions:
+    return _options(_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
+
+
+def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Identities(tmp_path)
+    pair, token = ours.worker("0"), ours.token("0")
+    monkeypatch.setenv("AFL_TOKEN", "t" * 40)
+    files = options_of("--ca", str(ours.ca), *pair.worker_options, "--server-name", "silo").credentials
+    read = files.read()
+    assert (read.authorities, read.token, read.server_name) == (ours.ca.read_bytes(), "t" * 40, "silo")
+    assert "AFL_TOKEN" not in os.environ, "nothing that this process starts inherits it"
+    assert "t" * 40 not in repr((files, read))
+    assert "PRIVATE" not in repr(read)
+    monkeypatch.setenv("AFL_TOKEN", "t" * 40)
+    by_file = options_of("--token-file", str(token)).credentials
+    assert by_file.read().token == token.read_text(encoding="utf-8").strip()
+    token.write_text("u" * 40, encoding="utf-8")
+    assert by_file.read().token == "u" * 40, "it may be replaced"
+    assert options_of().credentials.read() == Credentials()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--certificate FILE", "--certificate and --key belong together; give both"),
+        ("--ca CA --key FILE", "--certificate and --key belong together; give both"),
+        ("--certificate FILE --key FILE", "--certificate is for TLS"),
+        ("--server-name silo", "--server-name is for TLS"),
+        ("--ca CA --insecure", "--insecure is plaintext, --ca is TLS; leave one out"),
+        ("--ca FILE", "holds no certificate in PEM"),
+        ("--ca nowhere", "--ca nowhere cannot be read: No such file or directory"),
+        ("--token-file FILE", "FILE holds no token: one has at least 32 characters"),
+        ("--token-file nowhere", "--token-file nowhere cannot be read"),
+        ("--server silo:1", "use TLS with --ca FILE"),
+        ("--server silo:1 --insecure --token-file TOKEN", "whoever is between would know the token"),
+    ],
+)
+def test_credentials_that_cannot_be_used(tmp_path: Path, arguments: str, said: str) -> None:
+    ours = Identities(tmp_path)
+    (tmp_path / "FILE").write_text("nothing")
+    known = {"CA": str(ours.ca), "FILE": str(tmp_path / "FILE"), "TOKEN": str(ours.token("0"))}
+    with pytest.raises(ConfigError) as caught:
+        options_of(*(known.get(word, word) for word in arguments.split()))
+    assert said in str(caught.value)
+
+
+def test_a_token_in_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFL_TOKEN", "short")
+    with pytest.raises(ConfigError, match=r"^the environment's AFL_TOKEN holds no token"):
+        options_of()
+
+
+def test_secrets_that_others_can_read_and_a_certificate_that_has_expired_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Identities(tmp_path)
+    pair, token = ours.worker("0", days=-3), ours.token("0")
+    pair.key.chmod(0o644)
+    token.chmod(0o604)
+    options_of("--ca", str(ours.ca), *pair.worker_options, "--token-file", str(token))
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert "worker-0.key can be read by every user of this machine (mode 0644); chmod 600 it" in first
+    assert "token-0 can be read by every user of this machine (mode 0604)" in second
+    assert "worker-0.pem expired on 2" in third

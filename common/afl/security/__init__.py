@@ -1,0 +1,1 @@
+"""Who may speak for which workers, and the certificates and tokens that show it."""

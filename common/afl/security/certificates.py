@@ -1,0 +1,179 @@
+"""Certificates and keys in files, read with the standard library: whether they fit, how long they hold."""
+
+from __future__ import annotations
+
+import calendar
+import datetime as dt
+import re
+import ssl
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from afl.errors import ConfigError
+
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
+
+_SEQUENCE, _EXPLICIT_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A certificate with what leads up to its authority, and its private key, as PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Validity:
+    """When a certificate holds, in Unix time."""
+
+    not_before: float
+    not_after: float
+
+
+def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPair:
+    """Read a certificate and its key, which must belong to each other.
+
+    Args:
+        names: how the two files are called where they are given, for messages.
+
+    Raises:
+        ConfigError: if one cannot be read or is not what it should be.
+    """
+    texts = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
+    validity(texts[0], f"{names[0]} {certificate}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or ""
+        if "MISMATCH" in reason:
+            what = "do not belong together: the key is another certificate's"
+        elif isinstance(error, _PasswordError):
+            what = "cannot be used: the key is encrypted, and nobody is there to type its passphrase"
+        else:
+            what = f"cannot be used: is the second a private key in PEM? ({reason or error})"
+        raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} {what}") from error
+    again = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
+    if again != texts:
+        # What was checked need not be what was read; who replaces them is soon done.
+        raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} are being replaced")
+    return KeyPair(*texts)
+
+
+def read_authorities(path: Path, name: str) -> bytes:
+    """Read a file of certificate authorities.
+
+    Args:
+        name: how the file is called where it is given, for messages.
+
+    Raises:
+        ConfigError: if it cannot be read or holds no certificate.
+    """
+    text = read_file(path, name)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{name} {path} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"
+        ) from error
+    return text
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """The bytes of a file that a person named.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+
+
+def validity(pem: bytes, source: str) -> Validity:
+    """When the first certificate of a PEM file holds.
+
+    Args:
+        source: the file, for the message.
+
+    Raises:
+        ConfigError: if there is no certificate in it.
+    """
+    match = _PEM.search(pem.decode("ascii", "replace"))
+    if match is None:
+        raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+    try:
+        return _validity(ssl.PEM_cert_to_DER_cert(match[0]))
+    except (ValueError, IndexError) as error:
+        raise ConfigError(f"{source} holds a damaged certificate") from error
+
+
+def shown_time(unix: float) -> str:
+    """A time as messages have it."""
+    return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def is_open_to_others(path: Path) -> str:
+    """The mode of a private file that every user of this machine can read; empty if it is not one."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ""
+    return f"{stat.S_IMODE(mode):04o}" if mode & stat.S_IROTH else ""
+
+
+class _PasswordError(ValueError):
+    """A key wants a passphrase."""
+
+
+def _no_password() -> str:
+    # Without this, OpenSSL would ask on the terminal.
+    raise _PasswordError("the key is encrypted")
+
+
+def _validity(der: bytes) -> Validity:
+    """Walk to a certificate's two dates: RFC 5280, 4.1.
+
+    Raises:
+        ValueError: if it is no certificate.
+        IndexError: if it ends early.
+    """
+    _, certificate, _ = _element(der, _SEQUENCE)
+    _, fields, _ = _element(certificate, _SEQUENCE)
+    tag, _, rest = _element(fields)
+    if tag == _EXPLICIT_VERSION:
+        _, _, rest = _element(rest)
+    # The serial number was the last; the signature's algorithm and the issuer come before the dates.
+    for _ in range(2):
+        _, _, rest = _element(rest)
+    _, dates, _ = _element(rest, _SEQUENCE)
+    first, begin, dates = _element(dates)
+    last, end, _ = _element(dates)
+    return Validity(_time(first, begin), _time(last, end))
+
+
+def _element(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
+    """Tag and content of the first element, and what follows it."""
+    tag, length, start = data[0], data[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(data[2:start], "big")
+    if len(data) < start + length or (expected is not None and tag != expected):
+        raise ValueError("not the element that was to come")
+    return tag, data[start : start + length], data[start + length :]
+
+
+def _time(tag: int, content: bytes) -> float:
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        # Two digits of the year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
+        text = ("19" if text[:2] >= "50" else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("not a time")
+    parsed = dt.datetime.strptime(text, "%Y%m%d%H%M%SZ")
+    return float(calendar.timegm(parsed.timetuple()))

@@ -1,0 +1,148 @@
+"""Which worker ids a certificate or a token allows; tokens at rest are hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from afl.errors import ConfigError
+
+URI_PREFIX: Final = "afl:worker:"
+"""A certificate's subject alternative name of this kind, ``afl:worker:0-9``, names the ids it speaks for."""
+
+_RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
+_HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
+_TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
+
+TOKEN_BYTES: Final = 32
+"""256 random bits: nothing shorter than a search of all of them finds a token of a hash, so that a slow or
+salted hash would add nothing."""
+
+
+@dataclass(frozen=True)
+class WorkerIds:
+    """Worker ids as ranges; a range of any length takes no memory.
+
+    Attributes:
+        ranges: first and last id of each, ascending, apart from each other.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerIds:
+        """``3``, ``0-9`` or ``0-3,7``.
+
+        Raises:
+            ValueError: if it is not of that form.
+        """
+        found = []
+        for part in text.split(","):
+            match = _RANGE.fullmatch(part)
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if last < first:
+                raise ValueError("worker ids are written 3, 0-9 or 0-3,7")
+            found.append((first, last))
+        return cls().united(found)
+
+    def united(self, ranges: Iterable[tuple[int, int]]) -> WorkerIds:
+        """These ids and those of further ranges."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted([*self.ranges, *ranges]):
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            else:
+                merged.append((first, last))
+        return WorkerIds(tuple(merged))
+
+    def __contains__(self, worker: int) -> bool:
+        return any(first <= worker <= last for first, last in self.ranges)
+
+    def __str__(self) -> str:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges)
+
+
+def ids_of_names(names: Iterable[str]) -> WorkerIds:
+    """The ids that a certificate's alternative names allow; none for names of other kinds, or misspelt."""
+    ids = WorkerIds()
+    for name in names:
+        if name.startswith(URI_PREFIX):
+            try:
+                ids = ids.united(WorkerIds.parse(name.removeprefix(URI_PREFIX)).ranges)
+            except ValueError:
+                continue
+    return ids
+
+
+def new_token() -> str:
+    """A fresh token, in characters that need no quoting."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def checked_token(text: str, source: str) -> str:
+    """A token without the whitespace around it.
+
+    Args:
+        source: where it was read, for the message, which never shows the token.
+
+    Raises:
+        ConfigError: if it cannot be one.
+    """
+    token = text.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            f"{source} holds no token: one has at least 32 characters, none of them a space; `afl certs DIR"
+            " --workers N --tokens` makes some"
+        )
+    return token
+
+
+def token_hash(token: str) -> str:
+    """What is kept of a token."""
+    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class TokenEntry:
+    """A line of a tokens file."""
+
+    ids: WorkerIds
+    hash: str
+
+
+def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
+    """The lines ``IDS sha256:HASH`` of a tokens file; empty lines and those that begin with # do not count.
+
+    Raises:
+        ConfigError: naming the line, but not what it holds: it may be a token by mistake.
+    """
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or not _HASH.fullmatch(words[1]):
+            raise ConfigError(
+                f"{source}:{number}: a line is IDS sha256:HASH, where HASH is 64 digits of 0-9a-f"
+            )
+        try:
+            entries.append(TokenEntry(WorkerIds.parse(words[0]), words[1]))
+        except ValueError as error:
+            raise ConfigError(f"{source}:{number}: {error}") from None
+    if not entries:
+        raise ConfigError(f"{source} holds no token's hash, so no worker could join")
+    return tuple(entries)
+
+
+def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
+    """The ids that a token's hash allows: those of all its lines; ``None`` if it has none."""
+    found: WorkerIds | None = None
+    for entry in entries:
+        if hmac.compare_digest(entry.hash, presented):
+            found = (found or WorkerIds()).united(entry.ids.ranges)
+    return found

@@ -1,0 +1,94 @@
+"""Certificates and tokens for tests: good ones, and each kind of wrong one."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afl.security.identity import new_token, token_hash
+from afl.security.issuing import Authority, Issued
+
+LONG_AGO = dt.timedelta(days=50)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, in files."""
+
+    certificate: Path
+    key: Path
+
+    def write(self, issued: Issued) -> None:
+        """Put another certificate and key into the files, each at once."""
+        for path, content in ((self.key, issued.key), (self.certificate, issued.certificate)):
+            new = path.with_suffix(".new")
+            new.touch(mode=0o600)
+            new.write_bytes(content)
+            new.replace(path)
+
+    @property
+    def worker_options(self) -> tuple[str, ...]:
+        """Of a worker's command line."""
+        return "--certificate", str(self.certificate), "--key", str(self.key)
+
+
+class Identities:
+    """An authority, and what it has signed, in a folder."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.authority = Authority.make(dt.datetime.now(dt.UTC) - LONG_AGO)
+        self.ca = folder / f"{name}.pem"
+        self.ca.write_bytes(self.authority.own().certificate)
+        self.tokens = folder / "tokens"
+
+    def issue_for_server(self, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: int = 30) -> Issued:
+        """A certificate for a server; one of negative days has expired."""
+        return self.authority.for_server(hosts, self._begin(days), abs(days))
+
+    def issue_for_worker(self, ids: str, days: int = 30) -> Issued:
+        """A certificate for workers; one of negative days has expired."""
+        return self.authority.for_worker(ids, self._begin(days), abs(days))
+
+    def server(self, name: str = "server", **options: Any) -> Pair:
+        """A server's certificate, in files."""
+        return self.written(name, self.issue_for_server(**options))
+
+    def worker(self, ids: str, name: str = "", **options: Any) -> Pair:
+        """Workers' certificate, in files."""
+        return self.written(name or f"worker-{ids}", self.issue_for_worker(ids, **options))
+
+    def token(self, ids: str, *, is_known: bool = True) -> Path:
+        """A file with a new token, whose hash is in the file of tokens unless it is not known."""
+        token = new_token()
+        path = self.folder / f"token-{ids}{'' if is_known else '-unknown'}"
+        path.touch(mode=0o600)
+        path.write_text(f"{token}\n", encoding="utf-8")
+        if is_known:
+            self.know(ids, token)
+        return path
+
+    def know(self, ids: str, token: str) -> None:
+        """Add a token's hash to the file of tokens."""
+        with self.tokens.open("a", encoding="utf-8") as file:
+            file.write(f"{ids} {token_hash(token)}\n")
+
+    def written(self, name: str, issued: Issued) -> Pair:
+        """A certificate and its key in files of this name."""
+        pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        pair.write(issued)
+        return pair
+
+    @staticmethod
+    def _begin(days: int) -> dt.datetime:
+        return dt.datetime.now(dt.UTC) - (LONG_AGO if days < 0 else dt.timedelta())
+
+
+def tls(pair: Pair, client_ca: Path | None = None) -> dict[str, str]:
+    """The section server.tls."""
+    section = {"certificate": str(pair.certificate), "key": str(pair.key)}
+    return section if client_ca is None else {**section, "client_ca": str(client_ca)}

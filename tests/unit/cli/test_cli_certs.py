@@ -1,0 +1,152 @@
+"""``afl certs``: what it makes, what it leaves alone, and what it says."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from afl.cli.main import main
+from afl.errors import ExitCode
+from afl.security.certificates import read_pair, validity
+from afl.security.identity import ids_of_hash, ids_of_names, parse_tokens, token_hash
+
+DAY = 24 * 3600
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names_of(path: Path) -> x509.SubjectAlternativeName:
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def test_what_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a" / "certs"
+    arguments = ["--server", "silo.example.org, 10.8.0.1,::1", "--workers", "3", "--days", "7", "--tokens"]
+    assert main(["certs", str(folder), *arguments]) == ExitCode.OK
+    pairs = ["ca", "server", "worker-0", "worker-1", "worker-2"]
+    tokens = ["token-0", "token-1", "token-2"]
+    assert set(contents(folder)) == {
+        *(f"{name}.{suffix}" for name in pairs for suffix in ("pem", "key")),
+        *tokens,
+        "tokens",
+    }
+    for path in folder.iterdir():
+        mode = 0o600 if path.suffix == ".key" or path.name in tokens else 0o644
+        assert stat.S_IMODE(path.stat().st_mode) == mode, path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for name in pairs:
+        read_pair(folder / f"{name}.pem", folder / f"{name}.key", names=("certificate", "key"))
+    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    for name in pairs[1:]:
+        x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()).verify_directly_issued_by(
+            authority
+        )
+    held = validity((folder / "server.pem").read_bytes(), "")
+    assert held.not_after - held.not_before == pytest.approx(7 * DAY, abs=600)
+
+    server = names_of(folder / "server.pem")
+    assert server.get_values_for_type(x509.DNSName) == ["silo.example.org"]
+    assert [str(address) for address in server.get_values_for_type(x509.IPAddress)] == ["10.8.0.1", "::1"]
+    worker = names_of(folder / "worker-2.pem").get_values_for_type(x509.UniformResourceIdentifier)
+    assert str(ids_of_names(worker)) == "2"
+    entries = parse_tokens((folder / "tokens").read_text(), "tokens")
+    assert str(ids_of_hash(token_hash((folder / "token-1").read_text().strip()), entries)) == "1"
+
+    said = capsys.readouterr().out
+    for path in folder.glob("token-*"):
+        assert path.read_text().strip() not in said
+    assert f"--set server.tls.key={folder / 'server.key'}" in said
+
+
+def test_what_is_there_stays_and_what_is_missing_is_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certs", str(tmp_path), "--workers", "1", "--tokens"]) == ExitCode.OK
+    before = contents(tmp_path)
+    assert main(["certs", str(tmp_path), "--workers", "2", "--tokens"]) == ExitCode.OK
+    after = contents(tmp_path)
+    assert after.keys() - before.keys() == {"worker-1.pem", "worker-1.key", "token-1"}
+    assert {name for name in before if before[name] != after[name]} == {"tokens"}
+    assert after["tokens"].startswith(before["tokens"])
+    capsys.readouterr()
+    assert main(["certs", str(tmp_path), "--workers", "2", "--tokens"]) == ExitCode.OK
+    assert contents(tmp_path) == after
+    assert "nothing; 6 that were there stay" in capsys.readouterr().out
+
+
+def test_a_token_that_was_taken_to_its_worker_is_not_made_again(tmp_path: Path) -> None:
+    main(["certs", str(tmp_path), "--workers", "1", "--tokens"])
+    (tmp_path / "token-0").unlink()
+    before = contents(tmp_path)
+    main(["certs", str(tmp_path), "--workers", "1", "--tokens"])
+    assert contents(tmp_path) == before
+
+
+def test_certificates_are_renewed_by_the_same_authority_for_the_same_hosts(tmp_path: Path) -> None:
+    main(["certs", str(tmp_path), "--server", "silo.example.org,10.8.0.1", "--workers", "2", "--tokens"])
+    before = contents(tmp_path)
+    assert main(["certs", str(tmp_path), "--workers", "1", "--days", "9", "--renew"]) == ExitCode.OK
+    after = contents(tmp_path)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"server.pem", "server.key", "worker-0.pem", "worker-0.key"}
+    server = names_of(tmp_path / "server.pem")
+    assert server.get_values_for_type(x509.DNSName) == ["silo.example.org"]
+    assert [str(address) for address in server.get_values_for_type(x509.IPAddress)] == ["10.8.0.1"]
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--server", "silo:50051"], "without ports"),
+        (["--server", "0.0.0.0"], "--server 0.0.0.0: write the names and addresses"),
+        (["--server", ""], "write the names and addresses"),
+        (["--days", "0"], "--days 0: a whole number from 1 to 3650"),
+        (["--workers", "-1"], "--workers -1: a whole number from 0 to 10000"),
+        (["--tokens"], "say how many with --workers"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["certs", str(tmp_path / "certs"), *arguments]) == ExitCode.CONFIG
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "certs").exists()
+
+
+def test_an_authority_that_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["certs", str(tmp_path)])
+    key = (tmp_path / "ca.key").read_bytes()
+    (tmp_path / "ca.key").unlink()
+    assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
+    assert "ca.pem is there and" in capsys.readouterr().err
+    (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
+    assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
+    assert "certificate and its key do not belong together" in capsys.readouterr().err
+    (tmp_path / "ca.key").write_bytes(b"nothing")
+    assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
+    assert "the authority's certificate or key cannot be used" in capsys.readouterr().err
+    (tmp_path / "ca.key").write_bytes(key)
+    assert main(["certs", str(tmp_path), "--days", "3650", "--renew"]) == ExitCode.CONFIG
+    assert "--days 3650 is longer than the authority lasts" in capsys.readouterr().err
+
+
+def test_without_the_library_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "afl.security.issuing", None)
+    assert main(["certs", str(tmp_path)]) == ExitCode.CONFIG
+    assert "pip install 'afl[certs]'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["certs", str(tmp_path / "file" / "certs")]) == ExitCode.STORAGE
+    assert "cannot be made" in capsys.readouterr().err

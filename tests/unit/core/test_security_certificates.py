@@ -1,0 +1,100 @@
+"""Certificates and keys in files: what is said of those that cannot be used, and when they expire."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from afl.errors import ConfigError
+from afl.security.certificates import is_open_to_others, read_authorities, read_pair, shown_time, validity
+from support.identities import Identities
+
+NAMES = ("--certificate", "--key")
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Identities:
+    return Identities(tmp_path_factory.mktemp("pki"))
+
+
+def test_a_pair(ours: Identities) -> None:
+    pair = ours.server()
+    read = read_pair(pair.certificate, pair.key, names=NAMES)
+    assert (read.certificate, read.key) == (pair.certificate.read_bytes(), pair.key.read_bytes())
+    assert "PRIVATE" not in repr(read)
+
+
+def test_pairs_that_cannot_be_used(ours: Identities, tmp_path: Path) -> None:
+    pair, other = ours.server(), ours.worker("3")
+    with pytest.raises(ConfigError, match="do not belong together: the key is another certificate's"):
+        read_pair(pair.certificate, other.key, names=NAMES)
+    with pytest.raises(ConfigError, match=r"^--key .*nowhere cannot be read: No such file or directory$"):
+        read_pair(pair.certificate, tmp_path / "nowhere", names=NAMES)
+    with pytest.raises(ConfigError, match=r"^--certificate .* holds no certificate in PEM"):
+        read_pair(pair.key, pair.key, names=NAMES)
+    with pytest.raises(ConfigError, match="cannot be used: is the second a private key in PEM"):
+        read_pair(pair.certificate, pair.certificate, names=NAMES)
+
+
+def test_a_key_with_a_passphrase_is_refused_without_asking(ours: Identities, tmp_path: Path) -> None:
+    pair, encrypted = ours.server(), tmp_path / "encrypted.key"
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"passphrase")
+    encrypted.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    )
+    with pytest.raises(ConfigError, match="the key is encrypted, and nobody is there to type its passphrase"):
+        read_pair(pair.certificate, encrypted, names=NAMES)
+
+
+def test_authorities(ours: Identities, tmp_path: Path) -> None:
+    assert read_authorities(ours.ca, "--ca") == ours.ca.read_bytes()
+    for content in (b"", b"no certificate", ours.server().key.read_bytes()):
+        (tmp_path / "ca").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"^--ca .* holds no certificate in PEM"):
+            read_authorities(tmp_path / "ca", "--ca")
+
+
+@pytest.mark.parametrize("year", [1999, 2026, 2049, 2050, 2300])
+def test_the_dates_of_a_certificate(year: int) -> None:
+    """Until 2049 a date has two digits of its year, later four."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    begin, end = dt.datetime(1990, 1, 2, 3, 4, 5, tzinfo=dt.UTC), dt.datetime(year, 6, 7, 8, 9, tzinfo=dt.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 2**150)
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    found = validity(b"text before\n" + pem, "x")
+    assert (found.not_before, found.not_after) == (begin.timestamp(), end.timestamp())
+    assert shown_time(found.not_after) == f"{year}-06-07 08:09 UTC"
+
+
+def test_the_library_s_dates_are_ours(ours: Identities) -> None:
+    pem = ours.ca.read_bytes()
+    read = x509.load_pem_x509_certificate(pem)
+    assert validity(pem, "ca").not_after == read.not_valid_after_utc.timestamp()
+
+
+@pytest.mark.parametrize("body", ["", "MAA=", "MIIB", "AAAA", "/////w=="])
+def test_a_damaged_certificate(body: str) -> None:
+    pem = f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n".encode()
+    with pytest.raises(ConfigError, match=r"^x holds a damaged certificate|^x holds no certificate"):
+        validity(pem, "x")
+
+
+def test_who_can_read_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.touch()
+    for mode, said in ((0o600, ""), (0o640, ""), (0o644, "0644"), (0o604, "0604")):
+        path.chmod(mode)
+        assert is_open_to_others(path) == said
+    assert not is_open_to_others(tmp_path / "nowhere")
