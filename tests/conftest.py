@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ LEAK_GRACE_S = 5.0
 
 GRPC_OWN_DESCRIPTORS = 16
 """gRPC opens wake-up and poll descriptors at its first use in a process and keeps them."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is in the background of a script, and what the tests start and interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.load_profile("default")

@@ -201,7 +201,7 @@ def test_a_bad_report_is_refused_and_counts_for_nothing(besieged: Federation, wh
         goodbye = liar.goodbye()
     assert goodbye.status == pb.Goodbye.STATUS_REFUSED
     assert reason in goodbye.reason
-    assert besieged.server.logged("refused")[-1]["message"].endswith(goodbye.reason)
+    assert besieged.server.wait_for("refused", saying=goodbye.reason)
     assert besieged.status()["reports_missing"] == [VICTIM]
 
 

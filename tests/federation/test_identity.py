@@ -200,7 +200,7 @@ def test_a_worker_that_may_not_speak_is_refused_and_told_why(place: Place, name:
     worker = case.start(place)
     worker.expect(ExitCode.REFUSED)
     assert case.said in worker.logged("ended")[0]["message"]
-    assert any(case.said in line["message"] for line in place.servers[case.server].server.logged("refused"))
+    assert place.servers[case.server].server.wait_for("refused", saying=case.said)
 
 
 @pytest.mark.parametrize("name", WELCOME)

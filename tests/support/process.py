@@ -87,17 +87,24 @@ class Process:
         wanted = {"event": event, **fields}.items()
         return [line for line in self.events if wanted <= {k: _frozen(v) for k, v in line.items()}.items()]
 
-    def wait_for(self, event: str, *, timeout: float = START_S, count: int = 1, **fields: Any) -> Line:
+    def wait_for(
+        self, event: str, *, timeout: float = START_S, count: int = 1, saying: str = "", **fields: Any
+    ) -> Line:
         """The ``count``-th log line of ``event`` with these fields, as soon as it is there.
+
+        Args:
+            saying: what its message must contain.
 
         Raises:
             AssertionError: if it does not come in time, or the process ends without it.
         """
+
+        def found_lines() -> list[Line]:
+            return [line for line in self.logged(event, **fields) if saying in line["message"]]
+
         with self._changed:
-            found = self._changed.wait_for(
-                lambda: len(self.logged(event, **fields)) >= count or self._ended, timeout
-            )
-        lines = self.logged(event, **fields)
+            found = self._changed.wait_for(lambda: len(found_lines()) >= count or self._ended, timeout)
+        lines = found_lines()
         assert found, f"{self.name}: no {event!r} ({fields}) within {timeout:g} s; it logged:\n{self.text}"
         assert len(lines) >= count, f"{self.name} ended without {event!r} ({fields}); it logged:\n{self.text}"
         return lines[count - 1]
