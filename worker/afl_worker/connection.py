@@ -200,7 +200,7 @@ class Connection:
         details = str(error.details() if isinstance(error, grpc.Call) else error)
         LOG.debug("gRPC says: %s: %s", name, details)
         reason = plain_reason(name, details, self._address, self._files)
-        if reason is CUT and not self._has_heard and not self._closed.is_set():
+        if reason == CUT and not self._has_heard and not self._closed.is_set():
             return diagnose(self._address, self._files) or reason
         return reason
 

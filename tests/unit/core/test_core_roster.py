@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from afl_server import roster as roster_module
+from afl_server.gate import Identity
 from afl_server.roster import Roster
 from afl_server.session import Session, State
 
 
 def session(workers: tuple[int, ...], incarnation: bytes) -> Session:
-    made = Session(cast("Any", None), incarnation.decode())
+    made = Session(cast("Any", None), incarnation.decode(), Identity())
     made.workers, made.incarnation, made.state = workers, incarnation, State.READY
     return made
 

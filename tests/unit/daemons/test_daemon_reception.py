@@ -14,20 +14,22 @@ from numpy.typing import NDArray
 from afl._version import __version__
 from afl.algorithms.local_sgd import model_header, model_payload
 from afl.config import config_from_mapping
-from afl.errors import ExitCode
+from afl.errors import ExitCode, ProtocolError
 from afl.initialization import build_vector, realization_digest
-from afl.messages import NOWHERE, GoodbyeStatus, Kind, Payload, Position, Report, Role
+from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report, Role
 from afl.randomness import SharedRandomness
+from afl.security.identity import WorkerIds
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, Frame, chunk_frames, report_frame
 from afl_server.broadcast import Broadcast
 from afl_server.coordinator import Coordinator
-from afl_server.gate import Identity
+from afl_server.gate import Grant, Identity
 from afl_server.opening import open_run
 from afl_server.session import Session, State
 
 FIRST = Position(1, 0)
+NOBODY_IN_PARTICULAR = Identity()
 
 
 class Run:
@@ -51,9 +53,14 @@ class Run:
         self.coordinator = Coordinator(self.open, self.vector, randomness)
 
     async def join(
-        self, *workers: int, process: bytes, applied: Position = NOWHERE, reported: Position = NOWHERE
+        self,
+        *workers: int,
+        process: bytes,
+        applied: Position = NOWHERE,
+        reported: Position = NOWHERE,
+        identity: Identity = NOBODY_IN_PARTICULAR,
     ) -> Session:
-        session = self.coordinator.reception.admit("peer", Identity())
+        session = self.coordinator.reception.admit("peer", identity)
         join = pb.Join(
             protocol=PROTOCOL,
             package_version=__version__,
@@ -247,3 +254,42 @@ def test_who_comes_as_the_server_leaves_hears_what_the_others_heard(
         await run.coordinator.farewell()
 
     drive(tmp_path, scenario, state=state, name="fedavg")
+
+
+def test_nobody_tells_of_another_s_failure(tmp_path: Path) -> None:
+    """A failure that is not finite ends the run: it must be the worker's own."""
+
+    async def scenario(run: Run) -> None:
+        session = await run.join(0, process=b"A" * 16)
+        failure = pb.Failure(worker=1, message="a lie")
+        failure.cause = int(FailureCause.NON_FINITE)  # type: ignore[assignment]
+        with pytest.raises(ProtocolError, match="a failure of worker 1, which is not one of this session's"):
+            await session.receive(pb.WorkerFrame(failure=failure).SerializeToString())
+        assert not run.coordinator.is_over
+        assert run.coordinator.tallies.failures == 0
+
+    drive(tmp_path, scenario, name="fedavg")
+
+
+def test_whoever_may_not_speak_for_a_worker_neither_takes_it_nor_hears_the_end(
+    tmp_path: Path,
+) -> None:
+    async def scenario(run: Run) -> None:
+        await run.coordinator.start()
+        stranger = Identity(grants=(Grant("certificate", WorkerIds.parse("2")),))
+        owner = await run.join(0, process=b"A" * 16)
+        impostor = await run.join(0, process=b"B" * 16, identity=stranger)
+        assert last_words(impostor) is GoodbyeStatus.REFUSED
+        assert run.coordinator.roster.owner(0) is owner
+        unknown = run.coordinator.reception.admit("peer", Identity("no token"))
+        assert last_words(unknown) is GoodbyeStatus.REFUSED
+        assert len(run.coordinator.roster) == 2
+        run.coordinator.abort(ExitCode.ABORTED, "over")
+        late = await run.join(1, process=b"B" * 16, identity=stranger)
+        assert last_words(late) is GoodbyeStatus.REFUSED
+        assert 1 not in run.coordinator.informed
+        for session in list(run.coordinator.roster):
+            await run.coordinator.reception.leave(session)
+        await run.coordinator.farewell()
+
+    drive(tmp_path, scenario, name="fedavg")

@@ -35,6 +35,7 @@ from afl.wire.frames import (
     traffic_of_kind,
 )
 from afl_server.broadcast import Broadcast
+from afl_server.gate import Identity
 from afl_server.session import Session
 from afl_server.tallies import Tallies
 from afl_worker.runtime import _frames
@@ -161,7 +162,7 @@ def sent_by_the_server(
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
     tallies = Tallies()
-    session = Session(cast("Any", SimpleNamespace(tallies=tallies)), "test")
+    session = Session(cast("Any", SimpleNamespace(tallies=tallies)), "test", Identity())
     session.workers = (worker,)
 
     async def follow() -> WireCount:
