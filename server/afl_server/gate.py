@@ -12,12 +12,12 @@ from typing import Final
 from afl.config.schema import Server, Tls
 from afl.security.certificates import (
     KeyPair,
-    is_open_to_others,
     read_authorities,
     read_file,
     read_pair,
     shown_time,
     validity,
+    warn_if_open,
 )
 from afl.security.identity import (
     URI_PREFIX,
@@ -189,14 +189,7 @@ def _served(tls: Tls) -> Served:
             shown_time(not_after),
             extra={"event": "certificate_expires"},
         )
-    mode = is_open_to_others(tls.key)
-    if mode:
-        LOG.warning(
-            "server.tls.key %s can be read by every user of this machine (mode %s); chmod 600 it",
-            tls.key,
-            mode,
-            extra={"event": "secret_is_readable"},
-        )
+    warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from afl.errors import ProtocolError
 from afl.fault_points import reached
 from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
+from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -85,7 +86,7 @@ class Session:
     @property
     def label(self) -> str:
         """How logs name it."""
-        return f"workers {_ranges(self.workers)} at {self.peer}" if self.workers else f"peer {self.peer}"
+        return f"workers {WorkerIds.of(self.workers)} at {self.peer}" if self.workers else f"peer {self.peer}"
 
     # Outgoing.
 
@@ -206,7 +207,9 @@ class Session:
 
     def _must_host(self, worker: int) -> None:
         if not self._coordinator.is_owner(self, worker):
-            raise ProtocolError(f"worker {worker} is not one of this session's ({_ranges(self.workers)})")
+            raise ProtocolError(
+                f"worker {worker} is not one of this session's ({WorkerIds.of(self.workers)})"
+            )
 
     def _count(self, length: int, frame: pb.WorkerFrame) -> None:
         engine = self._coordinator.engine
@@ -239,17 +242,3 @@ def read_standings(message: pb.Ready, workers: tuple[int, ...]) -> dict[int, Pos
     if tuple(standing.worker for standing in message.workers) != workers:
         raise ProtocolError("a Ready must say where each worker of its Join stands, in the same order")
     return {standing.worker: position_of(standing.reported) for standing in message.workers}
-
-
-def _ranges(workers: tuple[int, ...]) -> str:
-    """``0-4,7`` for 0, 1, 2, 3, 4, 7."""
-    parts: list[str] = []
-    start = previous = None
-    for worker in (*workers, None):
-        if previous is not None and worker != previous + 1:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = worker
-        elif start is None:
-            start = worker
-        previous = worker
-    return ",".join(parts)

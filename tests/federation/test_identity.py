@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afl.errors import ExitCode
-from afl.security.issuing import Issued
+from afl.security.certificates import KeyPair
 from support import Federation, Process, Proxy, run_together
 from support.commands import FROM_NOTHING
 from support.identities import Identities, Pair, tls
@@ -262,7 +262,7 @@ def test_certificates_are_replaced_while_a_run_goes_on_and_its_result_is_the_sam
         federation.wait_until(lambda status: status["round"] >= 3)
         expiry = federation.metrics()["afl_certificate_expiry_seconds"]
 
-        renewed: dict[Pair, Issued] = {server: after.issue_for_server(days=40)}
+        renewed: dict[Pair, KeyPair] = {server: after.issue_for_server(days=40)}
         renewed |= {pair: after.issue_for_worker(ids) for ids, pair in workers.items()}
         for pair, issued in renewed.items():
             pair.write(issued)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from afl.security.certificates import KeyPair
 from afl.security.identity import new_token, token_hash
-from afl.security.issuing import Authority, Issued
+from afl.security.issuing import Authority
 
 LONG_AGO = dt.timedelta(days=50)
 
@@ -21,7 +22,7 @@ class Pair:
     certificate: Path
     key: Path
 
-    def write(self, issued: Issued) -> None:
+    def write(self, issued: KeyPair) -> None:
         """Put another certificate and key into the files, each at once."""
         for path, content in ((self.key, issued.key), (self.certificate, issued.certificate)):
             new = path.with_suffix(".new")
@@ -46,11 +47,11 @@ class Identities:
         self.ca.write_bytes(self.authority.own().certificate)
         self.tokens = folder / "tokens"
 
-    def issue_for_server(self, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: int = 30) -> Issued:
+    def issue_for_server(self, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: int = 30) -> KeyPair:
         """A certificate for a server; one of negative days has expired."""
         return self.authority.for_server(hosts, self._begin(days), abs(days))
 
-    def issue_for_worker(self, ids: str, days: int = 30) -> Issued:
+    def issue_for_worker(self, ids: str, days: int = 30) -> KeyPair:
         """A certificate for workers; one of negative days has expired."""
         return self.authority.for_worker(ids, self._begin(days), abs(days))
 
@@ -77,7 +78,7 @@ class Identities:
         with self.tokens.open("a", encoding="utf-8") as file:
             file.write(f"{ids} {token_hash(token)}\n")
 
-    def written(self, name: str, issued: Issued) -> Pair:
+    def written(self, name: str, issued: KeyPair) -> Pair:
         """A certificate and its key in files of this name."""
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.write(issued)

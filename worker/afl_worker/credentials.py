@@ -9,12 +9,12 @@ from pathlib import Path
 
 from afl.security.certificates import (
     KeyPair,
-    is_open_to_others,
     read_authorities,
     read_file,
     read_pair,
     shown_time,
     validity,
+    warn_if_open,
 )
 from afl.security.identity import checked_token
 
@@ -83,15 +83,8 @@ class CredentialFiles:
     def warn(self) -> None:
         """Log what is not wrong yet: secrets that others can read, a certificate that has expired."""
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
-            mode = is_open_to_others(path) if path is not None else ""
-            if mode:
-                LOG.warning(
-                    "%s %s can be read by every user of this machine (mode %s); chmod 600 it",
-                    option,
-                    path,
-                    mode,
-                    extra={"event": "secret_is_readable"},
-                )
+            if path is not None:
+                warn_if_open(LOG, option, path)
         expired = self.expired()
         if expired:
             LOG.warning("%s", expired, extra={"event": "certificate_expires"})

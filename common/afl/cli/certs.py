@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from afl.config.address import parse_target
 from afl.durable import write_whole
 from afl.errors import AddressError, ConfigError, ExitCode, StorageError
-from afl.security.certificates import read_file
+from afl.security.certificates import KeyPair, read_file
 from afl.security.identity import TokenEntry, new_token, parse_tokens, token_hash
 
 if TYPE_CHECKING:
-    from afl.security.issuing import Authority, Issued
+    from afl.security.issuing import Authority
 
 HELP = "make certificates and tokens for a server and its workers"
 
@@ -144,7 +144,7 @@ class _Folder:
         path = self._path / "server.pem"
         return hosts_of(read_file(path, "the server's certificate")) if path.exists() else []
 
-    def write_pair(self, name: str, issued: Issued) -> None:
+    def write_pair(self, name: str, issued: KeyPair) -> None:
         """A certificate and its key; the key first: whoever sees the new certificate finds its key."""
         self._write(f"{name}.key", issued.key, _PRIVATE)
         self._write(f"{name}.pem", issued.certificate, _PUBLIC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import datetime as dt
+import logging
 import re
 import ssl
 import stat
@@ -125,6 +126,23 @@ def is_open_to_others(path: Path) -> str:
     except OSError:
         return ""
     return f"{stat.S_IMODE(mode):04o}" if mode & stat.S_IROTH else ""
+
+
+def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
+    """Log that every user of this machine can read a private file, if it is so.
+
+    Args:
+        name: how the file is called where it is given.
+    """
+    mode = is_open_to_others(path)
+    if mode:
+        logger.warning(
+            "%s %s can be read by every user of this machine (mode %s); chmod 600 it",
+            name,
+            path,
+            mode,
+            extra={"event": "secret_is_readable"},
+        )
 
 
 class _PasswordError(ValueError):

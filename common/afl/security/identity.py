@@ -50,6 +50,11 @@ class WorkerIds:
             found.append((first, last))
         return cls().united(found)
 
+    @classmethod
+    def of(cls, workers: Iterable[int]) -> WorkerIds:
+        """Exactly these ids."""
+        return cls().united((worker, worker) for worker in workers)
+
     def united(self, ranges: Iterable[tuple[int, int]]) -> WorkerIds:
         """These ids and those of further ranges."""
         merged: list[tuple[int, int]] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, Self
 
 from cryptography import x509
@@ -14,20 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from afl.errors import ConfigError
+from afl.security.certificates import KeyPair
 from afl.security.identity import URI_PREFIX
 
 AUTHORITY_DAYS: Final = 3650
 
 _CLOCKS: Final = dt.timedelta(minutes=5)
 """How far two machines' clocks may be apart without a new certificate being refused as not yet valid."""
-
-
-@dataclass(frozen=True)
-class Issued:
-    """A certificate and its private key, as PEM."""
-
-    certificate: bytes
-    key: bytes = field(repr=False)
 
 
 class Authority:
@@ -68,11 +60,11 @@ class Authority:
             raise ConfigError("the authority's certificate and its key do not belong together")
         return cls(authority, loaded)
 
-    def own(self) -> Issued:
+    def own(self) -> KeyPair:
         """Its own certificate and key."""
         return _as_pem(self._certificate, self._key)
 
-    def for_server(self, hosts: Sequence[str], now: dt.datetime, days: int) -> Issued:
+    def for_server(self, hosts: Sequence[str], now: dt.datetime, days: int) -> KeyPair:
         """A certificate for a server that is reached under these names or addresses.
 
         Raises:
@@ -80,7 +72,7 @@ class Authority:
         """
         return self._sign("afl server", [_host(host) for host in hosts], now, days, is_server=True)
 
-    def for_worker(self, ids: str, now: dt.datetime, days: int) -> Issued:
+    def for_worker(self, ids: str, now: dt.datetime, days: int) -> KeyPair:
         """A certificate that speaks for these worker ids, and no others.
 
         Raises:
@@ -97,7 +89,7 @@ class Authority:
         days: int,
         *,
         is_server: bool,
-    ) -> Issued:
+    ) -> KeyPair:
         end = self._certificate.not_valid_after_utc
         if now + dt.timedelta(days=days) > end:
             raise ConfigError(
@@ -178,7 +170,7 @@ def _builder(
     )
 
 
-def _as_pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+def _as_pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Issued(certificate.public_bytes(pem), private)
+    return KeyPair(certificate.public_bytes(pem), private)
