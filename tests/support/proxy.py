@@ -112,6 +112,13 @@ class Proxy:
     def passing(self, link: Link, way: Way, data: bytes) -> None:
         """Called with all that passes, in order, before it is passed on."""
 
+    async def opening(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Called with each new connection, before anything passes.
+
+        Raises:
+            OSError: if nothing is to pass; the connection is then cut.
+        """
+
     # Inner workings, on the loop's thread.
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -154,6 +161,7 @@ class Proxy:
         self.links_made += 1
         try:
             await self._aimed.wait()
+            await self.opening(reader, writer)
             out_reader, out_writer = await asyncio.open_connection("127.0.0.1", self._target)
             link.writers.append(out_writer)
             pumps = [
@@ -205,3 +213,35 @@ class Proxy:
             self._cuts.remove(cut)
             self._cut_all()
             cut[2].set()
+
+
+class HttpProxy(Proxy):
+    """What a site may have between its machines and the internet: CONNECT, and everything then passes.
+
+    Whatever host is asked for, the connection goes to ``target``.
+    """
+
+    def __init__(self, target: int | None = None, *, refuses: bool = False) -> None:
+        self.asked_for: list[str] = []
+        """HOST:PORT of each request."""
+        self._refuses = refuses
+        super().__init__(target)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With which a process takes it."""
+        return {"https_proxy": f"http://{self.address}", "no_proxy": ""}
+
+    async def opening(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the request."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise ConnectionAbortedError("no request") from error
+        method, host, *_ = head.decode("ascii", "replace").split()
+        self.asked_for.append(host)
+        allowed = method == "CONNECT" and not self._refuses
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" if allowed else b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        await writer.drain()
+        if not allowed:
+            raise PermissionError(f"{method} {host}")

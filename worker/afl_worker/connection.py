@@ -77,7 +77,8 @@ class Connection:
     ) -> None:
         credentials = files.read()
         options: list[tuple[str, int | str]] = [*channel_options(chunk_bytes)]
-        if address.is_loopback or not use_proxy:
+        self._use_proxy = use_proxy and not address.is_loopback
+        if not self._use_proxy:
             options.append(("grpc.enable_http_proxy", 0))
         # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
         options.append(("grpc.use_local_subchannel_pool", 1))
@@ -201,7 +202,7 @@ class Connection:
         LOG.debug("gRPC says: %s: %s", name, details)
         reason = plain_reason(name, details, self._address, self._files)
         if reason == CUT and not self._has_heard and not self._closed.is_set():
-            return diagnose(self._address, self._files) or reason
+            return diagnose(self._address, self._files, use_proxy=self._use_proxy) or reason
         return reason
 
     def _beat(self) -> None:
