@@ -35,6 +35,7 @@ from afl.engine import Evaluation, Outcome
 from afl.errors import ConfigError, StorageError
 from afl.fault_points import reached
 from afl.messages import Kind, Payload, PayloadHeader, Position, Step
+from afl.sizing import largest_log
 
 LOG = logging.getLogger("afl.server")
 
@@ -42,9 +43,6 @@ FORMAT = 1
 
 FROZEN_FILE = "frozen"
 """The parameters that are not trained: the same in every checkpoint."""
-
-SMALLEST_LOG_BYTES = 256 * 1024 * 1024
-"""A log may grow to this, or to eight times the checkpoint, before the next checkpoint is due."""
 
 _NAME = re.compile(r"(checkpoint|log)-(\d{12})")
 
@@ -103,7 +101,7 @@ class RunStore:
         self._log = -1
         self._log_bytes = 0
         self._log_start = 0
-        self._log_limit = SMALLEST_LOG_BYTES
+        self._log_limit = largest_log(0)
 
     # Writing.
 
@@ -137,7 +135,7 @@ class RunStore:
             finally:
                 os.close(handle)
             self._begin_log(checkpoint.sequence)
-        self._log_limit = max(SMALLEST_LOG_BYTES, 8 * written)
+        self._log_limit = largest_log(written)
         return temporary
 
     def keep_frozen(self, data: bytes) -> None:

@@ -36,6 +36,7 @@ from afl.errors import ConfigError, StorageError
 from afl.fault_points import reached
 from afl.messages import Kind, Payload, PayloadHeader, Position, Report
 from afl.participant import Kept
+from afl.sizing import JOURNAL_SPARE
 
 LOG = logging.getLogger("afl.worker")
 
@@ -314,7 +315,7 @@ class Journals:
 
 def _room_for(length: int) -> int:
     """Bytes of a place for entries of about this length: index sections and signs vary in length."""
-    return -(-(length + length // 8 + HEAD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-(length + length // JOURNAL_SPARE + HEAD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _make_folder(folder: Path, *, syncs: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afl import sizing
 from afl.durable import InUseError
 from afl.engine import Evaluation, Outcome
 from afl.errors import StorageError
@@ -203,7 +204,7 @@ def test_two_servers_cannot_have_one_run(tmp_path):
 
 
 def test_a_log_that_grows_long_makes_a_checkpoint_due(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "SMALLEST_LOG_BYTES", 1)
+    monkeypatch.setattr(sizing, "SMALLEST_LOG_BYTES", 1)
     with RunStore(tmp_path, "process") as store:
         store.publish(store.write(checkpoint(0)))
         size = (tmp_path / "checkpoint-000000000000").stat().st_size
