@@ -12,8 +12,8 @@ import torch
 
 from afl._version import __version__
 from afl.config import Config
+from afl.run_files import METRICS_FILE, SUMMARY_FILE
 from afl_lab.reproduction.condensed import CondensedRun, Point, plain_config
-from afl_server.records import METRICS_FILE, SUMMARY_FILE
 
 
 def condense(directory: Path, config: Config, **about: Any) -> CondensedRun:

@@ -13,7 +13,7 @@ from typing import Any
 
 from afl.config import Config, dump_config, load_config
 from afl.errors import ConfigError, StorageError
-from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+from afl.run_files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
 ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""
