@@ -319,6 +319,7 @@ class RunRecords:
             "algorithm": self.config.algorithm.name,
             "workers": str(self.config.workers),
             "trained_parameters": str(snapshot.dim),
+            "buffers": snapshot.buffers,
         }
         if standing is not None:
             metadata["worst_worker"] = str(standing.worst_worker)
@@ -401,6 +402,7 @@ class Snapshot:
 
     def __init__(self, vector: ParameterVector) -> None:
         self.dim = vector.dim
+        self.buffers = vector.stored_buffers
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
 
 
