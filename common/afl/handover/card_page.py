@@ -41,8 +41,8 @@ def page_of(card: Mapping[str, Any]) -> str:
         "accuracies, and no examples."
     )
     stored = (
-        f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, trained "
-        "ones in float32, others in their own types."
+        f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
+        "trained ones in float32, others in their own types."
     )
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
@@ -136,8 +136,8 @@ def _communication(sent: Mapping[str, Any] | None) -> str:
     share = sent["share_of_uncompressed"]
     note = (
         f"Up to round {sent['round']}, {sent['synchronizations']} synchronization rounds. Uncompressed is a "
-        "whole float32 vector each way for each worker and synchronization round. On the wire is all that gRPC "
-        "carried, first models and evaluations too; workers of one process share what goes down."
+        "whole float32 vector each way for each worker and synchronization round. On the wire is all that "
+        "gRPC carried, first models and evaluations too; workers of one process share what goes down."
     )
     return f"{table}\n\n{note}" + (f" It was {share:.1%} of uncompressed." if share is not None else "")
 
@@ -151,14 +151,15 @@ def _loading(card: Mapping[str, Any]) -> str:
         loading = 'import afl\n\nmodel = afl.load_model("PATH")'
     text = (
         f"```python\n{loading}\n```\n\n`PATH` is this folder. The module comes in evaluation mode. Without "
-        f'afl: `safetensors.torch.load_file("{MODEL_FILE}")` gives the parameters by your module\'s own names.'
+        f'afl: `safetensors.torch.load_file("{MODEL_FILE}")` gives the parameters by the module\'s names.'
     )
     for program in card["programs"]:
         batch = "any number of examples" if program["any_batch"] else "exactly so many examples"
         text += (
             f"\n\n`{program['file']}` is the module as {program['format']}, for inputs like "
-            f"`{program['input']}` (the first dimension: {batch}). On a sample its output differed from the module's by at most "
-            f"{program['largest_difference']:.2g} (allowed: {program['tolerance']:.2g})."
+            f"`{program['input']}` (the first dimension: {batch}). On a sample its output "
+            f"differed from the module's by at most {program['largest_difference']:.2g} "
+            f"(allowed: {program['tolerance']:.2g})."
         )
         for note in program["notes"]:
             text += f" Note: {note}"

@@ -125,7 +125,7 @@ def _compare(form: Format, module: nn.Module, sample: Tensor, run: _Run) -> tupl
         if not difference <= tolerance:
             raise ProgramError(
                 f"{NAMES[form]}: the program's output differs from the module's by {difference:.3g} on a "
-                f"sample (allowed: {tolerance:.3g}); does the model draw random numbers or depend on its history?"
+                f"sample (allowed: {tolerance:.3g}); does the model draw random numbers, or keep a state?"
             )
         largest, allowed = max(largest, difference), max(allowed, tolerance)
     return largest, allowed
