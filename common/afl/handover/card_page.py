@@ -14,8 +14,8 @@ from afl.handover.loading import CARD_FILE, MODEL_FILE
 
 _NAMES: Mapping[str, str] = {
     "final": "the model after the last round that was closed",
-    "random": "the model of a round that was drawn uniformly before the run began, the one that the theorems "
-    "speak of",
+    "random": "the model before a round that was drawn uniformly when the run began, the one that the "
+    "theorems speak of",
     "best": "the model that served its worst worker best among those that were evaluated. It was chosen by "
     "the test data that it is reported on, so the figures are optimistic",
 }

@@ -125,7 +125,7 @@ def labels_of(files: Sequence[Path]) -> list[str]:
 def _table(runs: Sequence[PlottedRun]) -> Table:
     table = Table(title="Runs", title_justify="left", title_style="bold")
     for name, justify in _COLUMNS.items():
-        table.add_column(name, justify="right" if justify else "left")
+        table.add_column(name, justify="right" if justify else "left", no_wrap=not justify)
     for run in runs:
         accuracies = [point.worst_accuracy for point in run.points if point.worst_accuracy is not None]
         last = run.points[-1]
