@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,8 +107,6 @@ def test_a_run_that_is_aborted_can_be_exported(tmp_path: Path) -> None:
 TRACKER = """
 import threading
 
-from afl.tracking.tensorboard import TensorBoardTracker
-
 
 class Hanging:
     def started(self, run):
@@ -123,22 +122,17 @@ def test_a_tracker_that_hangs_holds_neither_the_rounds_nor_the_end_of_a_stopped_
     tmp_path: Path,
 ) -> None:
     own = tmp_path / "own"
-    (own / "own-1.dist-info").mkdir(parents=True)
+    info = own / "own-1.dist-info"
+    info.mkdir(parents=True)
     (own / "own_trackers.py").write_text(TRACKER, encoding="utf-8")
-    (own / "own-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: own\nVersion: 1\n", "utf-8"
-    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n", encoding="utf-8")
     points = "[afl.trackers]\nhanging = own_trackers:Hanging\n"
-    (own / "own-1.dist-info" / "entry_points.txt").write_text(points, encoding="utf-8")
-    command = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from afl_server.main import main; sys.exit(main())"
-    )
-    config = {
-        **CONFIG,
-        "run": {"trackers": ["hanging"]},
-        "algorithm": {**CONFIG["algorithm"], "rounds": 5000},
-    }
-    with _Own(config, tmp_path / "federation", ["-c", command, str(own)]) as federation:
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    paths = [str(own), str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    algorithm = {**CONFIG["algorithm"], "rounds": 5000}
+    config = {**CONFIG, "run": {"trackers": ["hanging"]}, "algorithm": algorithm}
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    with Federation(config, tmp_path / "federation", environment=environment) as federation:
         federation.start("0-1", "--task", "tests_tasks:Slow", "--journal", str(tmp_path / "journal"))
         federation.wait_until(lambda status: status["round"] >= 20)
         federation.server.terminate()
@@ -146,21 +140,3 @@ def test_a_tracker_that_hangs_holds_neither_the_rounds_nor_the_end_of_a_stopped_
         (left,) = federation.server.logged("tracker_left")
         assert left["tracker"] == "hanging"
         assert federation.summary()["result"] == "interrupted"
-
-
-class _Own(Federation):
-    """A federation whose server is started with another command."""
-
-    def __init__(self, config: dict[str, Any], folder: Path, command: list[str]) -> None:
-        super().__init__(config, folder)
-        self._command = command
-
-    def start_server(self, *options: str, environment: Any = None) -> Any:
-        arguments = [*self._command, "--config", str(self.folder / "server.yaml"), *options]
-        server = _process("server", arguments, folder=self.folder, environment=environment)
-        self.servers.append(server)
-        return server
-
-
-def _process(*arguments: Any, **options: Any) -> Any:
-    return importlib.import_module("support.process").Process(*arguments, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib import font_manager
+from matplotlib import font_manager, mathtext
 
 from afl.cli.main import main
 from afl.config import config_from_mapping
@@ -32,6 +32,7 @@ CONFIG: dict[str, Any] = {
 def fonts_closed() -> Iterator[None]:
     """matplotlib keeps its fonts' files open."""
     yield
+    mathtext.MathTextParser._parse_cached.cache_clear()
     font_manager._get_font.cache_clear()
 
 
