@@ -1,6 +1,7 @@
 """Agnostic federated learning: what users import.
 
 A user subclasses :class:`Task` (or :class:`Classification`) and, to add a compressor, :class:`Compressor`.
+:func:`load_model` loads what ``afl export`` wrote.
 :mod:`afl.theory` has the paper's step sizes, bounds and complexities. Everything else below this package
 may change without notice.
 
@@ -17,6 +18,7 @@ from afl._version import __version__
 if TYPE_CHECKING:
     from afl.compressors import Compressed, Compressor, Realization
     from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
+    from afl.handover.loading import load_model
     from afl.messages import Encoding
     from afl.randomness import Purpose, SharedRandomness, Stream
     from afl.tasks import Classification, Task, TaskContext, WorkerData
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "afl.compressors": ("Compressed", "Compressor", "Realization"),
     "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
+    "afl.handover.loading": ("load_model",),
     "afl.messages": ("Encoding",),
     "afl.randomness": ("Purpose", "SharedRandomness", "Stream"),
     "afl.tasks": ("Classification", "Task", "TaskContext", "WorkerData"),
@@ -48,6 +51,7 @@ __all__ = [
     "TaskError",
     "WorkerData",
     "__version__",
+    "load_model",
 ]
 
 

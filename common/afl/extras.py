@@ -1,15 +1,22 @@
-"""Packages that only some tasks need."""
+"""Packages that only some tasks and commands need."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError
 
-INSTALL_HINT = "pip install 'afl[tasks]'"
+
+def install_hint(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'afl[{extra}]'"
+
+
+INSTALL_HINT = install_hint("tasks")
 
 PROVIDED = frozenset({"sklearn", "torchvision", "pyarrow", "PIL"})
 """Top-level modules that the extra brings."""
@@ -30,7 +37,17 @@ def packaged_file(distribution: str, path: str, purpose: str) -> Path:
     return file
 
 
-def require(module: str, purpose: str) -> Any:
+def check_installed(module: str, purpose: str, extra: str) -> None:
+    """That a top-level ``module``, which ``extra`` brings, is there; it is not imported.
+
+    Raises:
+        afl.ConfigError: if it is not, with the command that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"the package {module} is needed to {purpose}: {install_hint(extra)}")
+
+
+def require(module: str, purpose: str, extra: str = "tasks") -> Any:
     """The imported ``module`` (dotted name); ``purpose`` completes "... is needed to".
 
     Raises:
@@ -42,4 +59,4 @@ def require(module: str, purpose: str) -> Any:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise ConfigError(f"the package {package} is needed to {purpose}: {INSTALL_HINT}") from error
+        raise ConfigError(f"the package {package} is needed to {purpose}: {install_hint(extra)}") from error

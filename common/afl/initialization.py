@@ -15,18 +15,12 @@ from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Task
 
 
-def build_vector(
-    task: Task, randomness: SharedRandomness, device: torch.device | str = "cpu"
-) -> ParameterVector:
-    """The task's module as a parameter vector.
-
-    torch's own generator is seeded for the module's constructor and then put back. Its stream may differ
-    between torch versions, so the server's result is what every worker is sent.
+def build_module(task: Task, seed: int) -> nn.Module:
+    """The task's module as its constructor leaves it; torch's own generator is seeded for it, then put back.
 
     Raises:
-        TaskError: if the task's module cannot be trained, or its policy on buffers is unknown.
+        TaskError: if the task makes no module, or its policy on buffers is unknown.
     """
-    seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = task.model()
@@ -39,7 +33,21 @@ def build_vector(
             f"{type(task).__name__}.buffers is {task.buffers!r}; it must be one of "
             f"{', '.join(map(repr, get_args(BufferPolicy)))}"
         )
-    return ParameterVector(module, device, buffers=task.buffers)
+    return module
+
+
+def build_vector(
+    task: Task, randomness: SharedRandomness, device: torch.device | str = "cpu"
+) -> ParameterVector:
+    """The task's module as a parameter vector.
+
+    torch's stream may differ between its versions, so the server's result is what every worker is sent.
+
+    Raises:
+        TaskError: if the task's module cannot be trained, or its policy on buffers is unknown.
+    """
+    seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
+    return ParameterVector(build_module(task, seed), device, buffers=task.buffers)
 
 
 class Drawn(Protocol):

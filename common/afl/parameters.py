@@ -162,6 +162,14 @@ class ParameterVector:
         )
         return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
 
+    @property
+    def stored_buffers(self) -> str:
+        """What :meth:`named_values` holds of floating-point buffers: ``mean``, ``local`` (nothing, since they
+        are the workers' own), or ``none`` where the module has none."""
+        if not self.buffers.has_floats:
+            return "none"
+        return "mean" if self._buffers_are_shared else "local"
+
     def frozen_bytes(self) -> bytes:
         """The frozen parameters, end to end, in order, as raw little-endian bytes."""
         parts: Sequence[Tensor] = [p.detach().cpu().contiguous().reshape(-1) for _, p in self._frozen]

@@ -21,10 +21,12 @@ from afl.initialization import build_vector
 from afl.logs import set_up_logs
 from afl.randomness import SharedRandomness
 from afl.tasks.registry import load_task
+from afl.tracking.following import Following, status_of
+from afl.tracking.registry import load_trackers
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Gate
 from afl_server.http import HttpServer
-from afl_server.opening import open_run, stored_config
+from afl_server.opening import OpenRun, open_run, stored_config
 from afl_server.progress import LiveView, print_summary
 from afl_server.service import FederationService
 
@@ -94,6 +96,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
     if config.server.tls is None:
         check_plaintext(config.server.listen, insecure=config.server.insecure)
     gate = Gate(config.server)
+    trackers = load_trackers(config.run.trackers)
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     config, records = run.config, run.records
     try:
@@ -114,6 +117,8 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         if config.server.http is not None:
             http = HttpServer(coordinator, config.server.http)
         await coordinator.start()
+        following = Following(trackers, coordinator.run_id, records.directory, config)
+        following.start()
         _announce(coordinator, service.port, http)
         code, reason = await _until_over(coordinator, live=live)
         await coordinator.farewell()
@@ -124,6 +129,14 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         await service.stop()
         if http is not None:
             http.close()
+    code = _conclude(coordinator, run, code, reason, live=live)
+    await asyncio.to_thread(following.end, status_of(code, can_go_on=coordinator.can_go_on))
+    return code
+
+
+def _conclude(coordinator: Coordinator, run: OpenRun, code: ExitCode, reason: str, *, live: bool) -> ExitCode:
+    """Write the summary, and say how the run ended."""
+    records = run.records
     try:
         summary = records.summarize(
             code=code,

@@ -11,12 +11,11 @@ from pathlib import Path
 from afl.config import Config, load_config
 from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
-from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, RunRecords, new_run_id
+from afl.run_files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl_server.records import RunRecords, new_run_id
 from afl_server.store import Checkpoint, Entry, RunStore
 
 LOG = logging.getLogger("afl.server")
-
-STATE_FOLDER = "state"
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,10 @@ from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
 from afl.errors import ConfigError, ExitCode, StorageError
 from afl.parameters import ParameterVector
+from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
 
 LOG = logging.getLogger("afl.server")
-
-MODEL_NAMES = ("final", "random", "best")
-CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
-SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -322,13 +318,15 @@ class RunRecords:
             "task_options": json.dumps(dict(self.config.task.options), sort_keys=True),
             "algorithm": self.config.algorithm.name,
             "workers": str(self.config.workers),
+            "trained_parameters": str(snapshot.dim),
+            "buffers": snapshot.buffers,
         }
         if standing is not None:
             metadata["worst_worker"] = str(standing.worst_worker)
             metadata["max_loss"] = repr(standing.max_loss)
             if standing.worst_accuracy is not None:
                 metadata["worst_accuracy"] = repr(standing.worst_accuracy)
-        path = self.directory / f"model-{name}.safetensors"
+        path = self.directory / model_file(name)
         try:
             with replacing(path) as temporary:
                 save_file(snapshot.tensors, temporary, metadata)
@@ -403,6 +401,8 @@ class Snapshot:
     """A model's parameters as they are now, apart from those that go on changing."""
 
     def __init__(self, vector: ParameterVector) -> None:
+        self.dim = vector.dim
+        self.buffers = vector.stored_buffers
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
 
 

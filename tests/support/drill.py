@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from afl.fault_points import VARIABLE
-from afl_server.opening import STATE_FOLDER
+from afl.run_files import STATE_FOLDER
 from afl_server.store import RunStore
 from support.federation import Federation, task_option
 from support.process import Process

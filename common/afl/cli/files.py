@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import torch
 from rich.console import RenderableType
 from rich.table import Table
-from safetensors import SafetensorError, safe_open
 
 from afl.cli.view import facts, summary_table
 from afl.compressors import create
@@ -22,6 +18,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError
 from afl.initialization import build_vector
 from afl.randomness import SharedRandomness
+from afl.run_files import metrics_entries, read_model
 from afl.tasks.registry import known_tasks, load_task
 
 Section: TypeAlias = RenderableType
@@ -73,59 +70,11 @@ def describe(path: Path, *, everything: bool = False) -> list[Section]:
         raise DataError(f"{path}: lacks {error}; was it written by another version of afl?") from error
 
 
-def model_digest(path: Path) -> str:
-    """32 hexadecimal digits over a model's parameters: their names, types, shapes and bytes, by name.
-
-    What else the file says (the run's id, the round) does not count: two runs that agree to the bit have
-    models of the same digest.
-
-    Raises:
-        DataError: if the file is no safetensors file, or damaged.
-    """
-    return _read_model(path).digest
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class _Model:
-    metadata: Mapping[str, str]
-    parameters: Sequence[_Parameter]
-    digest: str
-
-
-def _read_model(path: Path) -> _Model:
-    digest = hashlib.blake2b(digest_size=16)
-    parameters = []
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            for name in sorted(file.keys()):
-                tensor = file.get_tensor(name)
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                parameters.append(_Parameter(name, tuple(tensor.shape), dtype))
-                digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
-                if tensor.numel():
-                    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: no safetensors file, or a damaged one: {error}") from error
-    return _Model(metadata, parameters, digest.hexdigest())
-
-
 def _model(path: Path, limit: int | None) -> list[Section]:
-    model = _read_model(path)
-    count = sum(parameter.count for parameter in model.parameters)
+    model = read_model(path)
+    count = sum(parameter.count for parameter in model.tensors)
     rows: dict[str, RenderableType] = {
-        "parameters": f"{count:,} in {len(model.parameters)} tensors",
+        "parameters": f"{count:,} in {len(model.tensors)} tensors",
         "file": shown_bytes(path.stat().st_size),
         "digest": f"{model.digest} (of the parameters; equal for equal models)",
     }
@@ -137,17 +86,17 @@ def _model(path: Path, limit: int | None) -> list[Section]:
     table.add_column("shape")
     table.add_column("type")
     table.add_column("count", justify="right")
-    shown = model.parameters if limit is None else model.parameters[:limit]
+    shown = model.tensors if limit is None else model.tensors[:limit]
     for parameter in shown:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
         table.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
-    if len(shown) < len(model.parameters):
-        table.caption = f"and {len(model.parameters) - len(shown)} more (--all shows them)"
+    if len(shown) < len(model.tensors):
+        table.caption = f"and {len(model.tensors) - len(shown)} more (--all shows them)"
     return [facts(rows, title=f"Model {path}"), table]
 
 
 def _metrics(path: Path, limit: int | None) -> list[Section]:
-    entries, is_cut = _entries(path)
+    entries, is_cut = metrics_entries(path)
     rounds = [entry for entry in entries if entry.get("event") == "round"]
     evaluations = [entry for entry in entries if entry.get("event") == "evaluation"]
     if not rounds and not evaluations:
@@ -311,7 +260,7 @@ def _directory(path: Path, limit: int | None) -> list[Section]:
         for column in ("file", "after round", "worst accuracy", "digest of the parameters"):
             table.add_column(column)
         for file in models:
-            model = _read_model(file)
+            model = read_model(file)
             table.add_row(
                 file.name,
                 model.metadata.get("rounds_applied", "?"),
@@ -328,7 +277,7 @@ def _directory(path: Path, limit: int | None) -> list[Section]:
 
 def _unfinished(path: Path) -> Section:
     """What to say of a run that its server has not concluded."""
-    entries, _ = _entries(path / "metrics.jsonl")
+    entries, _ = metrics_entries(path / "metrics.jsonl")
     rounds = [entry["round"] for entry in entries if entry.get("event") == "round" and "round" in entry]
     return facts(
         {
@@ -337,27 +286,6 @@ def _unfinished(path: Path) -> Section:
         },
         title=f"Run {path}: UNFINISHED",
     )
-
-
-def _entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines' objects, and whether the last line is cut.
-
-    Raises:
-        DataError: if a line before the last is no JSON object.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    entries: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            if number == len(lines) and entries:
-                return entries, True
-            raise DataError(f"{path}:{number}: not JSON, or damaged: {error}") from error
-        if not isinstance(entry, dict):
-            raise DataError(f"{path}:{number}: not an object of a run's metrics")
-        entries.append(entry)
-    return entries, False
 
 
 def _thinned(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Sequence[Mapping[str, Any]]:

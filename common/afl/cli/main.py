@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from afl.cli import certs, demo, inspection, status, theory
+from afl.cli import certs, demo, export, inspection, status, theory
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -37,6 +37,7 @@ def commands() -> Mapping[str, Command]:
     own: dict[str, Command] = {
         "certs": certs,
         "demo": demo,
+        "export": export,
         "inspect": inspection,
         "status": status,
         "theory": theory,

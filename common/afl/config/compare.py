@@ -8,7 +8,16 @@ from typing import Any, Final
 
 from afl.config.schema import Config
 
-_FREE: Final = frozenset({"server", "run.directory", "faults.divergence", "faults.lost_residual"})
+_FREE: Final = frozenset(
+    {
+        "server",
+        "run.directory",
+        "run.description",
+        "run.trackers",
+        "faults.divergence",
+        "faults.lost_residual",
+    }
+)
 """What may change between the parts of a run: what only the server does, not what is computed."""
 
 

@@ -71,6 +71,12 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
+def _each_once(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name is there twice")
+    return names
+
+
 def _hexadecimal(seed: int) -> str:
     return f"0x{seed:032x}"
 
@@ -279,6 +285,20 @@ class Run(Section):
         Null("a fresh one"),
         Field(description="every random choice of the run is made from it"),
     ] = None
+    description: Annotated[
+        str | None,
+        Null("none"),
+        Field(description="what the data is, in your own words, for the card of an exported model"),
+    ] = None
+    trackers: Annotated[
+        list[Name],
+        Accepts("a list of names, each once"),
+        AfterValidator(_each_once),
+        Field(
+            description="what the metrics are also told to: tensorboard, mlflow, wandb, or an installed one;"
+            " metrics.jsonl is always written"
+        ),
+    ] = []
 
 
 class Tls(Section):

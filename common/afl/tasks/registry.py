@@ -76,6 +76,16 @@ def load_task(
     return _made(cls, name_or_path, options)
 
 
+def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
+    """A task of a class that the caller has, made with its options.
+
+    Raises:
+        afl.ConfigError: if it cannot be made, or is not a task.
+    """
+    name = getattr(cls, "__name__", repr(cls))
+    return _made(_checked_class(name, cls), name, options)
+
+
 def _with_local(
     cls: type[Task], name: str, options: Mapping[str, Any], local: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -14,30 +14,10 @@ from typing import Any
 from afl.config import Config, config_from_mapping, dump_config
 from afl.config.source import read_yaml
 from afl.errors import ConfigError
+from afl_lab.plots.points import Point
 
 _KEPT = ("workers", "task", "algorithm", "evaluation", "run", "worker")
 """The sections that a simulated run depends on."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """An evaluation; what was sent is cumulative, up and down.
-
-    Attributes:
-        round: update rounds.
-        synchronization: synchronization rounds.
-        float_equivalents: the paper's accounting.
-        wire_bytes: gRPC messages with their prefixes, the first models and evaluations with them.
-    """
-
-    round: int
-    synchronization: int
-    worst_accuracy: float
-    max_loss: float
-    mean_accuracy: float
-    mean_loss: float
-    float_equivalents: float
-    wire_bytes: int
 
 
 @dataclass(frozen=True)

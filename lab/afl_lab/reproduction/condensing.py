@@ -12,8 +12,9 @@ import torch
 
 from afl._version import __version__
 from afl.config import Config
-from afl_lab.reproduction.condensed import CondensedRun, Point, plain_config
-from afl_server.records import METRICS_FILE, SUMMARY_FILE
+from afl.run_files import SUMMARY_FILE
+from afl_lab.plots.points import points_of
+from afl_lab.reproduction.condensed import CondensedRun, plain_config
 
 
 def condense(directory: Path, config: Config, **about: Any) -> CondensedRun:
@@ -29,30 +30,6 @@ def condense(directory: Path, config: Config, **about: Any) -> CondensedRun:
         },
         points_of(directory),
     )
-
-
-def points_of(directory: Path) -> list[Point]:
-    """The evaluations of a run directory's metrics."""
-    points = []
-    synchronization = 0
-    for text in (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["event"] == "round":
-            synchronization = line["synchronization"]
-        elif line["event"] == "evaluation":
-            points.append(
-                Point(
-                    line["round"],
-                    synchronization,
-                    line["worst_accuracy"],
-                    round(line["max_loss"], 6),
-                    round(line["mean_accuracy"], 6),
-                    round(line["mean_loss"], 6),
-                    round(line["uplink_float_equivalents"] + line["downlink_float_equivalents"], 3),
-                    line["uplink_bytes"] + line["downlink_bytes"],
-                )
-            )
-    return points
 
 
 def versions() -> dict[str, str]:

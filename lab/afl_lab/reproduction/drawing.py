@@ -7,23 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ExitCode
+from afl_lab.plots.figures import MEASURES, cost_figure, pyplot, save
+from afl_lab.plots.points import COSTS, Measure
 from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
 from afl_lab.reproduction.experiment import Experiment, load_experiment
 from afl_lab.reproduction.search_log import LOG_FILE, SearchLog, search_table
-from afl_lab.reproduction.tables import COSTS, Measure, curve_of, markdown, table_of
-
-MEASURES: Mapping[Measure, str] = {
-    "worst_accuracy": "worst worker's accuracy",
-    "max_loss": "maximum worker loss",
-}
-
-MOST_LOSS = 1.5
-"""Losses above so many times the median of all curves are cut off: they are the first evaluations."""
-
-FORMATS = ("png", "svg")
+from afl_lab.reproduction.tables import curve_of, markdown, table_of
 
 
 def draw_stored(name: str, results: Path) -> ExitCode:
@@ -57,7 +47,7 @@ def draw(experiment: Experiment, results: Path) -> None:
         title = f"{experiment.title}: {own.title}"
         for measure in MEASURES:
             figure = part_figure(title, runs, labels, measure)
-            _save(figure, results / f"{part}-{measure.replace('_', '-')}")
+            save(figure, results / f"{part}-{measure.replace('_', '-')}")
     for series in sorted({part.series for part in experiment.parts.values() if part.series}):
         found = {
             part: tables[part]
@@ -68,7 +58,7 @@ def draw(experiment: Experiment, results: Path) -> None:
             workers = {part: stored_workers(experiment, results, part) for part in found}
             for measure in MEASURES:
                 figure = series_figure(f"{experiment.title}: {series}", found, workers, measure)
-                _save(figure, results / f"{series.lower().replace(' ', '-')}-{measure.replace('_', '-')}")
+                save(figure, results / f"{series.lower().replace(' ', '-')}-{measure.replace('_', '-')}")
     print(f"drawn: {', '.join(tables) or 'nothing, since there are no runs yet'} ({results})", flush=True)
 
 
@@ -93,37 +83,19 @@ def part_figure(
     title: str, runs: Mapping[str, Sequence[CondensedRun]], labels: Mapping[str, str], measure: Measure
 ) -> Any:
     """A measure against each cost: means, with one standard deviation over the seeds shaded."""
-    plots = _pyplot()
-    figure, axes = plots.subplots(1, len(COSTS), figsize=(4.6 * len(COSTS), 4.0), sharey=True)
-    medians = []
-    for axis, (cost, words) in zip(axes, COSTS.items(), strict=True):
-        for number, (name, own) in enumerate(runs.items()):
-            curve = curve_of(own, cost, measure)
-            colour = f"C{number}"
-            axis.plot(curve["x"], curve["mean"], color=colour, label=labels[name], linewidth=1.4)
-            low, high = curve["mean"] - curve["deviation"], curve["mean"] + curve["deviation"]
-            axis.fill_between(curve["x"], low, high, color=colour, alpha=0.18, linewidth=0)
-            medians.append(float(np.median(curve["mean"])))
-        axis.set_xlabel(words)
-        axis.grid(alpha=0.3)
-        if cost in {"float_equivalents", "wire_bytes"}:
-            axis.set_xscale("log")
-    axes[0].set_ylabel(MEASURES[measure])
-    if measure == "max_loss":
-        lowest = min(curve_of(own, "round", measure)["mean"].min() for own in runs.values())
-        axes[0].set_ylim(0.9 * lowest, MOST_LOSS * max(medians))
-    axes[0].legend(fontsize="small")
+    curves = [
+        (labels[name], {cost: curve_of(own, cost, measure) for cost in COSTS}) for name, own in runs.items()
+    ]
     seeds = sorted({len(own) for own in runs.values()})
-    figure.suptitle(f"{title} (seeds: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))})")
-    figure.tight_layout()
-    return figure
+    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    return cost_figure(f"{title} (seeds: {counts})", curves, measure)
 
 
 def series_figure(
     title: str, tables: Mapping[str, Mapping[str, Any]], workers: Mapping[str, int], measure: Measure
 ) -> Any:
     """Synchronization rounds to a part's first target against m, where all seeds reach it."""
-    plots = _pyplot()
+    plots = pyplot()
     figure, axis = plots.subplots(figsize=(6.0, 4.2))
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     for number, name in enumerate(names):
@@ -156,25 +128,3 @@ def series_figure(
 def _first_target(row: Mapping[str, Any] | None, measure: Measure) -> Mapping[str, Any] | None:
     targets = [] if row is None else [target for target in row["targets"] if target["measure"] == measure]
     return targets[0] if targets else None
-
-
-def _save(figure: Any, path: Path) -> None:
-    for form in FORMATS:
-        # Without dates and random ids, so that the same runs give the same files.
-        figure.savefig(
-            path.with_suffix(f".{form}"), dpi=110, metadata={"Date": None} if form == "svg" else None
-        )
-    _pyplot().close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  # an optional extra
-    except ImportError as error:
-        raise ConfigError("matplotlib is needed to draw; pip install 'afl[lab]'") from error
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "afl"
-    mpl.rcParams["svg.fonttype"] = "none"
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    return plt

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afl_lab.reproduction.condensed import Point, plain_config
-from afl_lab.reproduction.condensing import points_of
+from afl_lab.plots.points import Point, points_of
+from afl_lab.reproduction.condensed import plain_config
 from afl_lab.reproduction.experiment import Experiment, Score, Steps
 from afl_lab.reproduction.search_log import Trial
 from afl_lab.simulation.jobs import Job
@@ -58,6 +58,6 @@ def trial_of(part: str, method: str, job: Job, summary: Mapping[str, Any], score
         round(score_of(points, algorithm.rounds, score), 6) if is_whole else None,
         summary["result"],
         summary["seconds"],
-        [(point.round, point.worst_accuracy) for point in points],
+        [(point.round, point.worst_accuracy) for point in points if point.worst_accuracy is not None],
         plain_config(job.config),
     )

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from afl_lab.reproduction.condensed import CondensedRun, Point
+from afl_lab.plots.points import COSTS, Measure, Point
+from afl_lab.reproduction.condensed import CondensedRun
 from afl_lab.reproduction.experiment import Targets
-
-Measure: TypeAlias = Literal["worst_accuracy", "max_loss"]
-
-COSTS = {
-    "round": "update rounds",
-    "synchronization": "synchronization rounds",
-    "float_equivalents": "float equivalents sent",
-    "wire_bytes": "bytes on the wire",
-}
-"""What a curve is drawn against, and what reaching a target is measured in."""
 
 
 @dataclass(frozen=True)

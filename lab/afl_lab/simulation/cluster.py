@@ -12,9 +12,9 @@ from typing import Any
 from afl import __version__
 from afl.config import load_config
 from afl.errors import ConfigError, ExitCode, StorageError
+from afl.run_files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import POLL_S, Outcome, Watcher, found_done, interrupts, outcome_of
-from afl_server.records import SUMMARY_FILE
 
 LOCAL = "local"
 """In place of a cluster's address: one that is started on this machine, and ends with the command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from afl.config import Config, dump_config, load_config
 from afl.errors import ConfigError, StorageError
-from afl_server.records import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+from afl.run_files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
 ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""
@@ -82,6 +83,9 @@ class Job:
         names = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE]
         for path in (*map(self.directory.joinpath, names), *self.directory.glob("model-*.safetensors")):
             path.unlink(missing_ok=True)
+        trackers = self.directory / TRACKERS_FOLDER
+        if trackers.exists():
+            shutil.rmtree(trackers)
 
     def text(self) -> str:
         """The configuration, to be sent to another process."""

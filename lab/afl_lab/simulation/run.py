@@ -15,6 +15,8 @@ from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.messages import Kind, Position
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.registry import load_task
+from afl.tracking.following import Following, status_of
+from afl.tracking.registry import load_trackers
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
@@ -47,6 +49,7 @@ def simulate(
     assert seed is not None
     randomness = SharedRandomness.from_int(seed)
     torch.set_num_threads(config.worker.threads)
+    trackers = load_trackers(config.run.trackers)
     task = load_task(config.task.name, config.task.options, allow_path=True)
     settings = RunSettings.of_config(config, task.local_options)
     started = time.monotonic()
@@ -65,6 +68,9 @@ def simulate(
     )
     driver.meter = meter
     records = RunRecords.create(new_run_id(), directory, config)
+    following = Following(trackers, records.run_id, directory, config)
+    following.start()
+    code = ExitCode.INTERNAL
     try:
         code, reason = _drive(
             driver, meter, records, randomness, saves_models=saves_models, on_round=on_round
@@ -78,6 +84,7 @@ def simulate(
         )
     finally:
         records.close()
+        following.end(status_of(code, can_go_on=False))
 
 
 def _drive(

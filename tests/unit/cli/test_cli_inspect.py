@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from afl.cli.files import model_digest
 from afl.cli.main import main
+from afl.run_files import model_digest
 
 COUNT = {
     "wire_bytes": 1000,

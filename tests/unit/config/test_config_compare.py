@@ -28,7 +28,7 @@ def test_the_same_configuration_has_no_differences():
     "sections",
     [
         {"server": {"listen": "127.0.0.1:1", "grace": "1s", "state": "machine"}},
-        {"run": {"directory": "elsewhere"}},
+        {"run": {"directory": "elsewhere", "description": "Other words.", "trackers": ["tensorboard"]}},
         {"faults": {"divergence": {"max_loss": 5.0, "evaluations": 2}, "lost_residual": "refuse"}},
     ],
 )

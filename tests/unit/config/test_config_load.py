@@ -967,3 +967,15 @@ class TestCompressorsOfOthers:
 )
 def test_the_built_in_compressors_take_their_options(name: str, options: dict[str, Any]) -> None:
     compressors.check_compressor(name, options)
+
+
+@pytest.mark.parametrize("value", ["tensorboard", "[tensorboard, tensorboard]", "[3]", "['']"])
+def test_trackers_are_a_list_of_names_each_once(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workers: 1\ntask: {name: digits}\nalgorithm: {name: afl-br, rounds: 1, eta_w: 1.0, eta_q: 0.0}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, [f"run.trackers={value}"])
+    assert "run.trackers" in str(raised.value)
+    assert "a list of names, each once" in str(raised.value)

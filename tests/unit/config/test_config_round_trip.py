@@ -121,7 +121,11 @@ VALUES = st.fixed_dictionaries(
             {
                 "directory": st.none() | st.sampled_from(["runs/a", "/b c", "on", "1e3", "~"]),
                 "seed": st.none() | st.integers(0, 2**128 - 1) | st.sampled_from(["0x0", "0xFf"]),
-            }
+            },
+            optional={
+                "description": st.none() | TEXT | TRAPS,
+                "trackers": st.lists(NAMES | TRAPS.filter(bool), max_size=3, unique=True),
+            },
         ),
         "server": servers(),
         "worker": st.fixed_dictionaries({"threads": st.integers(1, 1024), "batch_oracles": st.booleans()}),
@@ -202,6 +206,7 @@ def test_what_is_written_out() -> None:
         "  every: 50\n"
         "run:\n"
         '  seed: "0x00000000000000000000000000000010"\n'
+        "  trackers: []\n"
         "server:\n"
         "  listen: 127.0.0.1:50051\n"
         "  http: 127.0.0.1:9090\n"
@@ -273,6 +278,8 @@ def test_what_defines_the_result_changes_the_digest(changes: dict[str, Any]) -> 
         {"algorithm__downlink": {"name": "rand-k", "ratio": 0.1}},
         {"run__seed": "0x10"},
         {"run__directory": "elsewhere"},
+        {"run__description": "Digits of two hospitals."},
+        {"run__trackers": ["tensorboard"]},
         {"server__heartbeat": "1s"},
         {"evaluation__every": 3},
         {"faults__lost_residual": "refuse"},

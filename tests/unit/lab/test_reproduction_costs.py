@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afl.config import config_from_mapping
-from afl_lab.reproduction.condensing import points_of
+from afl_lab.plots.points import points_of
 from afl_lab.simulation.run import simulate
 
 M = 10

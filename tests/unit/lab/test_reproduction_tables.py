@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from afl.errors import ConfigError
-from afl_lab.reproduction.condensed import CondensedRun, Point, read_run, run_file
+from afl_lab.plots.points import Point
+from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
 from afl_lab.reproduction.experiment import Targets
 from afl_lab.reproduction.tables import Spread, curve_of, markdown, reached, standing, to_targets
 

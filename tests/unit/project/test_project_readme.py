@@ -16,10 +16,10 @@ import afl_server.main
 import afl_worker.main
 from afl import SharedRandomness, TaskContext
 from afl.cli.children import Children
-from afl.cli.files import model_digest
 from afl.cli.main import make_afl_parser
 from afl.config import load_config
 from afl.initialization import build_vector
+from afl.run_files import model_digest
 from afl.tasks.base import take_batch
 from afl.tasks.registry import load_task
 

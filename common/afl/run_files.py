@@ -1,0 +1,121 @@
+"""The files of a run directory, as whoever reads them needs them: while the run goes on, and afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afl.errors import DataError
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+STATE_FOLDER = "state"
+TRACKERS_FOLDER = "trackers"
+
+MODEL_NAMES = ("final", "random", "best")
+
+
+def model_file(name: str) -> str:
+    """The file of one of a run's models (``final``, ``random`` or ``best``)."""
+    return f"model-{name}.safetensors"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a model's file, without its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What a model's file says.
+
+    Attributes:
+        metadata: what afl, or whoever wrote it, said of it.
+        tensors: by name.
+        digest: 32 hexadecimal digits, as :func:`model_digest`.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Sequence[StoredTensor]
+    digest: str
+
+
+def model_digest(path: Path) -> str:
+    """32 hexadecimal digits over a model's parameters: their names, types, shapes and bytes, by name.
+
+    What else the file says (the run's id, the round) does not count: two runs that agree to the bit have
+    models of the same digest.
+
+    Raises:
+        DataError: if the file is no safetensors file, or damaged.
+    """
+    return read_model(path).digest
+
+
+def read_model(path: Path) -> StoredModel:
+    """Read all of a model's file.
+
+    Raises:
+        DataError: if it is no safetensors file, or damaged.
+    """
+    # Commands that read metrics alone start without PyTorch.
+    import torch  # noqa: PLC0415
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+
+    digest = hashlib.blake2b(digest_size=16)
+    tensors = []
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                tensors.append(StoredTensor(name, tuple(tensor.shape), dtype))
+                digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
+                if tensor.numel():
+                    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: no safetensors file, or a damaged one: {error}") from error
+    return StoredModel(metadata, tensors, digest.hexdigest())
+
+
+def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines of a run's metrics, and whether the last one is cut: a server may be writing it.
+
+    Raises:
+        DataError: if a line before the last is no JSON object.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            if number == len(lines) and entries:
+                return entries, True
+            raise DataError(f"{path}:{number}: not JSON, or damaged: {error}") from error
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}:{number}: not an object of a run's metrics")
+        entries.append(entry)
+    return entries, False
+
+
+def of_event(entries: Iterable[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+    """The lines of one kind (``round`` or ``evaluation``), by round, the last of each."""
+    found = {entry["round"]: entry for entry in entries if entry.get("event") == event}
+    return [found[round_] for round_ in sorted(found)]

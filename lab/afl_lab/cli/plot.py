@@ -1,0 +1,44 @@
+"""``afl plot``: compare runs in the paper's three views."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from afl.errors import ExitCode
+
+HELP = "compare runs: worst accuracy and maximum loss against rounds and communication"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run directories, or their metrics.jsonl; runs may still be going on",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a run's name in the figures, once for each run in order (default: the directories' names)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("plots"),
+        metavar="DIR",
+        help="worst-accuracy and max-loss go there as .png and .svg (default: plots)",
+    )
+    parser.add_argument("--title", default="", metavar="TEXT", help="above the figures")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Draw."""
+    from afl_lab.plots.comparison import compare  # noqa: PLC0415  # numpy takes a moment to import
+
+    compare(options.runs, options.label, options.out, options.title)
+    return ExitCode.OK

@@ -1,0 +1,1 @@
+"""Curves of runs in the paper's three views: update rounds, synchronization rounds, communication."""

@@ -1,0 +1,72 @@
+"""The evaluations of a run as points of a curve; needs neither data nor PyTorch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from afl.run_files import METRICS_FILE, metrics_entries, of_event
+
+Measure: TypeAlias = Literal["worst_accuracy", "max_loss"]
+
+COSTS = {
+    "round": "update rounds",
+    "synchronization": "synchronization rounds",
+    "float_equivalents": "float equivalents sent",
+    "wire_bytes": "bytes on the wire",
+}
+"""What a curve is drawn against, and what reaching a target is measured in."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation; what was sent is cumulative, up and down.
+
+    Attributes:
+        round: update rounds.
+        synchronization: synchronization rounds.
+        worst_accuracy: ``None`` for a task without accuracy, as ``mean_accuracy``.
+        float_equivalents: the paper's accounting.
+        wire_bytes: gRPC messages with their prefixes, the first models and evaluations with them.
+    """
+
+    round: int
+    synchronization: int
+    worst_accuracy: float | None
+    max_loss: float
+    mean_accuracy: float | None
+    mean_loss: float
+    float_equivalents: float
+    wire_bytes: int
+
+
+def points_of(path: Path) -> list[Point]:
+    """The evaluations of a run directory, or of its metrics file; whether or not the run goes on.
+
+    Raises:
+        DataError: if the metrics are damaged.
+    """
+    entries, _ = metrics_entries(path / METRICS_FILE if path.is_dir() else path)
+    # A round that restarted servers made again stands there once more; the last is right.
+    closed = of_event(entries, "round")
+    rounds = [line["round"] for line in closed]
+    points = []
+    for line in of_event(entries, "evaluation"):
+        round_ = int(line["round"])
+        before = bisect_right(rounds, round_)
+        mean_accuracy = line["mean_accuracy"]
+        points.append(
+            Point(
+                round_,
+                int(closed[before - 1]["synchronization"]) if before else 0,
+                line["worst_accuracy"],
+                round(line["max_loss"], 6),
+                None if mean_accuracy is None else round(mean_accuracy, 6),
+                round(line["mean_loss"], 6),
+                round(line["uplink_float_equivalents"] + line["downlink_float_equivalents"], 3),
+                line["uplink_bytes"] + line["downlink_bytes"],
+            )
+        )
+    return points

@@ -1,0 +1,142 @@
+"""A real run's trackers and exports while it goes on, when its server is killed, stopped, and at its end."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afl.run_files import model_digest
+from support.federation import Federation
+from support.process import KIT
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard (afl[tensorboard]) is not installed"
+)
+
+CONFIG: dict[str, Any] = {
+    "workers": 2,
+    "task": {"name": "tests_tasks:Slow", "options": {"pause": 0.01}, "batch_size": 8},
+    "algorithm": {"name": "afl-br", "rounds": 400, "eta_w": 0.01, "eta_q": 0.1},
+    "evaluation": {"every": 20},
+    "server": {"checkpoint_every": 25, "heartbeat": "1s", "peer_timeout": "20s"},
+}
+
+
+def exported(federation: Federation, out: Path, *options: str) -> dict[str, Any]:
+    """The card of what ``afl export`` makes of the run as it now is."""
+    arguments = ["export", str(federation.directory), "--out", str(out), "--force", *options]
+    command = [sys.executable, "-m", "afl.cli", *arguments]
+    subprocess.run(command, check=True, capture_output=True, cwd=KIT)
+    card: dict[str, Any] = json.loads((out / "card.json").read_text(encoding="utf-8"))
+    return card
+
+
+def steps(federation: Federation, name: str) -> list[int]:
+    """The steps at which TensorBoard's own reader finds a value."""
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(
+        str(federation.directory / "trackers" / "tensorboard"), size_guidance={"scalars": 0}
+    )
+    events.Reload()
+    return [scalar.step for scalar in events.Scalars(name)]
+
+
+def position(federation: Federation) -> int:
+    path = federation.directory / "trackers" / "tensorboard" / "position.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["round"]) if path.exists() else 0
+
+
+def test_a_run_that_is_killed_and_stopped_is_tracked_once_and_exported_in_every_state(
+    tmp_path: Path,
+) -> None:
+    with Federation({**CONFIG, "run": {"trackers": ["tensorboard"]}}, tmp_path) as federation:
+        federation.start("0-1", "--task", "tests_tasks:Slow", "--journal", str(tmp_path / "journal"))
+        federation.wait_until(lambda _: position(federation) >= 20)
+        card = exported(federation, tmp_path / "out", "--model", "best")
+        assert card["run"]["state"] == "running"
+        assert card["evaluation"]["round"] == card["model"]["round"] <= federation.status()["round"]
+        address = federation.address
+        federation.server.kill()
+        assert exported(federation, tmp_path / "out", "--model", "best")["run"]["state"] == "unfinished"
+        listen = ["--set", f"server.listen={address}"]
+        federation.start_server(*listen)
+        federation.wait_until(lambda status: status["round"] > position(federation) > 40)
+        federation.server.terminate()
+        federation.server.expect(130)
+        card = exported(federation, tmp_path / "out")
+        assert card["run"]["state"] == "stopped"
+        assert "can be gone on with" in card["run"]["state_words"]
+        federation.start_server(*listen)
+        federation.finish()
+        card = exported(federation, tmp_path / "out")
+        assert card["run"]["state"] == "finished"
+        assert card["model"]["digest"] == model_digest(federation.directory / "model-final.safetensors")
+        closed = [line["round"] for line in federation.records("round")]
+        assert closed == list(range(1, 401))
+        logged = steps(federation, "round/loss_max")
+        assert len(logged) == len(set(logged)), "a step was logged twice"
+        # What was in the tracker's hands when its process was killed may be missing; it was killed once.
+        assert len(set(closed) - set(logged)) <= 256
+        assert logged[-1] == 400
+        assert steps(federation, "evaluation/max_loss")[-1] == 400
+        ended = federation.server.logged("tracker_ended", tracker="tensorboard")
+        assert ended[0]["failures"] == 0
+
+
+def test_a_run_that_is_aborted_can_be_exported(tmp_path: Path) -> None:
+    config = {**CONFIG, "task": {"name": "tests_tasks:Diverging", "batch_size": 4}}
+    with Federation(config, tmp_path) as federation:
+        federation.start("0-1", "--task", "tests_tasks:Diverging")
+        federation.server.expect(5)
+        card = exported(federation, tmp_path / "out", "--description", "Four features.")
+        assert card["run"]["state"] == "aborted"
+        assert "(diverged)" in card["run"]["state_words"]
+        assert card["data"]["description"] == "Four features."
+        page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        assert "No evaluation was made before this model was written." in page
+
+
+TRACKER = """
+import threading
+
+
+class Hanging:
+    def started(self, run):
+        threading.Event().wait()
+
+    def log(self, rounds): ...
+
+    def ended(self, status): ...
+"""
+
+
+def test_a_tracker_that_hangs_holds_neither_the_rounds_nor_the_end_of_a_stopped_server(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own"
+    info = own / "own-1.dist-info"
+    info.mkdir(parents=True)
+    (own / "own_trackers.py").write_text(TRACKER, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n", encoding="utf-8")
+    points = "[afl.trackers]\nhanging = own_trackers:Hanging\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    paths = [str(own), str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    algorithm = {**CONFIG["algorithm"], "rounds": 5000}
+    config = {**CONFIG, "run": {"trackers": ["hanging"]}, "algorithm": algorithm}
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    with Federation(config, tmp_path / "federation", environment=environment) as federation:
+        federation.start("0-1", "--task", "tests_tasks:Slow", "--journal", str(tmp_path / "journal"))
+        federation.wait_until(lambda status: status["round"] >= 20)
+        federation.server.terminate()
+        federation.server.expect(130)
+        (left,) = federation.server.logged("tracker_left")
+        assert left["tracker"] == "hanging"
+        assert federation.summary()["result"] == "interrupted"
