@@ -39,11 +39,15 @@ class Daemons:
 
     def __enter__(self) -> Self:
         try:
-            self.port = self._listening_port()
+            self.open()
         except BaseException:
             self.close()
             raise
         return self
+
+    def open(self) -> None:
+        """Wait until the server listens; ``port`` is known then."""
+        self.port = self._listening_port()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -97,6 +101,14 @@ class Daemons:
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"the server did not end within {END_TIMEOUT_S:g} s") from None
 
+    def pause(self) -> None:
+        """Stop all of them where they are (SIGSTOP)."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let all of them go on."""
+        self._send(signal.SIGCONT)
+
     def close(self) -> None:
         """End all of them at once."""
         for process in self._all.values():
@@ -130,6 +142,11 @@ class Daemons:
                 stderr=log,
                 env=environment,
             )
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._all.values():
+            if process.poll() is None:
+                process.send_signal(number)
 
     def _text(self, name: str) -> str:
         # The last line may be under way.

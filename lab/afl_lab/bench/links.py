@@ -28,6 +28,7 @@ import yaml
 from afl.config import Config, Duration, dump_config
 from afl.errors import AflError, ConfigError
 from afl_lab.bench.daemons import Daemons
+from afl_lab.bench.metrics_tail import MetricsTail
 from afl_lab.links.kinds import links_of
 from afl_lab.links.namespaces import UnavailableError
 from afl_lab.links.pipe import Link
@@ -35,7 +36,7 @@ from afl_lab.links.results import LinkRun, Point, add_run, median_round, overhea
 from afl_lab.reproduction.command import chosen_steps
 from afl_lab.reproduction.experiment import Experiment, load_experiment
 from afl_lab.reproduction.search_log import LOG_FILE, SearchLog
-from afl_server.records import METRICS_FILE, SUMMARY_FILE
+from afl_server.records import SUMMARY_FILE
 
 METHODS = ("afl-br", "afl-com-top-k", "afl-com-rand-k")
 TARGETS = (0.5, 0.6, 0.7, 0.75)
@@ -136,7 +137,7 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
                     [*links.worker_options, *data],
                     inside=links.inside(number),
                 )
-            watch = _Watch(daemons, folder / "run" / METRICS_FILE, workers)
+            watch = _Watch(daemons, folder / "run", workers)
             watch.until(
                 lambda: watch.is_done(max(options.targets), min(options.rounds, config.algorithm.rounds))
             )
@@ -174,12 +175,11 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
 class _Watch:
     """What a run's metrics say as it goes on, and when they said so."""
 
-    def __init__(self, daemons: Daemons, metrics: Path, workers: int) -> None:
+    def __init__(self, daemons: Daemons, directory: Path, workers: int) -> None:
         self.points: list[Point] = []
         self.round_seconds: list[float] = []
         self._daemons = daemons
-        self._metrics = metrics
-        self._read = 0
+        self._metrics = MetricsTail(directory)
         self._path = hashlib.sha256()
         self._digest = ""
         self._began_at = 0.0
@@ -198,13 +198,8 @@ class _Watch:
 
     def is_done(self, target: float, rounds: int) -> bool:
         """Whether the target has been reached or the rounds are over, in what there is by now."""
-        with self._metrics.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for text in whole.splitlines():
-            self._take(json.loads(text))
+        for line in self._metrics.new():
+            self._take(line)
             if self.points and self.points[-1].worst_accuracy >= target:
                 return True
         return len(self.round_seconds) >= rounds

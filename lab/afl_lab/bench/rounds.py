@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> No
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the system, then the floor with the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = federation(options, Path(folder))
+        measured = _federation(options, Path(folder))
     gradient_bytes = measured.pop("_gradient_bytes")
     up, down = (size // (options.workers * options.rounds) for size in gradient_bytes)
     seconds = floor.measure(
@@ -83,23 +83,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def federation(
-    options: argparse.Namespace,
-    folder: Path,
-    *,
-    server: Mapping[str, Any] | None = None,
-    worker_options: Callable[[int], Sequence[str]] = lambda _: (),
-) -> dict[str, Any]:
-    """Run one federation on the no-op task, and what its rounds took.
-
-    Args:
-        server: added to the section of this name.
-        worker_options: added to a worker's command line.
-    """
+def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[str, Any]:
+    """The configuration of a federation on the no-op task, with more in its section ``server``."""
     compressor: dict[str, Any] = {"name": options.compressor}
     if options.compressor != "identity":
         compressor["ratio"] = options.ratio
-    config = {
+    return {
         "workers": options.workers,
         "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
         "algorithm": {
@@ -115,16 +104,18 @@ def federation(
             "listen": "127.0.0.1:0",
             "http": None,
             "chunk_bytes": options.chunk_bytes,
-            **(server or {}),
+            **server,
         },
     }
-    with Daemons(config, folder, options.set) as daemons:
+
+
+def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with Daemons(config_of(options, folder), folder, options.set) as daemons:
         idle = psutil.Process(daemons.server.pid).memory_info().rss
         peak = _Peak(daemons.server.pid)
         try:
             for worker in range(options.workers):
-                own = ("--task", TASK, *worker_options(worker))
-                daemons.start_worker(str(worker), f"127.0.0.1:{daemons.port}", own)
+                daemons.start_worker(str(worker), f"127.0.0.1:{daemons.port}", ("--task", TASK))
             daemons.join()
         finally:
             peak.stop()

@@ -1,7 +1,7 @@
 """Links made by the kernel: a network namespace for each worker, behind a pair of virtual Ethernet devices.
 
 Both ends of a pair send through ``netem`` (rate and delay), or through ``tbf`` where there is no delay.
-TCP runs over the whole link, as over a real one. Needs root, iproute2 and a kernel with these queueing disciplines.
+TCP runs over the whole link. Needs root, iproute2 and a kernel with these queueing disciplines.
 """
 
 from __future__ import annotations

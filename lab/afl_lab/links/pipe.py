@@ -39,7 +39,7 @@ class Pipe:
     """One way of a link.
 
     A byte enters the link when it is there and the byte before it has entered, takes ``1 / rate`` to do so,
-    and comes out ``delay`` after that. Time is whatever clock the caller has, in seconds; it does not go back.
+    and comes out ``delay`` after that. Time is the caller's clock, in seconds; it does not go back.
     A caller that is late with :meth:`take` gets late what was due, and what follows is no later for it.
     """
 
