@@ -2,8 +2,9 @@
 
 python -m afl_lab.bench.tls --dim 1000000 --workers 10 --compressor rand-k --ratio 0.1
 
-Both federations are there from the start; one is stopped (SIGSTOP) while the other runs for a few seconds. So both
-see the same load of a machine that has other things to do, and the ratio can be trusted where the times cannot.
+Both federations are there from the start; one is stopped (SIGSTOP) while the other runs for a few seconds.
+So both see the same load of a machine that has other things to do, and the ratio can be trusted where the
+times cannot.
 """
 
 from __future__ import annotations

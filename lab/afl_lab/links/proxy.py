@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
@@ -123,7 +124,7 @@ class ProxyLinks:
         except* OSError:
             # One end is gone; the other hears of it at once.
             for each in writers:
-                each.transport.abort()
+                _reset(each)
         finally:
             for each in writers:
                 each.close()
@@ -169,3 +170,12 @@ class ProxyLinks:
                 await changed.wait()
             else:
                 await asyncio.sleep(due - now)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close so that the peer is told of a reset, not of an end."""
+    with contextlib.suppress(OSError):
+        # Lingering for no time: whatever is under way is dropped.
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
