@@ -1,4 +1,4 @@
-"""What operators do to a run under mutual TLS: the result is that of a plaintext run left alone, to the bit."""
+"""What operators do to a run under mutual TLS: the result is a plaintext run's left alone, to the bit."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ python -m afl_lab.bench.links --table docs/network/links.jsonl    # only the tab
 
 A server and one process for each worker, each behind a link of its own; the server's side has no limit.
 The methods, the data and the step sizes are those of `afl reproduce` (EXPERIMENT, and the search in RESULTS).
-A run ends when the last target is reached, or after --rounds.
+A run ends when the last target is reached, or with the last evaluation until --rounds.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how links are made; auto: namespaces where this machine can, else the proxy",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=1000, help="after which a run ends in any case")
+    parser.add_argument(
+        "--rounds", type=int, default=1000, help="a run ends with the last evaluation until then"
+    )
     parser.add_argument("--targets", type=float, nargs="+", default=list(TARGETS), metavar="ACCURACY")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--out", type=Path, default=Path("links.jsonl"), metavar="FILE")
@@ -138,9 +140,9 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
                     inside=links.inside(number),
                 )
             watch = _Watch(daemons, folder / "run", workers)
-            watch.until(
-                lambda: watch.is_done(max(options.targets), min(options.rounds, config.algorithm.rounds))
-            )
+            every = config.evaluation.every
+            last = max(every, min(options.rounds, config.algorithm.rounds) // every * every)
+            watch.until(lambda: watch.is_done(max(options.targets), last))
             daemons.stop()
             carried = links.carried()
             summary = json.loads((folder / "run" / SUMMARY_FILE).read_text(encoding="utf-8"))
@@ -196,13 +198,13 @@ class _Watch:
             self._daemons.check()
             time.sleep(_POLL_S)
 
-    def is_done(self, target: float, rounds: int) -> bool:
-        """Whether the target has been reached or the rounds are over, in what there is by now."""
+    def is_done(self, target: float, last: int) -> bool:
+        """Whether an evaluation has reached the target, or is that of the round ``last``."""
         for line in self._metrics.new():
             self._take(line)
-            if self.points and self.points[-1].worst_accuracy >= target:
+            if self.points and (self.points[-1].worst_accuracy >= target or self.points[-1].round >= last):
                 return True
-        return len(self.round_seconds) >= rounds
+        return False
 
     def path_digest(self) -> str:
         """A checksum of the losses and dual weights of all rounds up to the last evaluation."""

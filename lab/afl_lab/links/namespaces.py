@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from afl_lab.links.pipe import Carried, Link
 
 _LARGEST_COUNT = 250
-"""One subnet a link in 10.213.0.0/16."""
+"""One subnet a link in one of the networks 10.64.0.0/16 to 10.191.0.0/16."""
 
 _QUEUE_PACKETS = 1000
 """As many as a device's own queue has by default; beyond it packets are dropped."""
@@ -47,6 +47,7 @@ class NamespaceLinks:
         self._link = link
         self._count = count
         self._prefix = f"afl{os.getpid() % 100_000}"
+        self._network = f"10.{64 + os.getpid() % 128}"
         self._port = 0
         self._undo = contextlib.ExitStack()
 
@@ -78,7 +79,7 @@ class NamespaceLinks:
 
     def address(self, number: int) -> str:
         """The server's, from inside a namespace."""
-        return f"10.213.{number}.1:{self._port}"
+        return f"{self._network}.{number}.1:{self._port}"
 
     def inside(self, number: int) -> Sequence[str]:
         """What runs a command in a worker's namespace."""
@@ -100,13 +101,14 @@ class NamespaceLinks:
     def _make(self, number: int, undo: contextlib.ExitStack) -> None:
         name, inner = self._name(number), "link0"
         _run("ip", "netns", "add", name)
-        # The devices go with the namespace that one of them is in.
         undo.callback(_run, "ip", "netns", "del", name)
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", inner, "netns", name)
+        # Both devices go at once; with the namespace they would go some time later.
+        undo.callback(_run, "ip", "link", "del", name)
         for prefix, device, host in ((("ip",), name, 1), (("ip", "-n", name), inner, 2)):
             # Segments that the kernel has not cut yet would count as one packet.
             _run(*prefix, "link", "set", "dev", device, "gso_max_segs", "1")
-            _run(*prefix, "addr", "add", f"10.213.{number}.{host}/30", "dev", device)
+            _run(*prefix, "addr", "add", f"{self._network}.{number}.{host}/30", "dev", device)
             _run(*prefix, "link", "set", "dev", device, "up")
         for prefix, device in ((("tc",), name), (("tc", "-n", name), inner)):
             _run(*prefix, "qdisc", "add", "dev", device, "root", *self._discipline())
