@@ -109,8 +109,9 @@ class _Kind:
 
     def run_for(self, seconds: float) -> None:
         """Go on, for so long and for at least two rounds."""
+        # What was closed before it was stopped, then the round that was open meanwhile.
+        self._metrics.new()
         self.daemons.resume()
-        # The round that was open when it was stopped.
         self._rounds(1)
         end = time.monotonic() + seconds
         found = self._rounds(2)
