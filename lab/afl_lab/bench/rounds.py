@@ -9,21 +9,18 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from afl_lab.bench import floor
+from afl_lab.bench.daemons import Daemons
 
 TASK = "afl_lab.bench.noop:Noop"
-START_TIMEOUT_S = 120.0
 
 
 def main() -> None:
@@ -31,15 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dim", type=int, default=100_000)
-    parser.add_argument("--workers", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
-    parser.add_argument("--ratio", type=float, default=0.1)
-    parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
-    )
+    add_options(parser, dim=100_000, rounds=200)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
     result = run(options)
@@ -48,6 +37,19 @@ def main() -> None:
         return
     for key, value in result.items():
         print(f"{key:38} {value}")
+
+
+def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> None:
+    """What a federation on the no-op task is like."""
+    parser.add_argument("--dim", type=int, default=dim)
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
+    parser.add_argument("--ratio", type=float, default=0.1)
+    parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -81,11 +83,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[str, Any]:
+    """The configuration of a federation on the no-op task, with more in its section ``server``."""
     compressor: dict[str, Any] = {"name": options.compressor}
     if options.compressor != "identity":
         compressor["ratio"] = options.ratio
-    config = {
+    return {
         "workers": options.workers,
         "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
         "algorithm": {
@@ -97,65 +100,42 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         },
         "evaluation": {"every": options.rounds},
         "run": {"seed": 1, "directory": str(folder / "run")},
-        "server": {"listen": "127.0.0.1:0", "http": None, "chunk_bytes": options.chunk_bytes},
+        "server": {
+            "listen": "127.0.0.1:0",
+            "http": None,
+            "chunk_bytes": options.chunk_bytes,
+            **server,
+        },
     }
-    path = folder / "server.yaml"
-    path.write_text(yaml.safe_dump(config))
-    overrides = [part for text in options.set for part in ("--set", text)]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "afl_server", "--config", str(path), "--json-logs", *overrides],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        port = _port(server)
-        idle = psutil.Process(server.pid).memory_info().rss
-        peak = _Peak(server.pid)
-        threading.Thread(target=_drain, args=(server,), daemon=True).start()
-        command = [
-            sys.executable,
-            "-m",
-            "afl_worker",
-            "--task",
-            TASK,
-            "--server",
-            f"127.0.0.1:{port}",
-            "--json-logs",
-            "--journal",
-            str(path.parent / "journal"),
+
+
+def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with Daemons(config_of(options, folder), folder, options.set) as daemons:
+        idle = psutil.Process(daemons.server.pid).memory_info().rss
+        peak = _Peak(daemons.server.pid)
+        try:
+            for worker in range(options.workers):
+                daemons.start_worker(str(worker), f"127.0.0.1:{daemons.port}", ("--task", TASK))
+            daemons.join()
+        finally:
+            peak.stop()
+        timings = [
+            line for name in daemons.workers for line in daemons.events(name) if line["event"] == "timings"
         ]
-        workers = [
-            subprocess.Popen([*command, "--id", str(worker)], stderr=subprocess.PIPE, text=True)
-            for worker in range(options.workers)
-        ]
-        logs = [process.communicate(timeout=3600)[1] for process in workers]
-        for process, log in zip(workers, logs, strict=True):
-            if process.returncode:
-                raise RuntimeError(f"a worker ended with {process.returncode}:\n{log[-3000:]}")
-        server.wait(timeout=60)
-        peak.stop()
-    finally:
-        for process in (server, *workers):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return _figures(folder / "run", logs, options, idle=idle, peak=peak)
+    return _figures(folder / "run", timings, options, idle=idle, peak=peak)
 
 
 def _figures(
-    run_directory: Path, logs: list[str], options: argparse.Namespace, *, idle: int, peak: _Peak
+    run_directory: Path,
+    timings: Sequence[Mapping[str, Any]],
+    options: argparse.Namespace,
+    *,
+    idle: int,
+    peak: _Peak,
 ) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
     seconds = [line["seconds"] for line in lines if line["event"] == "round"]
     seconds = seconds[max(1, len(seconds) // 10) :]
-    timings = [
-        record
-        for log in logs
-        for record in map(json.loads, log.splitlines())
-        if record.get("event") == "timings"
-    ]
     cores = os.cpu_count() or 1
 
     def per_round(phase: str) -> float:
@@ -213,27 +193,6 @@ class _Peak:
                 self.samples.append(self._process.memory_info().rss)
             except psutil.NoSuchProcess:
                 return
-
-
-def _port(server: subprocess.Popen[str]) -> int:
-    assert server.stderr is not None
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        line = server.stderr.readline()
-        if not line:
-            raise RuntimeError("the server ended before it listened")
-        if not line.startswith("{"):
-            continue
-        record = json.loads(line)
-        if record.get("event") == "listening":
-            return int(record["port"])
-    raise RuntimeError("the server did not listen in time")
-
-
-def _drain(server: subprocess.Popen[str]) -> None:
-    assert server.stderr is not None
-    for _ in server.stderr:
-        pass
 
 
 if __name__ == "__main__":

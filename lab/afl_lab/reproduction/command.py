@@ -39,7 +39,7 @@ def execute(options: argparse.Namespace) -> ExitCode:
             if failed:
                 break
         if not options.search_only:
-            steps = {} if options.skip_search else _chosen(experiment, part, log)
+            steps = {} if options.skip_search else chosen_steps(experiment, part, log)
             jobs = _final_jobs(experiment, part, steps, overrides=options.set, seeds=options.seeds, out=out)
             failed += _run(experiment, part, jobs, results, options.jobs)
     if not options.search_only and not failed:
@@ -91,7 +91,7 @@ def _search(
     return _simulate(todo, processes, record)
 
 
-def _chosen(experiment: Experiment, part: str, log: SearchLog) -> dict[str, Steps]:
+def chosen_steps(experiment: Experiment, part: str, log: SearchLog) -> dict[str, Steps]:
     """The step sizes of each method; empty for a part that takes those of the configurations."""
     own = experiment.parts[part]
     source = part if own.search is not None else own.steps

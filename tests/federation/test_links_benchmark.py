@@ -1,0 +1,96 @@
+"""``python -m afl_lab.bench.links`` on a small task: a few rounds over each kind of link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from afl_lab.bench.links import main
+from afl_lab.links.namespaces import NamespaceLinks, UnavailableError
+from afl_lab.links.pipe import Link
+from afl_lab.links.results import read_runs
+
+WORKERS, ROUNDS, DIM = 2, 4, 650
+
+EXPERIMENT = {
+    "title": "Digits, two workers",
+    "methods": {"rand-k": {"label": "AFL-Com(R)", "config": "rand-k.yaml"}},
+    "parts": {"main": {"title": "One method", "seeds": [1]}},
+}
+
+CONFIG = {
+    "workers": WORKERS,
+    "task": {"name": "digits", "batch_size": 16, "options": {"hidden": []}},
+    "algorithm": {
+        "name": "afl-com",
+        "rounds": 50,
+        "eta_w": 0.1,
+        "eta_q": 0.1,
+        "uplink": {"name": "rand-k", "ratio": 0.1},
+    },
+    "evaluation": {"every": 2},
+}
+
+KINDS = {
+    "none": ["--mbit", "0"],
+    "proxy": ["--links", "proxy", "--mbit", "20", "--round-trip", "10ms"],
+    "namespaces": ["--links", "namespaces", "--mbit", "20", "--round-trip", "0s"],
+}
+
+
+def kinds_here() -> list[str]:
+    """A kernel that makes links of a rate, but knows no delay, is enough here."""
+    probe = NamespaceLinks(1, Link(rate=1e6, delay=0.0))
+    try:
+        probe.make()
+    except UnavailableError:
+        return [kind for kind in KINDS if kind != "namespaces"]
+    probe.close()
+    return list(KINDS)
+
+
+def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = tmp_path / "small"
+    experiment.mkdir()
+    (experiment / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
+    (experiment / "rand-k.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    out = tmp_path / "links.jsonl"
+    kinds = kinds_here()
+    for kind in kinds:
+        run = ["--experiment", str(experiment), "--methods", "rand-k", "--rounds", str(ROUNDS)]
+        assert main([*run, *KINDS[kind], "--targets", "2", "--out", str(out)]) == 0, capsys.readouterr()
+    runs = {run.links: run for run in read_runs(out)}
+    assert list(runs) == kinds
+    first = runs["none"]
+    assert [point.round for point in first.points] == [2, 4]
+    for run in runs.values():
+        assert run.path == first.path
+        assert [point.worst_accuracy for point in run.points] == [
+            point.worst_accuracy for point in first.points
+        ]
+        assert 0 < run.points[0].seconds < run.points[1].seconds
+        assert run.points[1].up > ROUNDS * WORKERS * 4 * DIM // 10
+        if run.links != "none":
+            # HTTP/2's own frames, and for namespaces the packets' headers, come on top.
+            assert run.messages_up < run.carried_up < 3 * run.messages_up
+            assert run.messages_down < run.carried_down < 3 * run.messages_down
+
+    capsys.readouterr()
+    assert main(["--table", str(out), "--targets", "0.0", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("| AFL-Com(R) | loopback | 2 |") == 1
+    assert "≥ 2 " not in shown, "no run reaches it"
+    assert "| AFL-Com(R) | 20 Mbit/s, 10 ms | 2 |" in shown
+
+
+def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--methods", "no-such"]) == 1
+    assert "no method no-such; there is afl-br" in capsys.readouterr().err
+    broken = tmp_path / "links.jsonl"
+    broken.write_text('{"method": "AFL-BR"}\n', encoding="utf-8")
+    assert main(["--table", str(broken)]) == 1
+    assert "links.jsonl:1 is no run over links" in capsys.readouterr().err
