@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from afl import events
 from afl.algorithms.registry import server_half
 from afl.buffer_mean import BufferMean
 from afl.engine import Opening, RoundEngine
@@ -181,7 +182,7 @@ class Coordinator:
         LOG.warning(
             "the run goes on with %s",
             self.open_rounds,
-            extra={"event": "resumed", "run_id": self.run_id, "round": self.engine.step.position.round},
+            extra=events.Resumed(run_id=self.run_id, round=self.engine.step.position.round).extra,
         )
 
     @property
@@ -200,7 +201,7 @@ class Coordinator:
         if self._keeper is None:
             self.abort(code, reason)
         elif not self.is_over:
-            LOG.warning("%s; the open step is waited for", reason, extra={"event": "stopping"})
+            LOG.warning("%s; the open step is waited for", reason, extra=events.Stopping(reason=reason).extra)
             self._pausing, self._pause_code = reason, code
             self._spawn(self._pause_in_time())
 
@@ -220,7 +221,7 @@ class Coordinator:
             await self._keeper.checkpoint(waits=True)
         except StorageError as error:
             # The log has all that was closed.
-            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+            LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
         snapshot, applied = await self._snapshot_in_turn(), self.engine.updates_applied
         self._finish(self._pause_code, self._pausing, GoodbyeStatus.LEAVING)
         self._spawn(self._write("final", snapshot, applied))
@@ -239,7 +240,7 @@ class Coordinator:
         """End the run before its last round; the model as it is becomes the final one."""
         if self.is_over:
             return
-        LOG.error("the run stops: %s", reason, extra={"event": "run_aborted", "code": int(code)})
+        LOG.error("the run stops: %s", reason, extra=events.RunAborted(code=int(code), reason=reason).extra)
         self._finish(code, reason, GoodbyeStatus.ABORTED)
         if not self.records.lost():
             self._spawn(self._save_as_it_is())
@@ -365,7 +366,7 @@ class Coordinator:
                 "%s: left out, since it is not finite: %s",
                 place(report.worker, self.settings.parameters.named(report.position.round)),
                 report.missing,
-                extra={"event": "non_finite", "worker": report.worker, "round": report.position.round},
+                extra=events.NonFinite(worker=report.worker, round=report.position.round).extra,
             )
         elif not self.engine.step.kind.is_of_evaluation:
             self.tallies.charge_report(report)
@@ -385,7 +386,11 @@ class Coordinator:
             self.abort(ExitCode.STORAGE, str(error))
         except Exception:
             # A fault of the server, not of the session whose report happened to be the last.
-            LOG.exception("%s cannot be closed", self.open_rounds)
+            LOG.exception(
+                "%s cannot be closed",
+                self.open_rounds,
+                extra=events.StepFailed(round=self.engine.step.position.round).extra,
+            )
             self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
 
     def relieve(self) -> None:
@@ -457,7 +462,7 @@ class Coordinator:
                 if absent
                 else "steps are closed with all workers again%s",
                 ", ".join(map(str, absent)),
-                extra={"event": "absent", "workers": list(absent)},
+                extra=events.Absent(workers=absent).extra,
             )
         self._absent = absent
         for session in self.roster.ready():
@@ -536,11 +541,11 @@ class Coordinator:
         try:
             await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
         except StorageError as error:
-            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+            LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
             self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
         except Exception as error:
             # Whatever it is, the run must not wait for a file that never comes.
-            LOG.exception("model-%s cannot be written", name, extra={"event": "disk_failed"})
+            LOG.exception("model-%s cannot be written", name, extra=events.DiskFailed().extra)
             reason = f"model-{name}.safetensors cannot be written: {error}"
             self._finish(ExitCode.INTERNAL, reason, GoodbyeStatus.ABORTED)
 
@@ -559,7 +564,7 @@ class Coordinator:
             "worker %d restarted in the middle of its report: the sum of %s begins again",
             worker,
             self.open_rounds,
-            extra={"event": "round_restarted", "worker": worker},
+            extra=events.RoundRestarted(worker=worker).extra,
         )
         self.engine.restart_round()
         self.downlink.abandon()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from afl import events
 from afl.engine import Evaluation, Opening
 from afl.messages import NOWHERE, Kind, Position, Step
 from afl.wire.frames import ack_frame
@@ -128,7 +129,7 @@ class Downlink:
                 "worker %d: its model differs from the server's after round %d; it is sent the model",
                 worker,
                 evaluation.round,
-                extra={"event": "digest_mismatch", "worker": worker, "round": evaluation.round},
+                extra=events.DigestMismatch(worker=worker, round=evaluation.round).extra,
             )
         owners = map(self._run.roster.owner, evaluation.diverged)
         for session in dict.fromkeys(owners):

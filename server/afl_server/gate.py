@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from afl import events
 from afl.config.schema import Server, Tls
 from afl.security.certificates import (
+    EXPIRES_SOON_S,
     KeyPair,
     read_authorities,
     read_file,
@@ -31,8 +33,6 @@ from afl.security.identity import (
 from afl_server.watched import Watched
 
 LOG = logging.getLogger("afl.server")
-
-EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
 
 _BEARER: Final = "bearer "
 
@@ -187,7 +187,7 @@ def _served(tls: Tls) -> Served:
             tls.certificate,
             "expires on" if left > 0 else "expired on",
             shown_time(not_after),
-            extra={"event": "certificate_expires"},
+            extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
         )
     warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)

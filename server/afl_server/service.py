@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from afl import events
 from afl.config.address import Address
 from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.messages import GoodbyeStatus
@@ -108,7 +109,12 @@ class FederationService:
         await self._coordinator.reception.leave(session)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, grpc.RpcError | grpc.aio.BaseError):
-                LOG.error("session of %s broke", session.label, exc_info=result)
+                LOG.error(
+                    "session of %s broke",
+                    session.label,
+                    exc_info=result,
+                    extra=events.SessionBroke(peer=session.peer, workers=session.workers).extra,
+                )
 
     async def _write(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         downlink = self._coordinator.tallies.downlink
@@ -134,7 +140,8 @@ class FederationService:
             try:
                 await session.receive(data)
             except SessionOverError as goodbye:
-                LOG.info("%s leaves: %s", session.label, goodbye, extra={"event": "goodbye"})
+                said = events.Goodbye(peer=session.peer, workers=session.workers, reason=str(goodbye))
+                LOG.info("%s leaves: %s", session.label, goodbye, extra=said.extra)
                 return
             except (ProtocolError, NonFiniteError) as error:
                 self._coordinator.reception.refuse(session, str(error))
@@ -167,7 +174,9 @@ class FederationService:
                         "%s silent for %.0f s and given up",
                         session.label,
                         silence,
-                        extra={"event": "peer_timeout"},
+                        extra=events.PeerTimeout(
+                            peer=session.peer, workers=session.workers, seconds=silence
+                        ).extra,
                     )
                     session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
                     await self._coordinator.reception.leave(session)

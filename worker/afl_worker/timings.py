@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from afl import events
 from afl.participant import Oracle
 
 
@@ -44,15 +45,15 @@ class Timings:
     wait: Spent = field(default_factory=Spent)
     steps: int = 0
 
-    def as_dict(self) -> dict[str, float]:
+    def event(self) -> events.Timings:
         """For the log; seconds."""
         codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
         phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
-        line: dict[str, float] = {"steps": self.steps}
+        seconds: dict[str, float] = {}
         for name, spent in phases.items():
-            line[f"{name}_wall"] = round(spent.wall, 6)
-            line[f"{name}_cpu"] = round(spent.cpu, 6)
-        return line
+            seconds[f"{name}_wall"] = round(spent.wall, 6)
+            seconds[f"{name}_cpu"] = round(spent.cpu, 6)
+        return events.Timings(steps=self.steps, **seconds)
 
 
 class TimedOracle:
