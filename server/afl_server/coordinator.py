@@ -40,6 +40,7 @@ from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
 from afl_server.gate import Gate
+from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
 from afl_server.reception import Reception
@@ -72,6 +73,9 @@ class Coordinator:
         local_options: the task's options that are this machine's own and are not sent.
         gate: who may come in; by default as the configuration says.
     """
+
+    residual_norm: float | None = None
+    """Of the server's own residual at this process's last evaluation, where it keeps one."""
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class Coordinator:
         """How long the last closed step of each kind was open."""
         self.report_seconds = [math.nan] * config.workers
         """How long after its step was opened each worker's last report was complete."""
+        self.incidents = Incidents(config.workers)
         self.outcome_seconds = 0.0
         """How long it took to make the last outcome durable."""
         self.seconds_before = 0.0
@@ -362,6 +367,7 @@ class Coordinator:
         report = self.engine.report(ack.worker)
         self.report_seconds[ack.worker] = time.monotonic() - self.step_opened_at
         if report.missing:
+            self.incidents.count(Incident.NON_FINITE, [report.worker])
             LOG.warning(
                 "%s: left out, since it is not finite: %s",
                 place(report.worker, self.settings.parameters.named(report.position.round)),
@@ -405,11 +411,12 @@ class Coordinator:
                 return
             closed = self.engine.step
             if closed.kind is Kind.EVALUATE:
-                digest = await self.on_engine(self._own_digest)
+                digest, self.residual_norm = await self.on_engine(self._own_state)
                 self.engine.expect_digest(digest)
             absent, unanswered = self.engine.absent(), self.engine.missing()
             opening = await self.on_engine(self.engine.advance)
             self.tallies.absent_reports += len(absent)
+            self.incidents.count(Incident.ABSENT, absent)
             self._tell_late(absent, unanswered)
             moment = self._moment()
             if self._keeper is not None:
@@ -516,9 +523,10 @@ class Coordinator:
         """Move the server's own model by what was closed; whoever calls holds the turn."""
         await self.on_engine(self.engine.algorithm.settle)
 
-    def _own_digest(self) -> bytes:
+    def _own_state(self) -> tuple[bytes, float | None]:
+        """The model's digest and the residual's norm."""
         self.engine.algorithm.settle()
-        return self.vector.digest()
+        return self.vector.digest(), self.engine.algorithm.residual_norm
 
     async def _snapshot(self) -> Snapshot:
         async with self.turn:

@@ -15,6 +15,7 @@ from afl.engine import Evaluation, Opening
 from afl.messages import NOWHERE, Kind, Position, Step
 from afl.wire.frames import ack_frame
 from afl_server.broadcast import Broadcast
+from afl_server.incidents import Incident
 from afl_server.model import model_payloads
 from afl_server.session import Session, State
 
@@ -123,6 +124,7 @@ class Downlink:
 
     async def heal(self, evaluation: Evaluation) -> None:
         """Send the model to workers whose copy is not the server's, before the next step reaches them."""
+        self._run.incidents.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
         for worker in evaluation.diverged:
             self._run.tallies.digest_mismatches += 1
             LOG.error(

@@ -14,6 +14,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
 from afl_server.admission import Admission
 from afl_server.gate import Identity
+from afl_server.incidents import Incident
 from afl_server.session import Session, State, read_join, read_standings
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Reception:
         if message.worker not in session.workers:
             raise ProtocolError(f"a failure of worker {message.worker}, which is not one of this session's")
         self._run.tallies.failures += 1
+        self._run.incidents.count(Incident.FAILURE, [message.worker])
         position = position_of(message.position)
         rounds = self._run.settings.parameters.named(position.round)
         where = place(message.worker, rounds)
@@ -214,7 +216,9 @@ class Reception:
 
     def _admit_newcomers(self, session: Session) -> None:
         """New processes: say what their workers have lost, and begin the sum again if it holds part of it."""
-        for worker in self._lost_residuals(session):
+        lost = self._lost_residuals(session)
+        self._run.incidents.count(Incident.LOST_RESIDUAL, lost)
+        for worker in lost:
             self._run.tallies.lost_residuals += 1
             if self._is_ahead(session, worker):
                 LOG.warning(
@@ -231,9 +235,10 @@ class Reception:
                     "a zero residual" if session.reported[worker] == NOWHERE else "an older one",
                     extra=events.LostResidual(worker=worker).extra,
                 )
-        self._run.tallies.worker_restarts += sum(
-            self._run.roster.was_known(worker) for worker in self._run.roster.newcomers(session)
-        )
+        roster = self._run.roster
+        restarted = [worker for worker in roster.newcomers(session) if roster.was_known(worker)]
+        self._run.tallies.worker_restarts += len(restarted)
+        self._run.incidents.count(Incident.RESTART, restarted)
         open_position = self._run.engine.step.position
         partial = [
             worker

@@ -95,11 +95,13 @@ class FederationService:
             await uninterrupted(self._see_off(session, tasks))
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
-        names = context.auth_context().get("x509_subject_alternative_name", ())
+        shown = context.auth_context()
+        names = shown.get("x509_subject_alternative_name", ())
         metadata = context.invocation_metadata() or ()
         return self._coordinator.gate.identify(
             [name.decode(errors="replace") for name in names],
             [str(value) for key, value in metadata if key == "authorization"],
+            next(iter(shown.get("x509_pem_cert", ())), b""),
         )
 
     async def _see_off(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
