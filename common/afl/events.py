@@ -336,6 +336,7 @@ class Joined(Event):
     """The task, its data and its model are built, and the worker takes part."""
 
     run_id: RunId
+    device: Annotated[str, "where it computes: cpu, cuda:0, ..."]
 
 
 @dataclass(frozen=True, kw_only=True)

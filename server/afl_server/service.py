@@ -142,8 +142,14 @@ class FederationService:
             try:
                 await session.receive(data)
             except SessionOverError as goodbye:
-                said = events.Goodbye(peer=session.peer, workers=session.workers, reason=str(goodbye))
-                LOG.info("%s leaves: %s", session.label, goodbye, extra=said.extra)
+                LOG.info(
+                    "%s leaves: %s",
+                    session.label,
+                    goodbye,
+                    extra=events.Goodbye(
+                        peer=session.peer, workers=session.workers, reason=str(goodbye)
+                    ).extra,
+                )
                 return
             except (ProtocolError, NonFiniteError) as error:
                 self._coordinator.reception.refuse(session, str(error))

@@ -153,7 +153,10 @@ class WorkerProcess:
                 raise
             self._close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
-                LOG.info("where the time went", extra=self._timings.event().extra)
+                LOG.info(
+                    "where the time went",
+                    extra=events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra,
+                )
                 if self._journals is not None:
                     self._journals.remove()
                 return ending.reason
@@ -408,7 +411,7 @@ class WorkerProcess:
             ", ".join(map(str, self._options.workers)),
             settings.workers,
             device,
-            extra=events.Joined(run_id=welcome.run_id).extra,
+            extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
         )
         # What is there by now stays: the collector need not look at it again in every round.
         gc.collect()

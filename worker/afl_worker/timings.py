@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from afl import events
 from afl.participant import Oracle
 
 
@@ -45,15 +44,15 @@ class Timings:
     wait: Spent = field(default_factory=Spent)
     steps: int = 0
 
-    def event(self) -> events.Timings:
-        """For the log; seconds."""
+    def seconds(self) -> dict[str, float]:
+        """For the log, by phase and clock."""
         codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
         phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
         seconds: dict[str, float] = {}
         for name, spent in phases.items():
             seconds[f"{name}_wall"] = round(spent.wall, 6)
             seconds[f"{name}_cpu"] = round(spent.cpu, 6)
-        return events.Timings(steps=self.steps, **seconds)
+        return seconds
 
 
 class TimedOracle:
