@@ -178,7 +178,8 @@ class RunCollector(Collector):
             owner = roster.owner(worker)
             if owner is not None and owner.identity.not_after is not None:
                 family.add_metric([str(worker)], owner.identity.not_after)
-        yield family
+        if family.samples:
+            yield family
 
     def _disk(self) -> Iterator[Metric]:
         try:

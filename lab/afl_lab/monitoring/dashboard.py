@@ -6,7 +6,7 @@ variables choose: a data source, and a run on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -347,16 +347,6 @@ VARIABLES: Final = {
     "instance": 'label_values(afl_run_info{run_id="$run"}, instance)',
 }
 """A run is chosen; which job and instance serve it follows."""
-
-
-def queries() -> Iterator[tuple[str, str]]:
-    """Every expression of the dashboard, of panels and of variables, with its place."""
-    for row, panels in ROWS.items():
-        for panel in panels:
-            for query in panel.queries:
-                yield f"{row}: {panel.title}", query.expression
-    for name, query in VARIABLES.items():
-        yield f"variable {name}", query.removeprefix("label_values(").rpartition(",")[0]
 
 
 def dashboard_json() -> str:
