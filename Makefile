@@ -2,7 +2,7 @@
 # make test     all tests that take less than minutes each (make test ARGS=--slow: the others too)
 # make lint     formatting, types, imports, generated files
 # make proto    write the protobuf modules again after a change of proto/
-# make docs     write README.md's generated tables again
+# make docs     write the tables of README.md and docs, and the generated files of deploy, again
 # make bench    what a round costs, beside gRPC's own floor
 # make clean    remove what was made here, the environment .venv too
 #

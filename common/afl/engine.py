@@ -63,6 +63,8 @@ class Evaluation:
         diverged: workers whose copy of the model is not the server's.
         absent: workers that it was closed without, whose metrics are empty.
         non_finite: those of them that had metrics which are not finite.
+        residual_norms: the Euclidean norms of the workers' residuals; 0 for a worker that keeps none, or is
+            absent.
     """
 
     round: int
@@ -72,6 +74,7 @@ class Evaluation:
     diverged: tuple[int, ...]
     absent: tuple[int, ...] = ()
     non_finite: tuple[int, ...] = ()
+    residual_norms: tuple[float, ...] = ()
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -84,6 +87,8 @@ class Evaluation:
             diverged=tuple(values["diverged"]),
             absent=tuple(values["absent"]),
             non_finite=tuple(values["non_finite"]),
+            # States of before there were any have none.
+            residual_norms=tuple(values.get("residual_norms", ())),
         )
 
 
@@ -670,4 +675,5 @@ class RoundEngine:
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
             non_finite=tuple(report.worker for report in self._non_finite()),
+            residual_norms=tuple(report.residual_norm for report in by_worker),
         )

@@ -150,6 +150,8 @@ class Report:
         weight: how much the report counts in a mean over workers, where the algorithm takes one that the
             workers weigh (FedAvg by samples: their number of training examples), else 0.
         missing: why the worker has nothing to report for this step, which is then all there is; else empty.
+        residual_norm: the Euclidean norm of the worker's residual (evaluation), 0 if it keeps none; nothing
+            is computed from it.
     """
 
     worker: int
@@ -161,6 +163,7 @@ class Report:
     model_digest: bytes = b""
     weight: float = 0.0
     missing: str = ""
+    residual_norm: float = 0.0
 
 
 class AckStatus(enum.IntEnum):

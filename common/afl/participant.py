@@ -17,6 +17,7 @@ from afl.codecs.payload import check_header, values_of
 from afl.errors import NonFiniteError, ProtocolError
 from afl.messages import EVALUATION_PHASE, NOWHERE, Kind, Payload, Position, Report, Role, Step
 from afl.parameters import ParameterVector
+from afl.vectors import norm
 
 
 class Oracle(Protocol):
@@ -320,7 +321,16 @@ class Participant:
             for name, value in metrics.items():
                 if not np.isfinite(value):
                     raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
-            report = Report(worker, position, metrics["loss"], examples, (), metrics, model_digest=digest)
+            residual = self._side.halves[worker].residual
+            report = Report(
+                worker,
+                position,
+                metrics["loss"],
+                examples,
+                metrics=metrics,
+                model_digest=digest,
+                residual_norm=0.0 if residual is None else norm(residual),
+            )
             return report, []
         if committed.step.kind is Kind.BUFFERS:
             payload = model_payload(self.vector.buffers.finite_values(worker), Role.BUFFERS)

@@ -44,6 +44,11 @@ def array_is_finite(values: NDArray[np.float32]) -> bool:
     return True
 
 
+def norm(vector: Tensor) -> float:
+    """The Euclidean norm, summed in float64; of any finite float32 vector it is finite."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
 def scale(tensor: Tensor, factor: float, *, out: Tensor) -> None:
     """``out = factor * tensor`` in float32: the tensor and the factor are rounded, then each product.
 

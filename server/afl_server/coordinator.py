@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from afl import events
 from afl.algorithms.registry import server_half
 from afl.buffer_mean import BufferMean
 from afl.engine import Opening, RoundEngine
@@ -39,6 +40,7 @@ from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
 from afl_server.gate import Gate
+from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
 from afl_server.reception import Reception
@@ -71,6 +73,9 @@ class Coordinator:
         local_options: the task's options that are this machine's own and are not sent.
         gate: who may come in; by default as the configuration says.
     """
+
+    residual_norm: float | None = None
+    """Of the server's own residual at this process's last evaluation, where it keeps one."""
 
     def __init__(
         self,
@@ -108,6 +113,7 @@ class Coordinator:
         """How long the last closed step of each kind was open."""
         self.report_seconds = [math.nan] * config.workers
         """How long after its step was opened each worker's last report was complete."""
+        self.incidents = Incidents(config.workers)
         self.outcome_seconds = 0.0
         """How long it took to make the last outcome durable."""
         self.seconds_before = 0.0
@@ -181,7 +187,7 @@ class Coordinator:
         LOG.warning(
             "the run goes on with %s",
             self.open_rounds,
-            extra={"event": "resumed", "run_id": self.run_id, "round": self.engine.step.position.round},
+            extra=events.Resumed(run_id=self.run_id, round=self.engine.step.position.round).extra,
         )
 
     @property
@@ -200,7 +206,7 @@ class Coordinator:
         if self._keeper is None:
             self.abort(code, reason)
         elif not self.is_over:
-            LOG.warning("%s; the open step is waited for", reason, extra={"event": "stopping"})
+            LOG.warning("%s; the open step is waited for", reason, extra=events.Stopping(reason=reason).extra)
             self._pausing, self._pause_code = reason, code
             self._spawn(self._pause_in_time())
 
@@ -220,7 +226,7 @@ class Coordinator:
             await self._keeper.checkpoint(waits=True)
         except StorageError as error:
             # The log has all that was closed.
-            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+            LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
         snapshot, applied = await self._snapshot_in_turn(), self.engine.updates_applied
         self._finish(self._pause_code, self._pausing, GoodbyeStatus.LEAVING)
         self._spawn(self._write("final", snapshot, applied))
@@ -239,7 +245,7 @@ class Coordinator:
         """End the run before its last round; the model as it is becomes the final one."""
         if self.is_over:
             return
-        LOG.error("the run stops: %s", reason, extra={"event": "run_aborted", "code": int(code)})
+        LOG.error("the run stops: %s", reason, extra=events.RunAborted(code=int(code), reason=reason).extra)
         self._finish(code, reason, GoodbyeStatus.ABORTED)
         if not self.records.lost():
             self._spawn(self._save_as_it_is())
@@ -361,11 +367,12 @@ class Coordinator:
         report = self.engine.report(ack.worker)
         self.report_seconds[ack.worker] = time.monotonic() - self.step_opened_at
         if report.missing:
+            self.incidents.count(Incident.NON_FINITE, [report.worker])
             LOG.warning(
                 "%s: left out, since it is not finite: %s",
                 place(report.worker, self.settings.parameters.named(report.position.round)),
                 report.missing,
-                extra={"event": "non_finite", "worker": report.worker, "round": report.position.round},
+                extra=events.NonFinite(worker=report.worker, round=report.position.round).extra,
             )
         elif not self.engine.step.kind.is_of_evaluation:
             self.tallies.charge_report(report)
@@ -385,7 +392,11 @@ class Coordinator:
             self.abort(ExitCode.STORAGE, str(error))
         except Exception:
             # A fault of the server, not of the session whose report happened to be the last.
-            LOG.exception("%s cannot be closed", self.open_rounds)
+            LOG.exception(
+                "%s cannot be closed",
+                self.open_rounds,
+                extra=events.StepFailed(round=self.engine.step.position.round).extra,
+            )
             self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
 
     def relieve(self) -> None:
@@ -400,11 +411,12 @@ class Coordinator:
                 return
             closed = self.engine.step
             if closed.kind is Kind.EVALUATE:
-                digest = await self.on_engine(self._own_digest)
+                digest, self.residual_norm = await self.on_engine(self._own_state)
                 self.engine.expect_digest(digest)
             absent, unanswered = self.engine.absent(), self.engine.missing()
             opening = await self.on_engine(self.engine.advance)
             self.tallies.absent_reports += len(absent)
+            self.incidents.count(Incident.ABSENT, absent)
             self._tell_late(absent, unanswered)
             moment = self._moment()
             if self._keeper is not None:
@@ -457,7 +469,7 @@ class Coordinator:
                 if absent
                 else "steps are closed with all workers again%s",
                 ", ".join(map(str, absent)),
-                extra={"event": "absent", "workers": list(absent)},
+                extra=events.Absent(workers=absent).extra,
             )
         self._absent = absent
         for session in self.roster.ready():
@@ -511,9 +523,10 @@ class Coordinator:
         """Move the server's own model by what was closed; whoever calls holds the turn."""
         await self.on_engine(self.engine.algorithm.settle)
 
-    def _own_digest(self) -> bytes:
+    def _own_state(self) -> tuple[bytes, float | None]:
+        """The model's digest and the residual's norm."""
         self.engine.algorithm.settle()
-        return self.vector.digest()
+        return self.vector.digest(), self.engine.algorithm.residual_norm
 
     async def _snapshot(self) -> Snapshot:
         async with self.turn:
@@ -536,11 +549,11 @@ class Coordinator:
         try:
             await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
         except StorageError as error:
-            LOG.error("%s", error, extra={"event": "disk_failed"})  # noqa: TRY400  # the message says all
+            LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
             self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
         except Exception as error:
             # Whatever it is, the run must not wait for a file that never comes.
-            LOG.exception("model-%s cannot be written", name, extra={"event": "disk_failed"})
+            LOG.exception("model-%s cannot be written", name, extra=events.DiskFailed().extra)
             reason = f"model-{name}.safetensors cannot be written: {error}"
             self._finish(ExitCode.INTERNAL, reason, GoodbyeStatus.ABORTED)
 
@@ -559,7 +572,7 @@ class Coordinator:
             "worker %d restarted in the middle of its report: the sum of %s begins again",
             worker,
             self.open_rounds,
-            extra={"event": "round_restarted", "worker": worker},
+            extra=events.RoundRestarted(worker=worker).extra,
         )
         self.engine.restart_round()
         self.downlink.abandon()

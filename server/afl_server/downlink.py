@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from afl import events
 from afl.engine import Evaluation, Opening
 from afl.messages import NOWHERE, Kind, Position, Step
 from afl.wire.frames import ack_frame
 from afl_server.broadcast import Broadcast
+from afl_server.incidents import Incident
 from afl_server.model import model_payloads
 from afl_server.session import Session, State
 
@@ -122,13 +124,14 @@ class Downlink:
 
     async def heal(self, evaluation: Evaluation) -> None:
         """Send the model to workers whose copy is not the server's, before the next step reaches them."""
+        self._run.incidents.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
         for worker in evaluation.diverged:
             self._run.tallies.digest_mismatches += 1
             LOG.error(
                 "worker %d: its model differs from the server's after round %d; it is sent the model",
                 worker,
                 evaluation.round,
-                extra={"event": "digest_mismatch", "worker": worker, "round": evaluation.round},
+                extra=events.DigestMismatch(worker=worker, round=evaluation.round).extra,
             )
         owners = map(self._run.roster.owner, evaluation.diverged)
         for session in dict.fromkeys(owners):

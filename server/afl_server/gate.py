@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from afl import events
 from afl.config.schema import Server, Tls
+from afl.errors import ConfigError
 from afl.security.certificates import (
+    EXPIRES_SOON_S,
     KeyPair,
     read_authorities,
     read_file,
@@ -31,8 +35,6 @@ from afl.security.identity import (
 from afl_server.watched import Watched
 
 LOG = logging.getLogger("afl.server")
-
-EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
 
 _BEARER: Final = "bearer "
 
@@ -55,6 +57,7 @@ class Identity:
         names: the alternative names of its certificate.
         token: the hash of its token; empty if it has shown none.
         tokens: those that were known when it was looked at.
+        not_after: when its certificate expires, in Unix time; ``None`` if it has shown none.
     """
 
     refusal: str = ""
@@ -62,6 +65,7 @@ class Identity:
     names: tuple[str, ...] = field(default=(), repr=False)
     token: str = field(default="", repr=False)
     tokens: tuple[TokenEntry, ...] = field(default=(), repr=False)
+    not_after: float | None = None
 
     def forbids(self, workers: Sequence[int]) -> str:
         """Why the peer may not speak for these workers; empty if it may."""
@@ -125,17 +129,25 @@ class Gate:
         ]
         return " with ".join([ways[0], " and ".join(ways[1:])] if len(ways) > 1 else ways)
 
-    def identify(self, names: Sequence[str], authorization: Sequence[str]) -> Identity:
+    def identify(
+        self, names: Sequence[str], authorization: Sequence[str], certificate: bytes = b""
+    ) -> Identity:
         """Who a peer is.
 
         Args:
             names: the alternative names of the certificate with which it made its connection.
             authorization: the values of its call's field of this name.
+            certificate: the certificate itself, as PEM.
         """
         token = ""
         if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
             token = token_hash(authorization[0][len(_BEARER) :].strip())
-        return self._identity(tuple(names), token)
+        not_after = None
+        if certificate:
+            # What cannot be read was verified all the same; its end is for metrics only.
+            with contextlib.suppress(ConfigError):
+                not_after = validity(certificate, "the worker's certificate").not_after
+        return replace(self._identity(tuple(names), token), not_after=not_after)
 
     def again(self, identity: Identity) -> Identity:
         """A peer that is in, by the tokens that are known now; the same object if they are the same.
@@ -144,7 +156,7 @@ class Gate:
         """
         if self._tokens is None or self._tokens.current() is identity.tokens:
             return identity
-        return self._identity(identity.names, identity.token)
+        return replace(self._identity(identity.names, identity.token), not_after=identity.not_after)
 
     def _identity(self, names: tuple[str, ...], token: str) -> Identity:
         grants = []
@@ -187,7 +199,7 @@ def _served(tls: Tls) -> Served:
             tls.certificate,
             "expires on" if left > 0 else "expired on",
             shown_time(not_after),
-            extra={"event": "certificate_expires"},
+            extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
         )
     warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from afl import events
 from afl.algorithms.base import Arrays
 from afl.engine import Opening, Outcome
 from afl.errors import ConfigError
@@ -201,4 +202,4 @@ def _noted(publishing: asyncio.Future[None]) -> None:
     """A checkpoint that failed is no loss while the log goes on; its error comes again where it matters."""
     error = None if publishing.cancelled() else publishing.exception()
     if error is not None:
-        LOG.error("%s", error, extra={"event": "checkpoint_failed"})
+        LOG.error("%s", error, extra=events.CheckpointFailed().extra)

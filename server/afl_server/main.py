@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from afl import events
 from afl._version import __version__
 from afl.cli.parser import common_options, make_parser
 from afl.config import Config, load_config
@@ -149,14 +150,16 @@ def _conclude(coordinator: Coordinator, run: OpenRun, code: ExitCode, reason: st
         if code is not ExitCode.STORAGE:
             reason = f"{reason}; {error}"
         code = ExitCode.STORAGE if code is ExitCode.OK else code
-        LOG.error("%s", reason, extra={"event": "run_over", "code": int(code)})  # noqa: TRY400
+        LOG.error("%s", reason, extra=events.RunOver(code=int(code), summary=None).extra)  # noqa: TRY400
         return code
     finally:
         run.close()
-    LOG.info("%s", reason, extra={"event": "run_over", "code": int(code), "summary": summary})
+    LOG.info("%s", reason, extra=events.RunOver(code=int(code), summary=summary).extra)
     if coordinator.can_go_on:
         LOG.info(
-            "to go on with the run: afl-server --resume %s", records.directory, extra={"event": "can_go_on"}
+            "to go on with the run: afl-server --resume %s",
+            records.directory,
+            extra=events.CanGoOn(directory=str(records.directory)).extra,
         )
     if live:
         print_summary(summary, records.directory)
@@ -176,15 +179,14 @@ def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> N
         listen,
         coordinator.gate.description,
         f", http on port {http.port}" if http else "",
-        extra={
-            "event": "listening",
-            "run_id": coordinator.run_id,
-            "port": port,
-            "http_port": http.port if http else None,
-            "version": __version__,
-            "dim": coordinator.vector.dim,
-            "directory": str(coordinator.records.directory),
-        },
+        extra=events.Listening(
+            run_id=coordinator.run_id,
+            port=port,
+            http_port=http.port if http else None,
+            version=__version__,
+            dim=coordinator.vector.dim,
+            directory=str(coordinator.records.directory),
+        ).extra,
     )
 
 

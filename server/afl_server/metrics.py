@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from afl.config.rules import USED
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.coordinator import Coordinator
+from afl_server.status import STATES, state_of
 
 DOCUMENTATION = {
     "afl_run_info": "1, labelled with the run's id, algorithm and task",
+    "afl_run_state": "1 for the state that the run is in, 0 for the others",
     "afl_round": "the open update round",
     "afl_synchronization": "the open synchronization round; not the same where workers take local steps",
     "afl_rounds": "T, the update rounds of the run",
     "afl_workers": "m, the workers of the run",
     "afl_workers_ready": "workers with a session that is ready",
+    "afl_worker_ready": "1 for a worker with a session that is ready, else 0",
     "afl_workers_missing_reports": "workers whose report the open step waits for",
+    "afl_worker_awaited": "1 for a worker whose report the open step waits for, else 0",
     "afl_round_seconds": "duration of the last closed round",
     "afl_open_step_seconds": "how long the open step has been open",
     "afl_step_seconds": "how long the last closed step of each kind was open",
     "afl_report_seconds": "how long after its step was opened each worker's last report was complete",
     "afl_outcome_seconds": "how long it took to make the last closed step's outcome durable",
     "afl_dual_weight": "q, the dual weight of each worker in the open round",
+    "afl_block": "B, the update rounds between two restarts of the dual weights; afl-br and afl-com only",
+    "afl_dual_restarts": "restarts of the dual weights; afl-br and afl-com only",
     "afl_train_loss": "minibatch loss of each worker in the last closed round",
     "afl_worker_accuracy": "test accuracy of each worker at the last evaluation",
     "afl_worker_loss": "test loss of each worker at the last evaluation",
     "afl_worst_worker_accuracy": "lowest test accuracy at the last evaluation",
     "afl_max_worker_loss": "highest test loss at the last evaluation",
     "afl_best_worst_worker_accuracy": "highest worst-worker accuracy of all evaluations",
+    "afl_uplink_residual_norm": "Euclidean norm of each worker's residual at the last evaluation; where "
+    "one is kept",
+    "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
+    "evaluation; where one is kept",
     "afl_wire_bytes": "bytes of gRPC messages with their 5-byte prefixes, by direction and kind",
     "afl_payload_bytes": "the same bytes by what they are; the parts sum to the wire bytes",
     "afl_float_equivalents": "what the paper's accounting charges, in floats, for each worker",
@@ -52,7 +64,13 @@ DOCUMENTATION = {
     "afl_digest_mismatches": "model copies that differed from the server's and were replaced",
     "afl_round_restarts": "rounds whose sum had to begin again",
     "afl_waiting_bytes": "payload bytes held for workers whose turn in the sum has not come",
+    "afl_worker_incidents": "what has happened to each worker since this process of the server began: "
+    "absent, non_finite, failure, restart, lost_residual or digest_mismatch",
+    "afl_disk_free_bytes": "free bytes of the run directory's file system",
+    "afl_disk_size_bytes": "size of the run directory's file system",
     "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",
+    "afl_worker_certificate_expiry_seconds": "when the certificate of each worker's session expires, in Unix "
+    "time; with client certificates only",
 }
 
 
@@ -69,12 +87,15 @@ class RunCollector(Collector):
         info = _gauge("afl_run_info", ["run_id", "algorithm", "task"])
         info.add_metric([coordinator.run_id, config.algorithm.name, config.task.name], 1)
         yield info
+        states, present = _gauge("afl_run_state", ["state"]), state_of(coordinator)
+        for state in STATES:
+            states.add_metric([state], state == present)
+        yield states
         yield _one("afl_round", engine.open_round)
         yield _one("afl_synchronization", engine.step.position.round)
         yield _one("afl_rounds", engine.rounds)
         yield _one("afl_workers", engine.workers)
-        yield _one("afl_workers_ready", engine.workers - len(coordinator.roster.missing()))
-        yield _one("afl_workers_missing_reports", len(engine.missing()))
+        yield from self._presence()
         yield _one("afl_round_seconds", records.round_seconds)
         yield _one("afl_open_step_seconds", time.monotonic() - coordinator.step_opened_at)
         yield _one("afl_outcome_seconds", coordinator.outcome_seconds)
@@ -83,15 +104,16 @@ class RunCollector(Collector):
             steps.add_metric([kind.name.lower()], seconds)
         yield steps
         yield _by_worker("afl_report_seconds", coordinator.report_seconds)
-        yield _by_worker("afl_dual_weight", engine.dual_weights.tolist())
+        yield from self._dual_weights()
         if records.round is not None:
             yield _by_worker("afl_train_loss", records.round.losses.tolist())
         yield from self._evaluations()
         yield from self._bytes()
         yield _one("afl_sessions", len(coordinator.roster))
         yield _one("afl_waiting_bytes", engine.collector.waiting_bytes)
-        if coordinator.gate.expiry is not None:
-            yield _one("afl_certificate_expiry_seconds", coordinator.gate.expiry)
+        yield from self._incidents()
+        yield from self._certificates()
+        yield from self._disk()
         yield _count("afl_sessions_opened", tallies.sessions)
         yield _count("afl_refused_sessions", tallies.refused)
         yield _count("afl_server_starts", tallies.starts)
@@ -106,6 +128,14 @@ class RunCollector(Collector):
         yield _count("afl_digest_mismatches", tallies.digest_mismatches)
         yield _count("afl_round_restarts", engine.restarts)
 
+    def _dual_weights(self) -> Iterator[Metric]:
+        engine = self._coordinator.engine
+        yield _by_worker("afl_dual_weight", engine.dual_weights.tolist())
+        if "block" in USED[self._coordinator.config.algorithm.name]:
+            block = engine.algorithm.settings.block
+            yield _one("afl_block", block)
+            yield _count("afl_dual_restarts", engine.updates_applied // block)
+
     def _evaluations(self) -> Iterator[Metric]:
         records = self._coordinator.records
         if records.last_evaluation is None:
@@ -117,8 +147,48 @@ class RunCollector(Collector):
         if worst is not None:
             yield _by_worker("afl_worker_accuracy", [entry.get("accuracy", math.nan) for entry in metrics])
             yield _one("afl_worst_worker_accuracy", worst)
+        if self._coordinator.engine.algorithm.keeps_residuals:
+            yield _by_worker("afl_uplink_residual_norm", records.last_evaluation.residual_norms)
+        if self._coordinator.residual_norm is not None:
+            yield _one("afl_downlink_residual_norm", self._coordinator.residual_norm)
         if records.best is not None and records.best.worst_accuracy is not None:
             yield _one("afl_best_worst_worker_accuracy", records.best.worst_accuracy)
+
+    def _presence(self) -> Iterator[Metric]:
+        engine = self._coordinator.engine
+        missing, awaited = self._coordinator.roster.missing(), engine.missing()
+        yield _one("afl_workers_ready", engine.workers - len(missing))
+        yield _by_worker("afl_worker_ready", [1 - is_in for is_in in _marks(missing, engine.workers)])
+        yield _one("afl_workers_missing_reports", len(awaited))
+        yield _by_worker("afl_worker_awaited", _marks(awaited, engine.workers))
+
+    def _incidents(self) -> Iterator[Metric]:
+        family = _counter("afl_worker_incidents", ["worker", "incident"])
+        for incident, counts in self._coordinator.incidents.counts.items():
+            for worker, count in enumerate(counts):
+                family.add_metric([str(worker), incident], count)
+        yield family
+
+    def _certificates(self) -> Iterator[Metric]:
+        expiry, roster = self._coordinator.gate.expiry, self._coordinator.roster
+        if expiry is not None:
+            yield _one("afl_certificate_expiry_seconds", expiry)
+        family = _gauge("afl_worker_certificate_expiry_seconds", ["worker"])
+        for worker in range(self._coordinator.engine.workers):
+            owner = roster.owner(worker)
+            if owner is not None and owner.identity.not_after is not None:
+                family.add_metric([str(worker)], owner.identity.not_after)
+        if family.samples:
+            yield family
+
+    def _disk(self) -> Iterator[Metric]:
+        try:
+            disk = shutil.disk_usage(self._coordinator.records.directory)
+        except OSError:
+            # It is gone: the run ends by itself, and says so.
+            return
+        yield _one("afl_disk_free_bytes", disk.free)
+        yield _one("afl_disk_size_bytes", disk.total)
 
     def _bytes(self) -> Iterator[Metric]:
         wire = _counter("afl_wire_bytes", ["direction", "kind"])
@@ -137,9 +207,10 @@ class RunCollector(Collector):
 
 
 def make_registry(coordinator: Coordinator) -> CollectorRegistry:
-    """A registry with the run's metrics and nothing else."""
+    """A registry with the run's metrics, and the process's own as prometheus_client names them."""
     registry = CollectorRegistry()
     registry.register(RunCollector(coordinator))
+    ProcessCollector(registry=registry)
     return registry
 
 
@@ -159,7 +230,15 @@ def _count(name: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(name, DOCUMENTATION[name], value=value)
 
 
-def _by_worker(name: str, values: list[float]) -> GaugeMetricFamily:
+def _marks(workers: Iterable[int], count: int) -> list[int]:
+    """1 at the place of each worker, of ``count``."""
+    marks = [0] * count
+    for worker in workers:
+        marks[worker] = 1
+    return marks
+
+
+def _by_worker(name: str, values: Sequence[float]) -> GaugeMetricFamily:
     family = _gauge(name, ["worker"])
     for worker, value in enumerate(values):
         family.add_metric([str(worker)], value)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from afl import events
 from afl.config import Config, load_config
 from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
@@ -144,6 +145,6 @@ def _result(directory: Path) -> str:
             "%s cannot be read (%s); the run's state says how far it is",
             path,
             error or type(error).__name__,
-            extra={"event": "summary_damaged"},
+            extra=events.SummaryDamaged(file=path.name).extra,
         )
         return ""

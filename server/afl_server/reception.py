@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from afl import events
 from afl._version import __version__
 from afl.errors import ExitCode, ProtocolError, place
 from afl.initialization import realization_digest
@@ -13,6 +14,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
 from afl_server.admission import Admission
 from afl_server.gate import Identity
+from afl_server.incidents import Incident
 from afl_server.session import Session, State, read_join, read_standings
 
 if TYPE_CHECKING:
@@ -46,12 +48,10 @@ class Reception:
             self.refuse(session, identity.refusal)
             return session
         if len(self._run.roster) >= self._run.config.server.max_sessions:
-            self._run.tallies.refused += 1
             reason = (
                 f"the server holds {len(self._run.roster)} sessions, as many as server.max_sessions allows"
             )
-            LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
-            session.end(GoodbyeStatus.TRY_LATER, reason)
+            self._turn_away(session, reason, GoodbyeStatus.TRY_LATER)
             return session
         self._run.roster.add(session)
         self._run.tallies.sessions += 1
@@ -91,9 +91,17 @@ class Reception:
 
     def refuse(self, session: Session, reason: str) -> None:
         """End a session that cannot help the run."""
+        self._turn_away(session, reason, GoodbyeStatus.REFUSED)
+
+    def _turn_away(self, session: Session, reason: str, status: GoodbyeStatus) -> None:
         self._run.tallies.refused += 1
-        LOG.warning("refused %s: %s", session.label, reason, extra={"event": "refused"})
-        session.end(GoodbyeStatus.REFUSED, reason)
+        LOG.warning(
+            "refused %s: %s",
+            session.label,
+            reason,
+            extra=events.Refused(peer=session.peer, workers=session.workers, reason=reason).extra,
+        )
+        session.end(status, reason)
 
     async def make_ready(self, session: Session, message: pb.Ready) -> None:
         """A session's worker has its task, data and model."""
@@ -109,7 +117,11 @@ class Reception:
             session.state = State.READY
             self._run.deadline.start_once()
             await self._run.downlink.catch_up(session)
-        LOG.info("%s ready", session.label, extra={"event": "worker_ready", "workers": list(session.workers)})
+        LOG.info(
+            "%s ready",
+            session.label,
+            extra=events.WorkerReady(peer=session.peer, workers=session.workers).extra,
+        )
 
     async def leave(self, session: Session) -> None:
         """A session's stream has ended; idempotent."""
@@ -124,7 +136,11 @@ class Reception:
                     self._run.engine.cut(worker)
         self._run.relieve()
         if session.workers and not self._run.is_over:
-            LOG.warning("%s gone", session.label, extra={"event": "session_ended"})
+            LOG.warning(
+                "%s gone",
+                session.label,
+                extra=events.SessionEnded(peer=session.peer, workers=session.workers).extra,
+            )
 
     def fail(self, session: Session, message: pb.Failure) -> None:
         """A worker could not do a step.
@@ -135,6 +151,7 @@ class Reception:
         if message.worker not in session.workers:
             raise ProtocolError(f"a failure of worker {message.worker}, which is not one of this session's")
         self._run.tallies.failures += 1
+        self._run.incidents.count(Incident.FAILURE, [message.worker])
         position = position_of(message.position)
         rounds = self._run.settings.parameters.named(position.round)
         where = place(message.worker, rounds)
@@ -143,7 +160,7 @@ class Reception:
             where,
             message.message,
             message.traceback,
-            extra={"event": "worker_failed", "worker": message.worker, "round": position.round or None},
+            extra=events.WorkerFailed(worker=message.worker, round=position.round or None).extra,
         )
         is_non_finite = int(message.cause) == FailureCause.NON_FINITE
         if is_non_finite and not self._run.engine.policy.skips_non_finite:
@@ -199,7 +216,9 @@ class Reception:
 
     def _admit_newcomers(self, session: Session) -> None:
         """New processes: say what their workers have lost, and begin the sum again if it holds part of it."""
-        for worker in self._lost_residuals(session):
+        lost = self._lost_residuals(session)
+        self._run.incidents.count(Incident.LOST_RESIDUAL, lost)
+        for worker in lost:
             self._run.tallies.lost_residuals += 1
             if self._is_ahead(session, worker):
                 LOG.warning(
@@ -207,18 +226,19 @@ class Reception:
                     "older one; the worker goes on from there, with the residual that it has",
                     worker,
                     self._run.settings.parameters.named(session.reported[worker].round),
-                    extra={"event": "worker_ahead", "worker": worker},
+                    extra=events.WorkerAhead(worker=worker, round=session.reported[worker].round).extra,
                 )
             else:
                 LOG.warning(
                     "worker %d came back without its uplink residual; it goes on with %s",
                     worker,
                     "a zero residual" if session.reported[worker] == NOWHERE else "an older one",
-                    extra={"event": "lost_residual", "worker": worker},
+                    extra=events.LostResidual(worker=worker).extra,
                 )
-        self._run.tallies.worker_restarts += sum(
-            self._run.roster.was_known(worker) for worker in self._run.roster.newcomers(session)
-        )
+        roster = self._run.roster
+        restarted = [worker for worker in roster.newcomers(session) if roster.was_known(worker)]
+        self._run.tallies.worker_restarts += len(restarted)
+        self._run.incidents.count(Incident.RESTART, restarted)
         open_position = self._run.engine.step.position
         partial = [
             worker

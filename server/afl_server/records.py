@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from afl import events
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.durable import replacing, write_whole
@@ -165,7 +166,7 @@ class RunRecords:
                     path,
                     whole,
                     metrics_bytes,
-                    extra={"event": "metrics_lost"},
+                    extra=events.MetricsLost(file=path.name).extra,
                 )
                 os.truncate(path, whole)
             for line in map(json.loads, kept[:whole].splitlines()):
@@ -269,13 +270,12 @@ class RunRecords:
             f"accuracy {standing.worst_accuracy:.4f} (mean {standing.mean_accuracy:.4f})"
             if standing.worst_accuracy is not None
             else f"loss {standing.max_loss:.5g} (mean {standing.mean_loss:.5g})",
-            extra={
-                "event": "evaluation",
-                "round": standing.round,
-                "worst_worker": standing.worst_worker,
-                "worst_accuracy": standing.worst_accuracy,
-                "max_loss": standing.max_loss,
-            },
+            extra=events.Evaluation(
+                round=standing.round,
+                worst_worker=standing.worst_worker,
+                worst_accuracy=standing.worst_accuracy,
+                max_loss=standing.max_loss,
+            ).extra,
         )
         return is_best
 

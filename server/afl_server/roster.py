@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 
+from afl import events
 from afl.messages import GoodbyeStatus
 from afl_server.session import HEARTBEAT_WITH_REPLY, Session, State
 
@@ -118,7 +119,11 @@ class Roster:
             try:
                 await asyncio.wait_for(owner.heard.wait(), PROBE_TIMEOUT_S)
             except TimeoutError:
-                LOG.warning("%s does not answer and is replaced", owner.label, extra={"event": "replaced"})
+                LOG.warning(
+                    "%s does not answer and is replaced",
+                    owner.label,
+                    extra=events.Replaced(peer=owner.peer, workers=owner.workers).extra,
+                )
             else:
                 return self._owners.get(worker)
             if self._owners.get(worker) is not owner:

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from afl import events
 from afl.config.address import Address
 from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.messages import GoodbyeStatus
@@ -94,11 +95,13 @@ class FederationService:
             await uninterrupted(self._see_off(session, tasks))
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
-        names = context.auth_context().get("x509_subject_alternative_name", ())
+        shown = context.auth_context()
+        names = shown.get("x509_subject_alternative_name", ())
         metadata = context.invocation_metadata() or ()
         return self._coordinator.gate.identify(
             [name.decode(errors="replace") for name in names],
             [str(value) for key, value in metadata if key == "authorization"],
+            next(iter(shown.get("x509_pem_cert", ())), b""),
         )
 
     async def _see_off(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
@@ -108,7 +111,12 @@ class FederationService:
         await self._coordinator.reception.leave(session)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, grpc.RpcError | grpc.aio.BaseError):
-                LOG.error("session of %s broke", session.label, exc_info=result)
+                LOG.error(
+                    "session of %s broke",
+                    session.label,
+                    exc_info=result,
+                    extra=events.SessionBroke(peer=session.peer, workers=session.workers).extra,
+                )
 
     async def _write(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         downlink = self._coordinator.tallies.downlink
@@ -134,7 +142,14 @@ class FederationService:
             try:
                 await session.receive(data)
             except SessionOverError as goodbye:
-                LOG.info("%s leaves: %s", session.label, goodbye, extra={"event": "goodbye"})
+                LOG.info(
+                    "%s leaves: %s",
+                    session.label,
+                    goodbye,
+                    extra=events.Goodbye(
+                        peer=session.peer, workers=session.workers, reason=str(goodbye)
+                    ).extra,
+                )
                 return
             except (ProtocolError, NonFiniteError) as error:
                 self._coordinator.reception.refuse(session, str(error))
@@ -167,7 +182,9 @@ class FederationService:
                         "%s silent for %.0f s and given up",
                         session.label,
                         silence,
-                        extra={"event": "peer_timeout"},
+                        extra=events.PeerTimeout(
+                            peer=session.peer, workers=session.workers, seconds=silence
+                        ).extra,
                     )
                     session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
                     await self._coordinator.reception.leave(session)

@@ -23,7 +23,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
     return {
         "run_id": coordinator.run_id,
         "afl_version": __version__,
-        "state": _state(coordinator),
+        "state": state_of(coordinator),
         "task": config.task.name,
         "algorithm": config.algorithm.name,
         "round": closed,
@@ -48,7 +48,11 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def _state(coordinator: Coordinator) -> str:
+STATES = ("waiting for workers", "running", "over")
+
+
+def state_of(coordinator: Coordinator) -> str:
+    """One of ``STATES``."""
     if coordinator.is_over:
         return "over"
     if coordinator.records.round is None and coordinator.roster.missing():

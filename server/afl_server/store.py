@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from afl import events
 from afl.algorithms.base import Arrays
 from afl.config.schema import Durability
 from afl.durable import (
@@ -259,7 +260,7 @@ class RunStore:
                     "%s cannot be used (%s); the checkpoint before it is taken",
                     path,
                     error,
-                    extra={"event": "checkpoint_damaged", "file": path.name},
+                    extra=events.CheckpointDamaged(file=path.name).extra,
                 )
                 continue
             return checkpoint, self._entries(sequence)
@@ -289,7 +290,7 @@ class RunStore:
                             "%s ends with an outcome that was not written whole (%s); its step is open again",
                             path,
                             error,
-                            extra={"event": "log_cut", "file": path.name},
+                            extra=events.LogCut(file=path.name).extra,
                         )
                     else:
                         self._lost(f"{path} is damaged at byte {position}: {error}")
@@ -307,7 +308,7 @@ class RunStore:
         LOG.error(
             "%s: what came later is lost; the run goes on from before it",
             what,
-            extra={"event": "rounds_lost"},
+            extra=events.RoundsLost().extra,
         )
 
     # Files.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
+from afl import events
 from afl.errors import ConfigError
 
 LOG = logging.getLogger("afl.server")
@@ -57,13 +58,17 @@ class Watched(Generic[_T]):
                 "%s has changed and cannot be used, so what was there before stays in use: %s",
                 self._what,
                 error,
-                extra={"event": "reload_failed"},
+                extra=events.ReloadFailed(what=self._what).extra,
             )
             return
         if value == self._value:
             return
         self._value = value
-        LOG.info("%s has changed and was read again", self._what, extra={"event": "reloaded"})
+        LOG.info(
+            "%s has changed and was read again",
+            self._what,
+            extra=events.Reloaded(what=self._what).extra,
+        )
 
     def _sign(self) -> _Signature:
         return tuple(map(_signature, self._paths))

@@ -150,6 +150,8 @@ BAD_REPORTS: dict[str, tuple[Change, str]] = {
     "loss not a number": (field("reports.0.loss", float("nan")), "loss"),
     "infinite loss": (field("reports.0.loss", float("-inf")), "loss"),
     "no examples": (field("reports.0.examples", 0), "0 examples"),
+    "a residual of negative norm": (field("reports.0.residual_norm", -1.0), "a residual of norm -1.0"),
+    "a residual without a norm": (field("reports.0.residual_norm", float("nan")), "a residual of norm nan"),
     "no payload": (lambda frame: frame.reports[0].ClearField("payloads"), "0 payloads; 1 are due"),
     "two payloads": (
         lambda frame: frame.reports[0].payloads.append(frame.reports[0].payloads[0]),

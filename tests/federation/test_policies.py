@@ -58,6 +58,7 @@ def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_la
             sleeper.send_signal(signal.SIGCONT)
         federation.finish()
         assert len(sleeper.logged("put_back", worker=2)) >= 2
+        assert len(sleeper.logged("report_answered", worker=2, status="late")) >= 2
         assert federation.server.logged("digest_mismatch") == []
         assert federation.server.logged("reconnecting") == []
     rounds = absent(federation)

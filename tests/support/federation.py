@@ -14,6 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from afl.events import check_line
 from support.process import END_S, Process
 from support.proxy import Proxy
 
@@ -46,9 +47,17 @@ class Federation:
         self.start_server()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for process in [*self.workers, *self.servers]:
             process.close()
+        if kind is None:
+            self._check_events()
+
+    def _check_events(self) -> None:
+        """What was logged is what :mod:`afl.events` defines."""
+        lines = [line for process in [*self.workers, *self.servers] for line in process.events]
+        wrong = {check_line(line) for line in lines if "event" in line} - {""}
+        assert not wrong, wrong
 
     @property
     def server(self) -> Process:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from afl import events
 from afl.config.address import Address
 from afl.errors import ProtocolError
 from afl.fault_points import reached
@@ -171,7 +172,7 @@ class Connection:
             self._inbox.put(Lost(f"the server broke the protocol: {error}"))
         except Exception as error:
             # Whatever it is, who waits for the next event must hear that none will come.
-            LOG.exception("the receiving thread failed")
+            LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
             self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
 
     def _handle(self, frame: pb.ServerFrame) -> bool:

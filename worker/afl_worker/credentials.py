@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from afl import events
 from afl.security.certificates import (
+    EXPIRES_SOON_S,
     KeyPair,
     read_authorities,
     read_file,
@@ -81,13 +83,19 @@ class CredentialFiles:
         )
 
     def warn(self) -> None:
-        """Log what is not wrong yet: secrets that others can read, a certificate that has expired."""
+        """Log what may go wrong: secrets that others can read, a certificate that expires soon or has."""
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
             if path is not None:
                 warn_if_open(LOG, option, path)
-        expired = self.expired()
-        if expired:
-            LOG.warning("%s", expired, extra={"event": "certificate_expires"})
+        if self.certificate is None:
+            return
+        end = _not_after(self.certificate)
+        if end - time.time() < EXPIRES_SOON_S:
+            LOG.warning(
+                "%s",
+                _expiring(self.certificate, end),
+                extra=events.CertificateExpires(file=str(self.certificate), expires=end).extra,
+            )
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.
@@ -97,7 +105,14 @@ class CredentialFiles:
         """
         if self.certificate is None:
             return ""
-        end = validity(read_file(self.certificate, "--certificate"), str(self.certificate)).not_after
-        if end > time.time():
-            return ""
-        return f"--certificate {self.certificate} expired on {shown_time(end)}; put a new one in its place"
+        end = _not_after(self.certificate)
+        return "" if end > time.time() else _expiring(self.certificate, end)
+
+
+def _not_after(certificate: Path) -> float:
+    return validity(read_file(certificate, "--certificate"), str(certificate)).not_after
+
+
+def _expiring(certificate: Path, end: float) -> str:
+    verb = "expires" if end > time.time() else "expired"
+    return f"--certificate {certificate} {verb} on {shown_time(end)}; put a new one in its place"

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afl import events
 from afl.durable import (
     DamagedError,
     InUseError,
@@ -121,7 +122,7 @@ class Journal:
                 self._path,
                 "; ".join(damaged),
                 "the one before it counts" if found else "it is as if there were no journal",
-                extra={"event": "journal_damaged", "worker": self._identity.worker},
+                extra=events.JournalDamaged(worker=self._identity.worker).extra,
             )
         if not found:
             return None

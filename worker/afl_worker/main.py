@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from afl import events
 from afl.cli.parser import common_options, make_parser
 from afl.config.address import Address, parse_target
 from afl.config.quantities import Duration
@@ -51,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = process.run()
     except AflError as error:
         LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
-            "%s", error, extra={"event": "ended", "code": int(error.exit_code)}, exc_info=_cause(error)
+            "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=_cause(error)
         )
         return error.exit_code
     except _InterruptedError as error:
-        LOG.warning("stopped by %s", error, extra={"event": "ended", "code": int(ExitCode.INTERRUPTED)})
+        LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
         process.leave(f"stopped by {error}")
         return ExitCode.INTERRUPTED
-    LOG.info("%s", reason, extra={"event": "ended", "code": 0})
+    LOG.info("%s", reason, extra=events.Ended(code=0).extra)
     return ExitCode.OK
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from afl import events
 from afl._version import __version__
 from afl.algorithms.registry import ALGORITHMS, WorkerSide
 from afl.config.address import Address
@@ -152,7 +153,10 @@ class WorkerProcess:
                 raise
             self._close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
-                LOG.info("where the time went", extra={"event": "timings", **self._timings.as_dict()})
+                LOG.info(
+                    "where the time went",
+                    extra=events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra,
+                )
                 if self._journals is not None:
                     self._journals.remove()
                 return ending.reason
@@ -167,7 +171,7 @@ class WorkerProcess:
                 self._options.server,
                 ending.reason,
                 backoff,
-                extra={"event": "reconnecting"},
+                extra=events.Reconnecting(seconds=backoff, reason=ending.reason).extra,
             )
             pause = backoff * random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret
             left = self._time_left()
@@ -261,7 +265,9 @@ class WorkerProcess:
             ack.worker,
             rounds,
             ack.reason,
-            extra={"event": "report_answered", "status": ack.status.name.lower()},
+            extra=events.ReportAnswered(
+                worker=ack.worker, round=ack.position.round, status=ack.status.name.lower()
+            ).extra,
         )
         if ack.status is not AckStatus.LATE or self._participant is None:
             return
@@ -274,7 +280,7 @@ class WorkerProcess:
                 "worker %d: its report for %s was late; what it carried is sent later",
                 ack.worker,
                 rounds,
-                extra={"event": "put_back", "worker": ack.worker, "round": ack.position.round},
+                extra=events.PutBack(worker=ack.worker, round=ack.position.round).extra,
             )
 
     def _join(self) -> pb.Join:
@@ -303,7 +309,7 @@ class WorkerProcess:
                 "joined again: run %s, %s",
                 welcome.run_id,
                 self._named(open_position),
-                extra={"event": "joined_again", "run_id": welcome.run_id, "round": open_position.round},
+                extra=events.JoinedAgain(run_id=welcome.run_id, round=open_position.round).extra,
             )
         assert self._participant is not None
         self._run_id = welcome.run_id
@@ -395,7 +401,7 @@ class WorkerProcess:
                 "worker %d goes on from its journal: its report of %s",
                 worker,
                 self._named(entry.report.position),
-                extra={"event": "journal_read", "worker": worker, "round": entry.report.position.round},
+                extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,
             )
         LOG.info(
             "run %s: %s on %s as worker %s of %d, on %s",
@@ -405,7 +411,7 @@ class WorkerProcess:
             ", ".join(map(str, self._options.workers)),
             settings.workers,
             device,
-            extra={"event": "joined", "run_id": welcome.run_id},
+            extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
         )
         # What is there by now stays: the collector need not look at it again in every round.
         gc.collect()

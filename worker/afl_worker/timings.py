@@ -44,15 +44,15 @@ class Timings:
     wait: Spent = field(default_factory=Spent)
     steps: int = 0
 
-    def as_dict(self) -> dict[str, float]:
-        """For the log; seconds."""
+    def seconds(self) -> dict[str, float]:
+        """For the log, by phase and clock."""
         codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
         phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
-        line: dict[str, float] = {"steps": self.steps}
+        seconds: dict[str, float] = {}
         for name, spent in phases.items():
-            line[f"{name}_wall"] = round(spent.wall, 6)
-            line[f"{name}_cpu"] = round(spent.cpu, 6)
-        return line
+            seconds[f"{name}_wall"] = round(spent.wall, 6)
+            seconds[f"{name}_cpu"] = round(spent.cpu, 6)
+        return seconds
 
 
 class TimedOracle:

@@ -40,7 +40,7 @@ from afl.errors import NonFiniteError
 from afl.feedback import ErrorFeedback
 from afl.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
 from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite, overwrite
+from afl.vectors import is_finite, norm, overwrite
 
 
 class Realizations:
@@ -160,6 +160,11 @@ class AflComServer(ServerAlgorithm):
             return np.zeros(len(self.params), dtype=np.float32)
         array: NDArray[np.float32] = self._feedback.residual.numpy()
         return array
+
+    @property
+    def residual_norm(self) -> float | None:
+        """Of e_hat, where there is one."""
+        return None if self._feedback is None else norm(self._feedback.residual)
 
     @property
     def dual_weights(self) -> NDArray[np.float64]:

@@ -123,6 +123,12 @@ class ServerAlgorithm(Collector):
         return False
 
     @property
+    def residual_norm(self) -> float | None:
+        """The Euclidean norm of what the server has yet to send; ``None`` where it keeps nothing.
+        :meth:`settle` comes first; it takes a pass over the vector."""
+        return None
+
+    @property
     def participants(self) -> Sequence[int]:
         """The workers that the open phase waits for, ascending."""
         return range(self.settings.workers)

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from afl import events
 from afl.errors import ConfigError
+
+EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
+"""How long before its end a certificate is warned of."""
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -141,7 +145,7 @@ def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
             name,
             path,
             mode,
-            extra={"event": "secret_is_readable"},
+            extra=events.SecretIsReadable(file=str(path)).extra,
         )
 
 

@@ -291,7 +291,7 @@ class Commit(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., dual_weights: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing")
+    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing", "residual_norm")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,7 @@ class Report(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_NORM_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     loss: float
@@ -310,7 +311,8 @@ class Report(_message.Message):
     model_digest: bytes
     weight: float
     missing: str
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ...) -> None: ...
+    residual_norm: float
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ..., residual_norm: _Optional[float] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "value")

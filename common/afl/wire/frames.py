@@ -124,6 +124,7 @@ def report_frame(report: Report, kind: Kind) -> Frame:
         model_digest=report.model_digest,
         weight=report.weight,
         missing=report.missing,
+        residual_norm=report.residual_norm,
     )
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
     return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
@@ -262,6 +263,8 @@ def report_of(message: pb.Report) -> Report:
     metrics = {metric.name: metric.value for metric in message.metrics}
     if len(metrics) != len(message.metrics):
         raise ProtocolError(f"worker {message.worker} reports a metric twice")
+    if not 0 <= message.residual_norm < math.inf:
+        raise ProtocolError(f"worker {message.worker} reports a residual of norm {message.residual_norm}")
     return Report(
         worker=message.worker,
         position=position_of(message.position),
@@ -272,6 +275,7 @@ def report_of(message: pb.Report) -> Report:
         model_digest=message.model_digest,
         weight=message.weight,
         missing=message.missing,
+        residual_norm=message.residual_norm,
     )
 
 
@@ -335,11 +339,11 @@ def is_sent(number: float) -> bool:
 
 
 def _scalars(report: Report | pb.Report) -> int:
-    """How many doubles travel: of the loss, the metrics and the weight."""
+    """How many doubles travel: of the loss, the weight, the norm and the metrics."""
     metrics = (
         report.metrics.values() if isinstance(report, Report) else (metric.value for metric in report.metrics)
     )
-    return sum(map(is_sent, (report.loss, report.weight, *metrics)))
+    return sum(map(is_sent, (report.loss, report.weight, report.residual_norm, *metrics)))
 
 
 def _position(position: Position) -> pb.Position:

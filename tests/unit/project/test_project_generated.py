@@ -13,9 +13,10 @@ def test_the_protobuf_modules_are_fresh() -> None:
     assert protobuf.differing() == [], "run `make proto`"
 
 
-def test_the_readmes_tables_are_fresh() -> None:
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.with_tables(text) == text, "run `make docs`"
+def test_what_is_generated_is_fresh() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
+    stale = [path.name for path, fresh in readme.fresh_files() if path.read_text(encoding="utf-8") != fresh]
+    assert not stale, "run `make docs`"
 
 
 def test_the_tables_hold_what_they_should() -> None:
@@ -28,4 +29,4 @@ def test_the_tables_hold_what_they_should() -> None:
 
 def test_a_missing_marker_is_an_error() -> None:
     with pytest.raises(ValueError, match="must have each"):
-        readme.with_tables("# no markers here\n")
+        readme.with_tables("# no markers here\n", readme.TABLES[readme.README])

@@ -1,0 +1,132 @@
+"""The alert rules: well-formed, tested, and about metrics that there are."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from afl_lab.monitoring import rules
+from afl_lab.readme import made_metrics
+from support import expressions
+from support.prometheus import needs_promtool
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).with_name("alerts.test.yaml")
+ALERTS = {rule["alert"]: rule for rule in rules.alerts()}
+
+REQUIRED = {
+    "AflRoundStalled",
+    "AflStraggler",
+    "AflWorkerDiverging",
+    "AflResidualGrowing",
+    "AflPeerRefused",
+    "AflDiskNearlyFull",
+    "AflCertificateExpires",
+    "AflWorkerMissing",
+    "AflServerRestarting",
+    "AflNonFinite",
+    "AflDigestMismatch",
+}
+"""What an operator must hear of."""
+
+
+def promtool(*arguments: str) -> None:
+    ran = subprocess.run(["promtool", *arguments], check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def cases() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
+    return found
+
+
+@functools.cache
+def served() -> dict[str, set[str]]:
+    """The labels of each metric of the server, as Prometheus has them."""
+    own = {"job", "instance"}
+    made = {
+        f"{name}_total" if kind == "counter" else name: own | set(labels)
+        for name, (kind, labels) in made_metrics().items()
+    }
+    return {**made, "up": own}
+
+
+@needs_promtool
+def test_promtool_takes_the_rules_and_the_configuration() -> None:
+    promtool("check", "rules", str(rules.RULES))
+    promtool("check", "config", str(rules.FOLDER / "prometheus.yml"))
+
+
+@needs_promtool
+def test_every_alert_fires_where_it_should_and_is_silent_where_it_should_be() -> None:
+    promtool("test", "rules", str(CASES))
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not(name: str) -> None:
+    fires = {True: 0, False: 0}
+    for case in cases():
+        told = {re.split(r"[{]", series["series"])[0] for series in case["input_series"]}
+        for check in case["alert_rule_test"]:
+            if check["alertname"] != name:
+                continue
+            about = expressions.metrics(ALERTS[name]["expr"]) - {"afl_run_info"}
+            assert about & told, f"{case['name']}: no series of what the alert looks at"
+            fires[bool(check["exp_alerts"])] += 1
+    assert fires[True], name
+    assert fires[False], name
+
+
+def test_no_case_is_of_an_alert_that_there_is_not() -> None:
+    assert {check["alertname"] for case in cases() for check in case["alert_rule_test"]} == ALERTS.keys()
+    assert ALERTS.keys() >= REQUIRED
+
+
+def test_the_cases_have_series_as_the_server_has_them() -> None:
+    for case in cases():
+        for series in case["input_series"]:
+            name, _, rest = series["series"].partition("{")
+            assert set(re.findall(r"(\w+)=", rest)) == served()[name], series
+
+
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_an_alert_says_how_bad_it_is_of_whom_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    summary, expression = rule["annotations"]["summary"], rule["expr"]
+    assert "{{ $labels.run_id }}" in summary
+    assert "afl_run_info" in expression
+    if any("worker" in served()[name] for name in expressions.metrics(expression)):
+        # By its label, or by a query where one alert is about several.
+        assert re.search(r"labels\.worker|Labels\.Worker|\.Labels\.worker", summary), rule["alert"]
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    headings = {heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    assert anchor in headings, rule["alert"]
+
+
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_an_alert_is_about_metrics_and_labels_that_there_are(rule: dict[str, Any]) -> None:
+    names = expressions.metrics(rule["expr"])
+    assert names
+    assert names <= served().keys(), names - served().keys()
+    known = set().union(*(served()[name] for name in names))
+    assert expressions.labels(rule["expr"]) <= known
+
+
+def test_the_operators_rules_are_the_same() -> None:
+    resource = yaml.safe_load(rules.OPERATOR_RULES.read_text(encoding="utf-8"))
+    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert resource["spec"]["groups"] == rules.groups()
+
+
+def test_the_table_has_every_alert_and_no_template() -> None:
+    table = rules.alerts_table()
+    assert all(f"`{name}`" in table for name in ALERTS)
+    assert "{{" not in table
+    assert "run ID: worker N has no session with the server" in table

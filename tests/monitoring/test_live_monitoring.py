@@ -1,0 +1,151 @@
+"""Every query of the dashboard and every alert, asked of a real Prometheus that scrapes a real run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afl_lab.monitoring import rules
+from support import Federation, expressions
+from support.identities import Identities, tls
+from support.prometheus import Prometheus, needs_prometheus
+
+pytestmark = needs_prometheus
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "afl.json"
+SCRAPES = 12
+PATIENCE_S = 100.0
+
+
+class Watched:
+    """A run with all that there is to see, and the Prometheus that scrapes it."""
+
+    def __init__(self, federation: Federation, prometheus: Prometheus) -> None:
+        self.prometheus = prometheus
+        listening = federation.server.wait_for("listening")
+        self.instance = f"127.0.0.1:{listening['http_port']}"
+        self.run_id = listening["run_id"]
+
+    def filled(self, expression: str) -> str:
+        """An expression of the dashboard, with what Grafana would put for its variables."""
+        values = {
+            "$job": "afl",
+            "$instance": self.instance,
+            "$run": self.run_id,
+            "$__rate_interval": "10s",
+        }
+        for name, value in values.items():
+            expression = expression.replace(name, value)
+        assert "$" not in expression, expression
+        return expression
+
+    def has_been_scraped(self) -> bool:
+        """Often enough for rates, and since the first evaluation."""
+        counted = self.prometheus.query("count_over_time(afl_downlink_residual_norm[5m])")
+        return bool(counted) and float(counted[0]["value"][1]) >= SCRAPES
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Top-k both ways under mutual TLS: residuals at both ends, and certificates."""
+    folder = tmp_path_factory.mktemp("watched")
+    pki = Identities(folder / "pki")
+    config: dict[str, Any] = {
+        "workers": 2,
+        "task": {"name": "digits", "batch_size": 16, "options": {"hidden": [8]}},
+        "algorithm": {
+            "name": "afl-com",
+            "rounds": 1_000_000,
+            "block": 20,
+            "eta_w": 0.05,
+            "eta_q": 0.01,
+            "uplink": {"name": "top-k", "ratio": 0.1},
+        },
+        "evaluation": {"every": 10},
+        "server": {"tls": tls(pki.server(), pki.ca)},
+    }
+    with Federation(config, folder / "federation") as federation:
+        federation.start("0-1", "--ca", str(pki.ca), *pki.worker("0-1").worker_options)
+        federation.wait_until(lambda status: status["best"] is not None)
+        target = f"127.0.0.1:{federation.server.wait_for('listening')['http_port']}"
+        scraping = {
+            "global": {
+                "scrape_interval": "250ms",
+                "scrape_timeout": "250ms",
+                "evaluation_interval": "1s",
+            },
+            "rule_files": [str(rules.RULES)],
+            "scrape_configs": [{"job_name": "afl", "static_configs": [{"targets": [target]}]}],
+        }
+        with Prometheus(scraping, folder / "prometheus") as prometheus:
+            run = Watched(federation, prometheus)
+            prometheus.wait_until(run.has_been_scraped, PATIENCE_S)
+            yield run
+
+
+def panels() -> list[dict[str, Any]]:
+    found = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return [inner for panel in found for inner in (panel, *panel.get("panels", ()))]
+
+
+def test_every_query_of_the_dashboard_has_data(watched: Watched) -> None:
+    empty, asked = [], 0
+    for panel in panels():
+        for target in panel.get("targets", ()):
+            series = watched.prometheus.query_range(watched.filled(target["expr"]), seconds=60, step=1)
+            asked += 1
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            if not series or not all(wanted <= entry["metric"].keys() for entry in series):
+                empty.append((panel["title"], target["expr"]))
+    assert asked > 50
+    assert not empty, empty
+
+
+def test_every_variable_of_the_dashboard_has_a_value(watched: Watched) -> None:
+    variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
+    values = {"source": "prometheus"}
+    for variable in variables:
+        if variable["type"] == "query":
+            selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()
+            series = watched.prometheus.query(watched.filled(selector))
+            values[variable["name"]] = {entry["metric"][label] for entry in series}
+    assert values == {
+        "source": "prometheus",
+        "run": {watched.run_id},
+        "job": {"afl"},
+        "instance": {watched.instance},
+    }
+
+
+def test_every_part_of_every_alert_has_data(watched: Watched) -> None:
+    """An alert as a whole has none while all is well."""
+    for rule in rules.alerts():
+        told = [rule["expr"], *re.findall(r'printf "(.*?%q.*?)" ', rule["annotations"]["summary"])]
+        for expression in told:
+            filled = expression.replace("job=%q", 'job="afl"').replace(
+                "instance=%q", f'instance="{watched.instance}"'
+            )
+            for selector in expressions.selectors(filled):
+                assert watched.prometheus.query(selector), f"{rule['alert']}: {selector} has no data"
+            watched.prometheus.query(filled)
+
+
+def test_the_alerts_are_evaluated_and_silent_while_all_is_well(watched: Watched) -> None:
+    def are_evaluated() -> bool:
+        return all(rule["health"] != "unknown" for rule in watched.prometheus.rules())
+
+    watched.prometheus.wait_until(are_evaluated, PATIENCE_S)
+    found = {rule["name"]: (rule["health"], rule["alerts"]) for rule in watched.prometheus.rules()}
+    assert found.keys() == {rule["alert"] for rule in rules.alerts()}
+    assert {name: state for name, state in found.items() if state != ("ok", [])} == {}
+
+
+def test_a_misspelt_metric_or_label_would_be_found(watched: Watched) -> None:
+    assert watched.prometheus.query("afl_round")
+    assert not watched.prometheus.query("afl_rond")
+    assert not watched.prometheus.query('afl_worker_incidents_total{incident="restarted"}')
