@@ -42,7 +42,9 @@ def copied(folder: Path) -> Path:
 def uncomment(kustomization: Path, component: str) -> None:
     """Take a component in, as a user does: by removing the ``#`` before its line."""
     text = kustomization.read_text(encoding="utf-8")
-    changed, count = re.subn(rf"^  # (- \S+/components/{component}(?: .*)?)$", r"  \1", text, flags=re.MULTILINE)
+    changed, count = re.subn(
+        rf"^  # (- \S+/components/{component}(?: .*)?)$", r"  \1", text, flags=re.MULTILINE
+    )
     assert count == 1, f"{kustomization} has no line to uncomment for {component}"
     kustomization.write_text(changed, encoding="utf-8")
 

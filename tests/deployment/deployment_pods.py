@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-
 from deployment_manifests import ROOT, Document, command, environment, of_kind
+
 from support.process import Process
 
 CONTAINERFILE = ROOT / "deploy" / "containers" / "Containerfile"
@@ -27,6 +27,11 @@ _PROBE = (
     "try: answer = urllib.request.urlopen(sys.argv[1], timeout=10)\n"
     "except urllib.error.HTTPError as error: answer = error\n"
     "print(answer.status, answer.read().decode())"
+)
+
+_NETWORK = (
+    "ip link add name cluster type bridge && ip link set lo up && ip address add 10.44.0.1/24 dev cluster && "
+    "ip link set cluster up && echo up && exec sleep infinity"
 )
 
 
@@ -77,8 +82,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "ip link add name cluster type bridge && ip link set lo up && "
-             "ip address add 10.44.0.1/24 dev cluster && ip link set cluster up && echo up && exec sleep infinity"],
+            ["unshare", "--net", "sh", "-c", _NETWORK],
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
@@ -112,14 +116,13 @@ class Cluster:
         scratch = self._folder / f"pod-{self._starts}"
         scratch.mkdir()
         mounts = self._mounts(name, ordinal, pod, container, scratch)
-        program = _hidden([mount["path"] for mount in mounts])
         spec = {
             "network": self._holder.pid,
             "link": f"pod{self._starts}",
             "address": f"{self._addresses[name, ordinal]}/24",
             "scratch": str(_made(scratch / "root")),
             "mounts": mounts,
-            "program": [str(path) for path in program],
+            "program": [str(path) for path in _programs()],
             "directory": image_directory(),
             "user": security["runAsUser"],
             "group": security["runAsGroup"],
@@ -130,7 +133,9 @@ class Cluster:
         path = scratch / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
         process = Process(
-            f"{name}-{ordinal}", [str(Path(__file__).with_name("pod_main.py")), str(path)], folder=self._folder
+            f"{name}-{ordinal}",
+            [str(Path(__file__).with_name("pod_main.py")), str(path)],
+            folder=self._folder,
         )
         self._pods.append(process)
         return process
@@ -152,7 +157,11 @@ class Cluster:
         there = ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net"]
         plain = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
         done = subprocess.run(
-            [*there, sys.executable, "-S", "-c", _PROBE, url], check=False, capture_output=True, text=True, env=plain
+            [*there, sys.executable, "-S", "-c", _PROBE, url],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=plain,
         )
         assert done.returncode == 0, done.stderr
         status, _, body = done.stdout.partition(" ")
@@ -167,7 +176,9 @@ class Cluster:
     ) -> list[dict[str, Any]]:
         group = pod["securityContext"]["fsGroup"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        templates = {each["metadata"]["name"] for each in self._sets[name]["spec"].get("volumeClaimTemplates", [])}
+        templates = {
+            each["metadata"]["name"] for each in self._sets[name]["spec"].get("volumeClaimTemplates", [])
+        }
         hosts = scratch / "hosts"
         hosts.write_text(self._hosts(), encoding="utf-8")
         mounts = [{"source": str(hosts), "path": "/etc/hosts", "read_only": True}]
@@ -216,7 +227,9 @@ class Cluster:
 
 def image_directory() -> str:
     """The working directory that the images have."""
-    (directory,) = set(re.findall(r"^WORKDIR (/var\S+)$", CONTAINERFILE.read_text(encoding="utf-8"), re.MULTILINE))
+    (directory,) = set(
+        re.findall(r"^WORKDIR (/var\S+)$", CONTAINERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
     return str(directory)
 
 
@@ -226,14 +239,12 @@ def _image_environment() -> dict[str, str]:
     (line,) = re.findall(r"^ENV (.+)$", stage, re.MULTILINE)
     values = dict(word.split("=", 1) for word in line.split())
     values["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    # A machine of the tests has many neighbours; PyTorch's threads would be one for each core.
-    return {**values, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "OMP_NUM_THREADS": "1"}
+    return {**values, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
-def _hidden(mount_paths: list[str]) -> list[Path]:
-    """Where the programs of this installation are, as far as a mount would hide it, or its folder is closed."""
-    places = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
-    return sorted({place.resolve() for place in places})
+def _programs() -> list[Path]:
+    """Where this installation is: a mount may hide it, and its folders may be closed to others."""
+    return sorted({place.resolve() for place in (ROOT, Path(sys.prefix), Path(sys.base_prefix))})
 
 
 def _writable(folder: Path, group: int) -> Path:

@@ -1,7 +1,7 @@
 """Becomes one container of a pod: its command, on a read-only root, as its user, in a network of its own.
 
-python pod_main.py SPEC.json, as root. It stays the same process throughout, so that whoever started it has the
-container's own number. What a container runtime does and this does not: seccomp, limits of resources.
+python pod_main.py SPEC.json, as root. It stays the same process throughout, so that whoever started it has
+the container's own number. What a container runtime does and this does not: seccomp, limits of resources.
 """
 
 from __future__ import annotations
@@ -39,7 +39,21 @@ def main() -> None:
 def _join_network(holder: int, link: str, address: str) -> None:
     """One end of a cable in the bridge of the cluster's network, the other here."""
     there = ["nsenter", f"--net=/proc/{holder}/ns/net"]
-    _run(*there, "ip", "link", "add", "name", link, "type", "veth", "peer", "name", "eth0", "netns", str(os.getpid()))
+    _run(
+        *there,
+        "ip",
+        "link",
+        "add",
+        "name",
+        link,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        str(os.getpid()),
+    )
     _run(*there, "ip", "link", "set", link, "master", "cluster", "up")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", address, "dev", "eth0")
