@@ -44,7 +44,8 @@ def obstacle() -> str:
     if missing:
         return f"needs {', '.join(missing)}"
     script = (
-        "ip link add name cluster type bridge && ip link add name end type veth peer name other && mount -t tmpfs none /mnt && "
+        "ip link add name cluster type bridge && ip link add name end type veth peer name other && "
+        "mount -t tmpfs none /mnt && "
         "mkdir /mnt/u /mnt/w /mnt/r && "
         "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r"
     )
