@@ -134,7 +134,7 @@ def test_a_server_whose_event_loop_stands_still_is_not_alive(monkeypatch: pytest
     monkeypatch.setattr(afl_server.http, "LOOP_ANSWERS_S", 0.2)
 
     async def ask() -> tuple[tuple[int, str], tuple[int, str]]:
-        pages = HttpServer(cast(Coordinator, None), Address("127.0.0.1", 0))
+        pages = HttpServer(cast("Coordinator", None), Address("127.0.0.1", 0))
         try:
             turning = await asyncio.to_thread(asked, pages.port, "/healthz")
             return turning, asked(pages.port, "/healthz")
