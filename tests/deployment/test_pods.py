@@ -19,9 +19,13 @@ from safetensors.torch import load_file
 from afl.config.source import read_yaml
 from support import Process, Reference
 from support.identities import Identities
-from support.process import END_S
 
 WORKERS = 2
+
+START_S = 300.0
+"""A pod imports PyTorch from nothing, through a layer over the disk, beside others that do the same."""
+
+pytestmark = pytest.mark.timeout(1200)
 
 SERVER, WORKER = "afl-server", "afl-worker"
 
@@ -101,11 +105,11 @@ def reference(documents: list[Document]) -> Reference:
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     """Asked for ten times a second."""
     tick = threading.Event()
-    for _ in range(int(10 * END_S)):
+    for _ in range(int(10 * START_S)):
         if holds():
             return
         tick.wait(0.1)
-    raise AssertionError(f"not within {END_S:g} s: {what}")
+    raise AssertionError(f"not within {START_S:g} s: {what}")
 
 
 def stop(cluster: Cluster, name: str, pod: Process, code: int) -> None:
@@ -134,18 +138,20 @@ def test_a_run_completes_with_the_containers_own_commands(
     with Cluster(documents, tmp_path / "pods", secrets) as cluster:
         assert cluster.replicas == {SERVER: 1, WORKER: WORKERS}
         workers = [cluster.start(WORKER, ordinal) for ordinal in range(WORKERS)]
-        workers[0].wait_for("reconnecting")
+        workers[0].wait_for("reconnecting", timeout=START_S)
         for probe, status in (("startupProbe", 200), ("livenessProbe", 200), ("readinessProbe", 503)):
             assert cluster.probe(WORKER, 0, probe)[0] == status
         server = cluster.start(SERVER)
         for pod in (server, *workers):
-            pod.wait_for("staying")
+            pod.wait_for("staying", timeout=START_S)
 
         for name in cluster.replicas:
             for probe in ("startupProbe", "livenessProbe"):
                 assert cluster.probe(name, 0, probe) == (200, "ok")
             assert cluster.probe(name, 0, "readinessProbe") == (503, "the run is over")
-        assert sorted(pod.wait_for("joined")["message"].partition(" of ")[0][-1] for pod in workers) == [
+        assert sorted(
+            pod.wait_for("joined", timeout=START_S)["message"].partition(" of ")[0][-1] for pod in workers
+        ) == [
             "0",
             "1",
         ]
@@ -155,7 +161,7 @@ def test_a_run_completes_with_the_containers_own_commands(
         for pod in workers:
             stop(cluster, WORKER, pod, 0)
         again = cluster.start(SERVER)
-        again.wait_for("staying")
+        again.wait_for("staying", timeout=START_S)
         assert again.logged("run_complete"), "a pod that is started again leaves the run as it is"
         assert cluster.probe(SERVER, 0, "livenessProbe") == (200, "ok")
         assert cluster.probe(SERVER, 0, "readinessProbe") == (503, "the run is over")
@@ -173,23 +179,23 @@ def test_pods_that_are_rolled_during_a_run_change_no_bit(tmp_path: Path) -> None
 
         server = cluster.start(SERVER)
         workers = [cluster.start(WORKER, ordinal) for ordinal in range(WORKERS)]
-        server.wait_for("listening")
+        server.wait_for("listening", timeout=START_S)
         wait_until(lambda: round_now() >= 10, "round 10")
         for name in cluster.replicas:
             assert cluster.probe(name, 0, "readinessProbe") == (200, "ready")
 
         stop(cluster, WORKER, workers[1], 130)
         workers[1] = cluster.start(WORKER, 1)
-        workers[1].wait_for("journal_read")
+        workers[1].wait_for("journal_read", timeout=START_S)
         reached = round_now()
         wait_until(lambda: round_now() > reached, "a round with the worker that was started again")
 
         stop(cluster, SERVER, server, 130)
         server = cluster.start(SERVER)
-        server.wait_for("resumed")
-        workers[0].wait_for("joined_again")
+        server.wait_for("resumed", timeout=START_S)
+        workers[0].wait_for("joined_again", timeout=START_S)
         for pod in (server, *workers):
-            pod.wait_for("staying", timeout=4 * END_S)
+            pod.wait_for("staying", timeout=START_S)
         assert not server.logged("lost_residual")
         check_is_as_undisturbed(cluster, documents)
 
@@ -200,7 +206,7 @@ def test_a_root_that_is_read_only_and_a_user_without_rights(tmp_path: Path) -> N
     container = the(documents, "StatefulSet", SERVER)["spec"]["template"]["spec"]["containers"][0]
     container["command"], container["args"] = ["python", "-c", TRIED], []
     with Cluster(documents, tmp_path / "pods") as cluster:
-        line = cluster.start(SERVER).wait_for("tried")
+        line = cluster.start(SERVER).wait_for("tried", timeout=START_S)
     assert (line["user"], line["groups"], int(line["rights"], 16)) == (10001, [10001], 0)
     read_only = "Read-only file system"
     assert (line["/usr"], line["/etc/afl/config"]) == (read_only, read_only)
