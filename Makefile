@@ -3,6 +3,7 @@
 # make lint     formatting, types, imports, generated files
 # make proto    write the protobuf modules again after a change of proto/
 # make docs     write the tables of README.md and docs, and the generated files of deploy, again
+# make policy   checkov over deploy/, from an environment of its own (.venv-policy): it pins much of what we use
 # make bench    what a round costs, beside gRPC's own floor
 # make clean    remove what was made here, the environment .venv too
 #
@@ -16,7 +17,7 @@ ARGS ?=
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint proto docs bench clean venv
+.PHONY: demo test lint proto docs policy bench clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.tasks
@@ -39,11 +40,18 @@ proto: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python -m afl_lab.readme --write
 
+policy: $(VENV)/.dev .venv-policy/bin/checkov
+	AFL_CHECKOV=$(abspath .venv-policy/bin/checkov) $(BIN)/python -m pytest tests/deployment/test_pod_security.py $(ARGS)
+
+.venv-policy/bin/checkov:
+	$(PYTHON) -m venv .venv-policy
+	.venv-policy/bin/python -m pip install --quiet checkov==3.3.30
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m afl_lab.bench.rounds $(ARGS)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-policy build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find common server worker lab tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 venv: $(VENV)/.dev

@@ -25,6 +25,8 @@ Peer = Annotated[str, "the address it comes from"]
 Reason = Annotated[str, "why"]
 RunId = Annotated[str, "the run's id"]
 SynchronizationRound = Annotated[int, "the synchronization round"]
+ToldRounds = Annotated[int, "the rounds it was told in this process"]
+TrackerName = Annotated[str, "as in run.trackers"]
 Worker = Annotated[int, "the worker's id"]
 Workers = Annotated[Sequence[int], "the workers' ids"]
 
@@ -106,6 +108,40 @@ class RunOver(Event):
 
     code: Code
     summary: Annotated[Mapping[str, Any] | None, "what summary.json holds; null if it could not be written"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComplete(Event):
+    """A server that stays (--stay) found its run complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staying(Event):
+    """A daemon that stays (--stay) has nothing left to do, and waits to be stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerFailed(Event):
+    """A tracker failed for the first time in this process; the run goes on, and it is given what follows."""
+
+    tracker: TrackerName
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerLeft(Event):
+    """A tracker was not done at the end and is left behind."""
+
+    tracker: TrackerName
+    rounds: ToldRounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerEnded(Event):
+    """A tracker is done with the run, or with this process's part of it."""
+
+    tracker: TrackerName
+    rounds: ToldRounds
+    failures: Annotated[int, "how often it has failed in this process"]
 
 
 @dataclass(frozen=True, kw_only=True)

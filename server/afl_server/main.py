@@ -13,11 +13,11 @@ from pathlib import Path
 
 from afl import events
 from afl._version import __version__
-from afl.cli.parser import common_options, make_parser
+from afl.cli.parser import common_options, make_parser, stay_option
 from afl.config import Config, load_config
 from afl.config.address import Address, check_plaintext
 from afl.config.document import help_text
-from afl.errors import AddressError, AflError, ExitCode, StorageError
+from afl.errors import AddressError, AflError, ExitCode, RunCompleteError, StorageError
 from afl.initialization import build_vector
 from afl.logs import set_up_logs
 from afl.randomness import SharedRandomness
@@ -26,7 +26,7 @@ from afl.tracking.following import Following, status_of
 from afl.tracking.registry import load_trackers
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Gate
-from afl_server.http import HttpServer
+from afl_server.http import HttpServer, finished_pages
 from afl_server.opening import OpenRun, open_run, stored_config
 from afl_server.progress import LiveView, print_summary
 from afl_server.service import FederationService
@@ -57,7 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = stored_config(options.resume, options.set)
         else:
             config = load_config(options.config, options.set)
-        return asyncio.run(_run(config, live=options.live))
+        try:
+            return asyncio.run(_run(config, live=options.live, stays=options.stay))
+        except RunCompleteError as error:
+            if not options.stay:
+                raise
+            LOG.info("%s", error, extra=events.RunComplete().extra)
+            return asyncio.run(_stay_finished(config))
     except AflError as error:
         print(f"afl-server: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
@@ -89,17 +95,18 @@ def _parser() -> argparse.ArgumentParser:
         default=sys.stdout.isatty(),
         help="show live progress (default: where standard output is a terminal)",
     )
+    stay_option(parser)
     common_options(parser)
     return parser
 
 
-async def _run(config: Config, *, live: bool) -> ExitCode:
+async def _run(config: Config, *, live: bool, stays: bool) -> ExitCode:
     if config.server.tls is None:
         check_plaintext(config.server.listen, insecure=config.server.insecure)
     gate = Gate(config.server)
     trackers = load_trackers(config.run.trackers)
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
-    config, records = run.config, run.records
+    config = run.config
     try:
         assert config.run.seed is not None
         randomness = SharedRandomness.from_int(config.run.seed)
@@ -113,30 +120,36 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
         raise
     service = FederationService(coordinator)
     http: HttpServer | None = None
+    asked_to_end = asyncio.Event()
     try:
-        await service.start(config.server.listen)
-        if config.server.http is not None:
-            http = HttpServer(coordinator, config.server.http)
-        await coordinator.start()
-        following = Following(trackers, coordinator.run_id, records.directory, config)
-        following.start()
-        _announce(coordinator, service.port, http)
-        code, reason = await _until_over(coordinator, live=live)
-        await coordinator.farewell()
-    except AddressError:
-        run.discard()
-        raise
+        try:
+            await service.start(config.server.listen)
+            if config.server.http is not None:
+                http = HttpServer(coordinator, config.server.http)
+            await coordinator.start()
+            following = Following(trackers, coordinator.run_id, run.records.directory, config)
+            following.start()
+            _announce(coordinator, service.port, http)
+            code, reason = await _until_over(coordinator, asked_to_end, live=live)
+            await coordinator.farewell()
+        except AddressError:
+            run.discard()
+            raise
+        finally:
+            await service.stop()
+        code = _conclude(run, coordinator, code, reason, live=live)
+        await asyncio.to_thread(following.end, status_of(code, can_go_on=coordinator.can_go_on))
+        if stays and code is ExitCode.OK:
+            _announce_staying()
+            await asked_to_end.wait()
     finally:
-        await service.stop()
         if http is not None:
             http.close()
-    code = _conclude(coordinator, run, code, reason, live=live)
-    await asyncio.to_thread(following.end, status_of(code, can_go_on=coordinator.can_go_on))
     return code
 
 
-def _conclude(coordinator: Coordinator, run: OpenRun, code: ExitCode, reason: str, *, live: bool) -> ExitCode:
-    """Write the summary, and say how the run ended."""
+def _conclude(run: OpenRun, coordinator: Coordinator, code: ExitCode, reason: str, *, live: bool) -> ExitCode:
+    """Write the summary and say how the run ended; returns the exit code."""
     records = run.records
     try:
         summary = records.summarize(
@@ -166,6 +179,26 @@ def _conclude(coordinator: Coordinator, run: OpenRun, code: ExitCode, reason: st
     return code
 
 
+async def _stay_finished(config: Config) -> ExitCode:
+    """Where the run had ended before this process began: pages for probes, until asked to end."""
+    pages = None if config.server.http is None else finished_pages(config.server.http)
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, asked_to_end.set)
+    try:
+        _announce_staying()
+        await asked_to_end.wait()
+    finally:
+        if pages is not None:
+            pages.close()
+    return ExitCode.OK
+
+
+def _announce_staying() -> None:
+    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
+
+
 def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> None:
     config = coordinator.config
     listen = Address(config.server.listen.host, port)
@@ -190,7 +223,9 @@ def _announce(coordinator: Coordinator, port: int, http: HttpServer | None) -> N
     )
 
 
-async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode, str]:
+async def _until_over(
+    coordinator: Coordinator, asked_to_end: asyncio.Event, *, live: bool
+) -> tuple[ExitCode, str]:
     loop = asyncio.get_running_loop()
 
     def stop(name: str) -> None:
@@ -198,6 +233,7 @@ async def _until_over(coordinator: Coordinator, *, live: bool) -> tuple[ExitCode
             loop.remove_signal_handler(number)
             # A second signal ends the process at once.
             signal.signal(number, signal.SIG_DFL)
+        asked_to_end.set()
         coordinator.stop(f"the server was stopped by {name}")
 
     for number in _STOP_SIGNALS:

@@ -109,6 +109,11 @@ class Connection:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more can come from the server."""
+        return self._threads[0].is_alive()
+
     def send(self, frames: Iterable[Frame]) -> None:
         """Queue frames; they are built as the stream takes them."""
         self._taken.clear()

@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from afl import events
-from afl.cli.parser import common_options, make_parser
-from afl.config.address import Address, parse_target
+from afl.cli.parser import common_options, make_parser, stay_option
+from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.logs import set_up_logs
 from afl.security.identity import checked_token
 from afl_worker.credentials import TOKEN_VARIABLE, CredentialFiles
+from afl_worker.http import WorkerPages
 from afl_worker.runtime import DEFAULT_JOURNAL, WorkerOptions, WorkerProcess
 
 LOG = logging.getLogger("afl.worker")
@@ -48,18 +49,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
     process = WorkerProcess(options)
+    pages: WorkerPages | None = None
     try:
+        if parsed.http is not None:
+            pages = WorkerPages(process, _http_address(parsed.http))
         reason = process.run()
+        LOG.info("%s", reason, extra=events.Ended(code=0).extra)
+        if parsed.stay:
+            _wait_for_a_signal()
     except AflError as error:
         LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
             "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=_cause(error)
         )
         return error.exit_code
     except _InterruptedError as error:
+        if process.is_over:
+            return ExitCode.OK
         LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
         process.leave(f"stopped by {error}")
         return ExitCode.INTERRUPTED
-    LOG.info("%s", reason, extra=events.Ended(code=0).extra)
+    finally:
+        if pages is not None:
+            pages.close()
     return ExitCode.OK
 
 
@@ -114,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
         "(default: afl-journal)",
     )
     parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
+        "for probes; :9091 is all addresses (default: off)",
+    )
+    parser.add_argument(
         "--give-up-after",
         default="10m",
         metavar="TIME",
@@ -151,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
+    stay_option(parser)
     common_options(parser)
     return parser
 
@@ -180,6 +198,19 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         task_options=dict(_task_option(text) for text in parsed.task_option),
         credentials=credentials,
     )
+
+
+def _http_address(text: str) -> Address:
+    try:
+        return parse_listen(text)
+    except AddressError as error:
+        raise ConfigError(f"--http: {error}") from error
+
+
+def _wait_for_a_signal() -> None:
+    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
+    while True:
+        signal.pause()
 
 
 def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles:

@@ -131,6 +131,9 @@ class WorkerProcess:
         self._journals: Journals | None = None
         self._digest = b""
         self._connection: Connection | None = None
+        self._is_welcome = False
+        self.is_over = False
+        """Whether the run has ended as configured."""
         self._timings = Timings()
         self._last_session = time.monotonic()
 
@@ -159,6 +162,7 @@ class WorkerProcess:
                 )
                 if self._journals is not None:
                     self._journals.remove()
+                self.is_over = True
                 return ending.reason
             if was_welcomed:
                 self._last_session = time.monotonic()
@@ -194,7 +198,14 @@ class WorkerProcess:
             return Lost(str(error)), False
         return self._converse(self._connection)
 
+    @property
+    def has_session(self) -> bool:
+        """Whether the server has welcomed this process, and the connection is open still."""
+        connection = self._connection
+        return self._is_welcome and connection is not None and connection.is_open
+
     def _close(self) -> None:
+        self._is_welcome = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -242,6 +253,7 @@ class WorkerProcess:
                 if isinstance(event, pb.Welcome):
                     was_welcomed = True
                     self._welcomed(connection, event)
+                    self._is_welcome = True
                 elif isinstance(event, Ack):
                     self._answered(connection, event)
                 else:

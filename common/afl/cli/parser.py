@@ -38,6 +38,16 @@ def common_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def stay_option(parser: argparse.ArgumentParser) -> None:
+    """For supervisors that start again whatever ends."""
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
+        "that starts again whatever ends",
+    )
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves room for the longest subcommand: argparse forgets how far subcommands are indented."""
 

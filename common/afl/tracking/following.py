@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from afl import events
 from afl.config import Config
 from afl.errors import ExitCode, StorageError
 from afl.run_files import METRICS_FILE, TRACKERS_FOLDER
@@ -111,7 +112,7 @@ class _Follower:
                     "tracker %s is not done and is left behind: it was told %d rounds in this process",
                     self.name,
                     self._rounds,
-                    extra={"event": "tracker_left", "tracker": self.name, "rounds": self._rounds},
+                    extra=events.TrackerLeft(tracker=self.name, rounds=self._rounds).extra,
                 )
                 return
             self.thread.join(left)
@@ -120,12 +121,7 @@ class _Follower:
             self.name,
             self._rounds,
             self.failures,
-            extra={
-                "event": "tracker_ended",
-                "tracker": self.name,
-                "rounds": self._rounds,
-                "failures": self.failures,
-            },
+            extra=events.TrackerEnded(tracker=self.name, rounds=self._rounds, failures=self.failures).extra,
         )
 
     def _follow(self) -> None:
@@ -170,7 +166,7 @@ class _Follower:
                 type(error).__name__,
                 error,
                 exc_info=error,
-                extra={"event": "tracker_failed", "tracker": self.name},
+                extra=events.TrackerFailed(tracker=self.name).extra,
             )
 
     def _keep(self, folder: Path, round_: int) -> None:

@@ -27,6 +27,7 @@ import yaml
 
 from afl.config import Config, Duration, dump_config
 from afl.errors import AflError, ConfigError
+from afl.run_files import SUMMARY_FILE
 from afl_lab.bench.daemons import Daemons
 from afl_lab.bench.metrics_tail import MetricsTail
 from afl_lab.links.kinds import links_of
@@ -36,7 +37,6 @@ from afl_lab.links.results import LinkRun, Point, add_run, median_round, overhea
 from afl_lab.reproduction.command import chosen_steps
 from afl_lab.reproduction.experiment import Experiment, load_experiment
 from afl_lab.reproduction.search_log import LOG_FILE, SearchLog
-from afl_server.records import SUMMARY_FILE
 
 METHODS = ("afl-br", "afl-com-top-k", "afl-com-rand-k")
 TARGETS = (0.5, 0.6, 0.7, 0.75)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from afl_server.records import METRICS_FILE
+from afl.run_files import METRICS_FILE
 
 
 class MetricsTail:

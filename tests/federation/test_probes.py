@@ -1,0 +1,146 @@
+"""What probes are told: whether a daemon lives, and whether it takes part."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import urllib.error
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import afl_server.http
+from afl.config.address import Address
+from afl_server.coordinator import Coordinator
+from afl_server.http import HttpServer
+from support import Federation, Process
+from support.federation import fetch
+from support.identities import Identities, tls
+from support.process import END_S
+
+CONFIG: dict[str, Any] = {
+    "workers": 1,
+    "task": {"name": "synthetic", "batch_size": 8},
+    "algorithm": {"name": "afl-com", "rounds": 12, "eta_w": 0.9, "eta_q": 0.3},
+}
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """Status and body of a page."""
+    try:
+        return 200, fetch(f"http://127.0.0.1:{port}{path}").strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode().strip()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_ready(port: int) -> None:
+    """Asked for twenty times a second."""
+    tick = threading.Event()
+    for _ in range(int(20 * END_S)):
+        if asked(port, "/readyz") == (200, "ready"):
+            return
+        tick.wait(0.05)
+    raise AssertionError(f"not ready within {END_S:g} s: {asked(port, '/readyz')}")
+
+
+def test_a_worker_is_alive_from_its_start_and_ready_while_it_has_a_session(tmp_path: Path) -> None:
+    http = free_port()
+    two = {**CONFIG, "workers": 2}
+    with Federation(two, tmp_path / "run") as federation:
+        worker = federation.start("0", "--http", f"127.0.0.1:{http}", "--stay")
+        worker.wait_for("joined")
+        wait_until_ready(http)
+        assert asked(http, "/healthz") == (200, "ok")
+        assert asked(http, "/metrics")[0] == 404
+
+        federation.server.kill()
+        worker.wait_for("reconnecting")
+        assert asked(http, "/readyz") == (503, "no session with the server")
+        assert asked(http, "/healthz") == (200, "ok"), (
+            "a server that is away is no reason to kill its workers"
+        )
+        port = worker.wait_for("reconnecting")["message"].partition("127.0.0.1:")[2].partition(" ")[0]
+
+        server = federation.start_server("--set", f"server.listen=127.0.0.1:{port}", "--stay")
+        other = federation.start("1", server=f"127.0.0.1:{port}")
+        for each in (worker, server):
+            each.wait_for("staying")
+        other.expect(0)
+        assert asked(http, "/readyz") == (503, "the run is over")
+        assert asked(http, "/healthz") == (200, "ok")
+        assert asked(server.wait_for("listening")["http_port"], "/readyz") == (503, "the run is over")
+        for each in (worker, server):
+            each.terminate()
+            each.expect(0)
+
+
+def test_a_run_that_is_complete_is_stayed_with_and_what_fails_ends(tmp_path: Path) -> None:
+    with Federation(CONFIG, tmp_path / "run") as federation:
+        federation.start("0", "--stay").wait_for("staying")
+        federation.server.expect(0)
+        http = free_port()
+        again = federation.start_server("--set", f"server.http=127.0.0.1:{http}", "--stay")
+        again.wait_for("staying")
+        assert again.logged("run_complete")
+        assert asked(http, "/healthz") == (200, "ok")
+        assert asked(http, "/readyz") == (503, "the run is over")
+        again.terminate()
+        again.expect(0)
+        refused = Process(
+            "worker 1",
+            ["-m", "afl_worker", "--id", "1", "--server", "127.0.0.1:1", "--give-up-after", "0s", "--stay"],
+            folder=tmp_path,
+        )
+        refused.expect(4)
+        refused.close()
+
+
+def test_an_address_that_is_taken_ends_a_worker_with_its_name(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["-m", "afl_worker", "--id", "0", "--server", "127.0.0.1:1", "--http", where]
+        worker = Process("worker 0", arguments, folder=tmp_path)
+        worker.expect(6)
+        assert f"--http: cannot listen on {where}: Address already in use" in worker.text
+        worker.close()
+
+
+def test_a_server_whose_certificate_has_expired_is_not_ready(tmp_path: Path) -> None:
+    ours = Identities(tmp_path / "issued")
+    pair = ours.server(days=-3)
+    config = {**CONFIG, "server": {"tls": tls(pair)}}
+    with Federation(config, tmp_path / "run") as federation:
+        port = federation.server.wait_for("listening")["http_port"]
+        assert asked(port, "/readyz") == (503, "the server's certificate has expired")
+        assert asked(port, "/healthz") == (200, "ok"), "starting it again would mend nothing"
+        pair.write(ours.issue_for_server())
+        federation.start("0", "--ca", str(ours.ca)).wait_for("joined")
+        federation.finish()
+
+
+def test_a_server_whose_event_loop_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(afl_server.http, "LOOP_ANSWERS_S", 0.2)
+
+    async def ask() -> tuple[tuple[int, str], tuple[int, str]]:
+        pages = HttpServer(cast("Coordinator", None), Address("127.0.0.1", 0))
+        try:
+            turning = await asyncio.to_thread(asked, pages.port, "/healthz")
+            return turning, asked(pages.port, "/healthz")
+        finally:
+            pages.close()
+
+    turning, standing = asyncio.run(ask())
+    assert turning == (200, "ok")
+    assert standing == (503, "the event loop has not turned for 0.2 s")

@@ -1,0 +1,32 @@
+"""HTTP for probes: /healthz, /readyz."""
+
+from __future__ import annotations
+
+from afl.config.address import Address
+from afl.http_pages import OVER, PLAIN, HttpPages, Page
+from afl_worker.runtime import WorkerProcess
+
+
+class WorkerPages(HttpPages):
+    """Says whether the process answers, and whether it takes part.
+
+    Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
+
+    Raises:
+        AddressError: if the address cannot be listened on.
+    """
+
+    def __init__(self, process: WorkerProcess, address: Address) -> None:
+        self._process = process
+        super().__init__(address, "--http", self._show)
+
+    def _show(self, path: str) -> Page | None:
+        if path == "/healthz":
+            return "200 OK", "ok\n", PLAIN
+        if path != "/readyz":
+            return "404 Not Found", "try /healthz or /readyz\n", PLAIN
+        if self._process.is_over:
+            return OVER
+        if self._process.has_session:
+            return "200 OK", "ready\n", PLAIN
+        return "503 Service Unavailable", "no session with the server\n", PLAIN
