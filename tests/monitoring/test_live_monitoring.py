@@ -15,7 +15,7 @@ from support import Federation, expressions
 from support.identities import Identities, tls
 from support.prometheus import Prometheus, needs_prometheus
 
-pytestmark = needs_prometheus
+pytestmark = [needs_prometheus, pytest.mark.timeout(400)]
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "afl.json"
 SCRAPES = 12
