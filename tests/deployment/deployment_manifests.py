@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +73,20 @@ def build(folder: Path) -> list[Document]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def rendered(combination: tuple[str, tuple[str, ...]], folder: Path) -> list[Document]:
-    """The documents of an overlay with components."""
+def rendered(combination: tuple[str, tuple[str, ...]]) -> list[Document]:
+    """The documents of an overlay with components; each call has its own."""
+    documents: list[Document] = json.loads(_rendered(combination))
+    return documents
+
+
+@cache
+def _rendered(combination: tuple[str, tuple[str, ...]]) -> str:
     overlay, added = combination
-    place = copied(folder) / "overlays" / overlay
-    for component in added:
-        uncomment(place / "kustomization.yaml", component)
-    return build(place)
+    with tempfile.TemporaryDirectory() as folder:
+        place = copied(Path(folder)) / "overlays" / overlay
+        for component in added:
+            uncomment(place / "kustomization.yaml", component)
+        return json.dumps(build(place))
 
 
 def of_kind(documents: list[Document], *kinds: str) -> list[Document]:

@@ -43,8 +43,8 @@ ENDING_S = 15
 
 
 @pytest.fixture(params=ALL, ids=named)
-def documents(request: pytest.FixtureRequest, tmp_path: Path) -> list[Document]:
-    return rendered(request.param, tmp_path)
+def documents(request: pytest.FixtureRequest) -> list[Document]:
+    return rendered(request.param)
 
 
 def config_of(documents: list[Document], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:

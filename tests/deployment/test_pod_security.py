@@ -21,8 +21,8 @@ USER = 10001
 
 
 @pytest.fixture(params=ALL, ids=named)
-def documents(request: pytest.FixtureRequest, tmp_path: Path) -> list[Document]:
-    return rendered(request.param, tmp_path)
+def documents(request: pytest.FixtureRequest) -> list[Document]:
+    return rendered(request.param)
 
 
 def test_pods_are_restricted(documents: list[Document]) -> None:
@@ -92,7 +92,7 @@ def test_checkov_finds_nothing_without_a_written_reason(tmp_path: Path) -> None:
     scanned = tmp_path / "scanned"
     scanned.mkdir()
     for combination in ALL:
-        text = yaml.safe_dump_all(rendered(combination, tmp_path / named(combination)))
+        text = yaml.safe_dump_all(rendered(combination))
         (scanned / f"{named(combination)}.yaml").write_text(text, encoding="utf-8")
     found = {check["check_id"]: check["check_name"] for check in checkov(scanned, "kubernetes")}
     containers = tmp_path / "containers"
