@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from afl._version import __version__
+from afl.cli.display import can_redraw
 from afl.cli.parser import common_options, make_parser
 from afl.config import Config, load_config
 from afl.config.address import Address, check_plaintext
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
-        default=sys.stdout.isatty(),
+        default=can_redraw(),
         help="show live progress (default: where standard output is a terminal)",
     )
     common_options(parser)
@@ -131,6 +132,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
             seconds=coordinator.seconds,
             up=coordinator.tallies.uplink,
             down=coordinator.tallies.downlink,
+            uncompressed=coordinator.tallies.uncompressed_bytes,
         )
     except StorageError as error:
         if code is not ExitCode.STORAGE:

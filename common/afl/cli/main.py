@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from afl.cli import certs, demo, inspection, status, theory
+from afl.cli import certs, demo, inspection, new, run, status, theory
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -38,6 +38,8 @@ def commands() -> Mapping[str, Command]:
         "certs": certs,
         "demo": demo,
         "inspect": inspection,
+        "new": new,
+        "run": run,
         "status": status,
         "theory": theory,
     }
