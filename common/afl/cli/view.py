@@ -128,6 +128,8 @@ def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> Re
 def run_line(state: Mapping[str, Any]) -> str:
     """The state of a run in one line, which changes when there is news."""
     last = state["last"]
+    if last is None and not state["workers_missing"]:
+        return describe_workers(state)
     if last is None or state["workers_missing"]:
         return f"round {state['round']} of {state['rounds']}: {describe_workers(state)}"
     if last["worst_accuracy"] is None:

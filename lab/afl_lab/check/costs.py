@@ -176,7 +176,7 @@ def show_costs(report: Report, costs: Costs, config: Config) -> None:
         f"down, {each}": f"{shown_bytes(costs.down)} to {config.workers} workers, each its own process",
         "uncompressed": f"{shown_bytes(costs.uncompressed)} both ways, {share:.1f} times as much",
         "the whole run": f"about {shown_bytes(costs.whole_run)} in {config.algorithm.rounds} rounds",
-        "time": f"{shown_seconds(costs.round_seconds)} {each} here, one worker after the other",
+        "time": f"{_shown_time(costs.round_seconds)} {each} here, one worker after the other",
         "the server's memory": f"about {shown_bytes(costs.server_memory)}, and some hundred MB for PyTorch",
         "a worker's memory": f"about {shown_bytes(costs.worker_memory)}, and some hundred MB for PyTorch",
         "the server's disk": f"at most about {shown_bytes(costs.server_disk)}",
@@ -202,6 +202,10 @@ def kept_for_backward(task: Task, oracle: TaskOracle, worker: int) -> int:
         loss = task.loss(module, batch)
     del loss
     return sum(storages.values())
+
+
+def _shown_time(seconds: float) -> str:
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else shown_seconds(seconds)
 
 
 def _sent(point: Point) -> int:
