@@ -13,6 +13,7 @@ from pathlib import Path
 
 from afl import events
 from afl._version import __version__
+from afl.cli.display import can_redraw
 from afl.cli.parser import common_options, make_parser, stay_option
 from afl.config import Config, load_config
 from afl.config.address import Address, check_plaintext
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
-        default=sys.stdout.isatty(),
+        default=can_redraw(),
         help="show live progress (default: where standard output is a terminal)",
     )
     stay_option(parser)
@@ -158,6 +159,7 @@ def _conclude(run: OpenRun, coordinator: Coordinator, code: ExitCode, reason: st
             seconds=coordinator.seconds,
             up=coordinator.tallies.uplink,
             down=coordinator.tallies.downlink,
+            uncompressed=coordinator.tallies.uncompressed_bytes,
         )
     except StorageError as error:
         if code is not ExitCode.STORAGE:

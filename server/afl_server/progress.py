@@ -8,13 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.live import Live
-
-from afl.cli.view import make_console, run_view, summary_table
+from afl.cli.display import REFRESH_S, RunDisplay
+from afl.cli.view import make_console, summary_table
 from afl_server.coordinator import Coordinator
 from afl_server.status import snapshot
-
-REFRESH_S = 0.25
 
 
 class LiveView:
@@ -22,11 +19,11 @@ class LiveView:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._live = Live(console=make_console(), auto_refresh=False, redirect_stderr=True)
+        self._display = RunDisplay(make_console())
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._live.start()
+        self._display.__enter__()
         self._task = asyncio.create_task(self._redraw())
         return self
 
@@ -37,12 +34,12 @@ class LiveView:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._live.update(run_view(snapshot(self._coordinator)), refresh=True)
-        self._live.stop()
+        self._display.show(snapshot(self._coordinator))
+        self._display.__exit__(kind, error, trace)
 
     async def _redraw(self) -> None:
         while True:
-            self._live.update(run_view(snapshot(self._coordinator)), refresh=True)
+            self._display.show(snapshot(self._coordinator))
             await asyncio.sleep(REFRESH_S)
 
 

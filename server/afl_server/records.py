@@ -334,9 +334,19 @@ class RunRecords:
             raise self._unwritten(path.name, error) from error
 
     def summarize(
-        self, *, code: ExitCode, reason: str, seconds: float, up: WireCount, down: WireCount
+        self,
+        *,
+        code: ExitCode,
+        reason: str,
+        seconds: float,
+        up: WireCount,
+        down: WireCount,
+        uncompressed: int,
     ) -> dict[str, Any]:
         """Write and return ``summary.json``; nothing is written after it.
+
+        Args:
+            uncompressed: bytes that both directions would have carried without compression.
 
         Raises:
             StorageError: if it cannot be written, or the directory is not this run's any more.
@@ -367,6 +377,7 @@ class RunRecords:
                 }
                 for direction, count in ((Direction.UPLINK, up), (Direction.DOWNLINK, down))
             },
+            "uncompressed_bytes": uncompressed,
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
         try:

@@ -41,9 +41,11 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "best": records.best.__dict__ if records.best else None,
         "uplink_bytes": tallies.uplink.total,
         "downlink_bytes": tallies.downlink.total,
+        "uncompressed_bytes": tallies.uncompressed_bytes,
         "uplink_float_equivalents": tallies.uplink.float_equivalents,
         "downlink_float_equivalents": tallies.downlink.float_equivalents,
         "dual_weights": engine.dual_weights.tolist(),
+        "dual_history": coordinator.dual_history.view(),
         "directory": str(records.directory),
     }
 

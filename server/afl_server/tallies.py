@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from afl.messages import Kind, PayloadHeader, Report
-from afl.wire.accounting import FrameContent, WireCount, float_equivalents
+from afl.wire.accounting import FrameContent, WireCount, float_equivalents, saved_bytes
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import traffic_of_kind
 
@@ -30,6 +30,8 @@ class Tallies:
     replayed_steps: int = 0
     worker_restarts: int = 0
     absent_reports: int = 0
+    saved_bytes: int = 0
+    """What compression has spared: whole vectors in its place would have taken so much more."""
 
     def copied(self) -> Tallies:
         """As they are now."""
@@ -38,6 +40,11 @@ class Tallies:
     def values(self) -> dict[str, Any]:
         """As JSON has it, for :meth:`of_values`."""
         return asdict(self)
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """What both directions together would have carried with whole vectors."""
+        return self.uplink.total + self.downlink.total + self.saved_bytes
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Tallies:
@@ -55,7 +62,15 @@ class Tallies:
         """What the paper charges for a report: its payloads, its loss, and its weight if it has one."""
         scalars = 1 + (report.weight != 0.0)
         self.uplink.float_equivalents += scalars + sum(map(float_equivalents, report.payloads))
+        self.saved_bytes += sum(map(saved_bytes, report.payloads))
 
-    def charge_step(self, headers: Sequence[PayloadHeader], workers: int, *, has_weights: bool) -> None:
-        """What the paper charges for a step: its payloads and, if sent, one dual weight, for each worker."""
+    def charge_step(
+        self, headers: Sequence[PayloadHeader], workers: int, *, has_weights: bool, sessions: int = 1
+    ) -> None:
+        """What the paper charges for a step: its payloads and, if sent, one dual weight, for each worker.
+
+        Args:
+            sessions: connections that it crossed.
+        """
+        self.saved_bytes += sessions * sum(map(saved_bytes, headers))
         self.downlink.float_equivalents += workers * (has_weights + sum(map(float_equivalents, headers)))

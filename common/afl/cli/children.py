@@ -42,7 +42,7 @@ class Event:
 
 
 class Child:
-    """One process ``python -m MODULE ARGUMENTS``, its standard error kept in a file.
+    """One process ``python -m MODULE ARGUMENTS``, its standard error added to a file.
 
     Args:
         events: gets an :class:`Event` for each JSON line, and one without fields at the end.
@@ -61,7 +61,9 @@ class Child:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._events = events
         self.process = subprocess.Popen(  # noqa: S603  # our own modules, arguments checked
-            [sys.executable, "-m", module, *arguments],
+            # -P: as the installed command would, it finds no module of the folder that it is started in;
+            # a task that is named by its module is looked for there.
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -93,7 +95,7 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with self.log.open("w", encoding="utf-8") as log:
+        with self.log.open("a", encoding="utf-8") as log:
             for line in self.process.stderr:
                 log.write(line)
                 log.flush()
@@ -154,6 +156,11 @@ class Children:
         child = Child(name, module, arguments, log, self._events)
         self._children.append(child)
         return child
+
+    def kill(self) -> None:
+        """End those that still run at once."""
+        for child in self._children:
+            child.process.kill()
 
     def end(self) -> None:
         """End those that still run, by their process ids: SIGTERM, and SIGKILL after a grace."""

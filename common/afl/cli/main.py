@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from afl.cli import certs, demo, export, inspection, status, theory
+from afl.cli import certs, demo, export, inspection, new, run, status, theory
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -39,6 +39,8 @@ def commands() -> Mapping[str, Command]:
         "demo": demo,
         "export": export,
         "inspect": inspection,
+        "new": new,
+        "run": run,
         "status": status,
         "theory": theory,
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -24,10 +25,22 @@ SLOW_STEP_S = 5.0
 MOST_NAMED = 8
 """Workers named in one line."""
 
+BAR_COLUMNS = 60
+"""The longest progress bar."""
+
+FEWEST_PLOT_COLUMNS = 12
+"""A plot that would be narrower is left out."""
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_ASCII_BARS = " .:-=+*#%@"
+
 
 def make_console() -> Console:
     """A console that neither colours digits nor squeezes what goes into a file."""
     is_terminal = sys.stdout.isatty()
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A name that this terminal cannot show is no reason to end.
+        sys.stdout.reconfigure(errors="replace")
     return _Console(
         highlight=False,
         markup=False,
@@ -52,24 +65,93 @@ def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table
     return table
 
 
-def run_view(state: Mapping[str, Any]) -> RenderableType:
-    """The state of a run (the server's ``/status``) as a few lines."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
-    grid.add_row("run", f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}")
-    left = state["seconds_left"]
-    grid.add_row(
-        "round",
-        f"{state['round']} of {state['rounds']}" + (f", {shown_seconds(left)} left" if left else ""),
-    )
-    grid.add_row("workers", describe_workers(state))
-    grid.add_row("worst worker", describe_standing(state["last"]))
-    grid.add_row("best so far", describe_standing(state["best"]))
-    sent = f"up {shown_bytes(state['uplink_bytes'])}, down {shown_bytes(state['downlink_bytes'])}"
-    grid.add_row("on the wire", sent)
-    bar = ProgressBar(total=state["rounds"], completed=state["round"], width=60)
-    return Group(grid, bar, Text(""))
+class RunView:
+    """The state of a run (the server's ``/status``) as a few lines, as wide as there is room.
+
+    Where the encoding has no block elements the plot takes ASCII characters instead.
+
+    Args:
+        state: a server's snapshot; of an older server's, what it lacks is left out.
+        hint: a last line, such as what Ctrl-C does.
+    """
+
+    def __init__(self, state: Mapping[str, Any], hint: str = "") -> None:
+        self._state = state
+        self._hint = hint
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines."""
+        state = self._state
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row("run", f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}")
+        left = state["seconds_left"]
+        grid.add_row(
+            "round",
+            f"{state['round']} of {state['rounds']}" + (f", {shown_seconds(left)} left" if left else ""),
+        )
+        grid.add_row("workers", describe_workers(state))
+        grid.add_row("worst worker", describe_standing(state["last"]))
+        grid.add_row("best so far", describe_standing(state["best"]))
+        grid.add_row("on the wire", describe_bytes(state))
+        yield grid
+        yield from _dual_plot(state.get("dual_history"), options)
+        bar = min(BAR_COLUMNS, options.max_width)
+        yield ProgressBar(total=state["rounds"], completed=state["round"], width=bar)
+        yield Text(self._hint, style="dim")
+
+
+def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> RenderResult:
+    """A line for each worker with much weight: its weight over the last rounds, and now."""
+    if not history or len(history["rounds"]) < 2:
+        return
+    names = [f"worker {worker}" for worker in history["workers"]]
+    label = max(len("restarts"), *map(len, names)) + 2
+    columns = min(len(history["rounds"]), options.max_width - label - len("  0.000"))
+    if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
+        return
+    bars = _ASCII_BARS if options.ascii_only else _BARS
+    top = max(max(line[-columns:]) for line in history["weights"]) or 1.0
+    first = history["rounds"][-columns]
+    yield Text(f"dual weights from round {first} on, up to {top:.3f}", style="bold")
+    for name, line in zip(names, history["weights"], strict=True):
+        shown = "".join(bars[round(value / top * (len(bars) - 1))] for value in line[-columns:])
+        yield Text.assemble(name.ljust(label), (shown, "cyan"), f"  {line[-1]:.3f}")
+    skipped = len(history["rounds"]) - columns
+    marks = {point - skipped for point in history["restarts"]}
+    if any(mark >= 0 for mark in marks):
+        line = "".join("^" if column in marks else " " for column in range(columns))
+        yield Text.assemble("restarts".ljust(label), (line.rstrip(), "dim"))
+
+
+def run_line(state: Mapping[str, Any]) -> str:
+    """The state of a run in one line, which changes when there is news."""
+    last = state["last"]
+    if last is None and not state["workers_missing"]:
+        return describe_workers(state)
+    if last is None or state["workers_missing"]:
+        return f"round {state['round']} of {state['rounds']}: {describe_workers(state)}"
+    if last["worst_accuracy"] is None:
+        standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
+    else:
+        standing = f"accuracy {last['worst_accuracy']:.3f} (mean {last['mean_accuracy']:.3f})"
+    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
+
+
+def describe_bytes(state: Mapping[str, Any]) -> str:
+    """What has been sent, and what whole vectors would have taken."""
+    up, down = state["uplink_bytes"], state["downlink_bytes"]
+    sent = f"{shown_bytes(up)} up, {shown_bytes(down)} down"
+    whole = state.get("uncompressed_bytes")
+    if not whole or not up + down:
+        return sent
+    return f"{sent}; uncompressed {compared(up + down, whole)}"
+
+
+def compared(sent: int, uncompressed: int) -> str:
+    """What uncompressed training would have sent, and how much more that is."""
+    return f"{shown_bytes(uncompressed)}, {uncompressed / sent:.1f} times as much"
 
 
 def describe_workers(state: Mapping[str, Any]) -> str:
@@ -115,6 +197,9 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
             f"{shown_bytes(count['wire_bytes'])} on the wire; "
             f"the paper's accounting: {shown_bytes(count['float_equivalents_as_bytes'])}"
         )
+    sent = sum(count["wire_bytes"] for count in summary["communication"].values())
+    if sent and "uncompressed_bytes" in summary:
+        rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
     rows["results"] = str(directory)
     return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
 

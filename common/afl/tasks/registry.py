@@ -1,4 +1,4 @@
-"""Finding a task: by its name among the installed ones, or by ``package.module:Class``.
+"""Finding a task: by its name among the installed ones, or by ``package.module:Class`` (``file.py:Class``).
 
 A name resolves to what is installed on this machine (the entry points of the group ``afl.tasks``), so a
 name may come from another machine. A path imports any module, so it may come from this machine's own
@@ -17,6 +17,7 @@ from typing import Any
 
 from afl.errors import ConfigError
 from afl.extras import INSTALL_HINT, PROVIDED
+from afl.task_paths import as_module_path
 from afl.tasks.base import Task
 from afl.tasks.options import nearest
 
@@ -36,7 +37,7 @@ def task_identity(task_name: str) -> str:
     Raises:
         afl.ConfigError: if there is no such name.
     """
-    return task_name if ":" in task_name else _named(task_name).value
+    return as_module_path(task_name) if ":" in task_name else _named(task_name).value
 
 
 def load_task(
@@ -49,8 +50,8 @@ def load_task(
     """The task, made with its options.
 
     Args:
-        name_or_path: an installed task's name, or ``package.module:Class``. For a path, modules below the
-            working directory are found too.
+        name_or_path: an installed task's name, or ``package.module:Class``, or ``file.py:Class``. For a path,
+            modules in and below the working directory are found too, and first.
         options: keyword arguments of the class (``task.options``).
         allow_path: whether a path is accepted: only for what this machine's own command line said.
         local: where given, ``options`` came from another machine: the class's ``local_options`` are taken
@@ -59,6 +60,7 @@ def load_task(
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
     """
+    name_or_path = as_module_path(name_or_path)
     is_path = ":" in name_or_path
     if is_path and not allow_path:
         raise ConfigError(
@@ -130,9 +132,9 @@ def _imported_path(path: str) -> object:
         raise ConfigError(f"task {path}: a path is written package.module:Class")
     here = str(Path.cwd())
     if here not in sys.path:
-        # Last, so that nothing in the folder can take the place of an installed module. It stays there:
-        # the user's module may import its neighbours later.
-        sys.path.append(here)
+        # First, as `python -m` has it, but only from here on: what a command itself needs was found without
+        # it. It stays there: the user's module may import its neighbours later.
+        sys.path.insert(0, here)
     return _imported(f"task {path}", module, attribute)
 
 

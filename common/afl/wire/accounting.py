@@ -90,6 +90,13 @@ class WireCount:
         return sum(self.wire.values())
 
 
+def saved_bytes(header: PayloadHeader) -> int:
+    """How much longer the whole vector of float32 values is than the payload that stands for it."""
+    if header.value_type is not ValueType.FLOAT32:
+        return 0
+    return 4 * header.dim - header.total_bytes
+
+
 def float_equivalents(header: PayloadHeader) -> float:
     """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index.
 

@@ -58,4 +58,6 @@ class WireMeter:
         costs = session_costs(shared, commit_frame(step.position, step.kind, weights[:1]))
         for length, content in costs:
             self.tallies.downlink.add(length, content, times=len(workers))
-        self.tallies.charge_step(step.payloads, len(workers), has_weights=bool(weights))
+        self.tallies.charge_step(
+            step.payloads, len(workers), has_weights=bool(weights), sessions=len(workers)
+        )

@@ -81,6 +81,7 @@ def simulate(
             seconds=time.monotonic() - started,
             up=meter.tallies.uplink,
             down=meter.tallies.downlink,
+            uncompressed=meter.tallies.uncompressed_bytes,
         )
     finally:
         records.close()

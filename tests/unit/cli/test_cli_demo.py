@@ -15,6 +15,7 @@ import pytest
 
 from afl.cli import demo
 from afl.cli.children import Children
+from afl.cli.local_federation import failure_of
 from afl.cli.main import main, make_afl_parser
 from afl.config import config_from_mapping
 from afl.errors import AflError, ConfigError
@@ -100,7 +101,7 @@ def test_a_childs_log_is_kept_and_followed(on_path: Path) -> None:
         events = [children.next_event(timeout=30), children.next_event(timeout=30)]
         assert [event.name for event in events if event is not None] == ["hello", ""]
         assert child.wait() == 7
-        failure = demo._failure(child)
+        failure = failure_of(child)
     assert failure.exit_code == 7
     for said in ("chatty", "exit code 7", "info: hi", "plain words", str(on_path / "log")):
         assert said in str(failure)
@@ -153,17 +154,6 @@ def test_children_end_when_their_command_fails(on_path: Path) -> None:
     assert psutil.Process().children() == before
 
 
-def test_what_uncompressed_training_would_have_sent() -> None:
-    """Two workers on one connection, three rounds, d = 100, a tenth of it sent."""
-    scalars = {"scalars": 8, "envelope": 20, "indices": 0}
-    up = {"wire_bytes": 2 * 3 * 40 + 28, "payload_bytes_by_part": {"values": 240, **scalars}}
-    down = {"wire_bytes": 3 * 40 + 400 + 28, "payload_bytes_by_part": {"values": 520, **scalars}}
-    summary = {"rounds": 3, "workers": 2, "communication": {"uplink": up, "downlink": down}}
-    sent, uncompressed = demo.sent_and_uncompressed(summary, sessions=1, dim=100)
-    assert sent == 268 + 548
-    assert uncompressed == 2 * 3 * 400 + 3 * 400 + 400 + 2 * 28
-
-
 def test_a_real_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Uncompressed, so that what was sent is what uncompressed training sends."""
     directory = tmp_path / "kept ${HOME}"
@@ -174,9 +164,8 @@ def test_a_real_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert expected in shown
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["rounds"] == 6
-    dim = 6762
-    sent, uncompressed = demo.sent_and_uncompressed(summary, sessions=2, dim=dim)
-    assert sent == uncompressed
+    sent = sum(direction["wire_bytes"] for direction in summary["communication"].values())
+    assert sent == summary["uncompressed_bytes"]
     assert (directory / "model-final.safetensors").is_file()
     assert (directory / "workers-0.log").is_file()
     assert (directory / "workers-1-2.log").is_file()

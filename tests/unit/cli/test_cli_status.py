@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
+from afl.cli import status
 from afl.cli.main import main
 from afl.cli.status import status_url
 from afl.errors import ConfigError
@@ -42,9 +44,60 @@ STATE = {
     "downlink_bytes": 2_500_000,
     "uplink_float_equivalents": 1.0,
     "downlink_float_equivalents": 1.0,
+    "uncompressed_bytes": 25_015_000,
     "dual_weights": [1 / 12] * 12,
+    "dual_history": {
+        "rounds": [18, 19, 20],
+        "restarts": [1],
+        "workers": [3, 7],
+        "weights": [[0.1, 0.083, 0.09], [0.4, 0.083, 0.2]],
+    },
     "directory": "runs/x",
 }
+
+
+@pytest.mark.parametrize(("left", "code"), [(3.0, 0), (75.0, 4)])
+def test_watching_ends_with_the_run(left: float, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that goes when its run was nearly over has ended it; another one is lost."""
+    with serving_once([{**STATE, "last": None}, {**STATE, "round": 99, "seconds_left": left}]) as address:
+        assert main(["status", address, "--watch"]) == code
+    said = capsys.readouterr()
+    assert "worst worker 7, accuracy 0.250" in said.out
+    assert ("The run is over." in said.out) == (code == 0)
+    assert ("after round 99 of 100" in said.err) == (code == 4)
+
+
+def test_watching_ends_when_the_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(json.dumps({**STATE, "state": "over"}).encode()) as address:
+        assert main(["status", address, "--watch"]) == 0
+    assert "The run is over." in capsys.readouterr().out
+
+
+@contextmanager
+def serving_once(states: list[dict[str, Any]]) -> Iterator[str]:
+    """A server that answers so often, and is then gone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the base class's name
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(states.pop(0)).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    def serve() -> None:
+        with server:
+            while states:
+                server.handle_request()
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        thread.join()
 
 
 @contextmanager
@@ -72,13 +125,21 @@ def serving(body: bytes, code: int = 200) -> Iterator[str]:
 def unreachable_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy of the environment must not come between this machine and itself."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(status, "WATCH_S", 0.01)
 
 
 def test_the_run_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(json.dumps(STATE).encode()) as address:
         assert main(["status", address]) == 0
     shown = capsys.readouterr().out
-    for expected in ("20260101-000000-abcdef", "20 of 100", "1 min 15 s left", "slowest: 3", "worker 7"):
+    for expected in (
+        "20260101-000000-abcdef",
+        "20 of 100",
+        "1 min 15 s left",
+        "slowest: 3",
+        "worker 7",
+        "10.0 times",
+    ):
         assert expected in shown
     assert "1.50 kB" in shown
     assert "2.50 MB" in shown
@@ -128,6 +189,10 @@ def test_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
     ("given", "url"),
     [
         ("localhost:9090", "http://localhost:9090/status"),
+        ("localhost", "http://localhost:9090/status"),
+        ("10.8.0.1", "http://10.8.0.1:9090/status"),
+        ("[::1]", "http://[::1]:9090/status"),
+        ("https://federation.example.org/", "https://federation.example.org:443/status"),
         ("http://127.0.0.1:9090", "http://127.0.0.1:9090/status"),
         ("https://federation.example.org:443/", "https://federation.example.org:443/status"),
         ("http://[::1]:9090/status", "http://[::1]:9090/status"),
@@ -138,7 +203,7 @@ def test_addresses(given: str, url: str) -> None:
     assert status_url(given) == url
 
 
-@pytest.mark.parametrize("given", ["ftp://x:1", "localhost", "localhost:0", ":9090", "0.0.0.0:9090", ""])
+@pytest.mark.parametrize("given", ["ftp://x:1", "9090", "localhost:0", ":9090", "0.0.0.0:9090", "::1", ""])
 def test_what_is_no_address_is_refused(given: str) -> None:
     with pytest.raises(ConfigError):
         status_url(given)

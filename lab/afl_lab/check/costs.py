@@ -1,0 +1,212 @@
+"""What a run will cost: bytes by a dry run with the configured compressors, memory and disk by estimate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from afl.config import Config
+from afl.config.quantities import shown_bytes, shown_seconds
+from afl.parameters import ParameterVector
+from afl.randomness import SharedRandomness
+from afl.tasks import Task
+from afl.wire.settings import RunSettings
+from afl_lab.check.blame import blaming
+from afl_lab.check.findings import Report
+from afl_lab.simulation.driver import Driver
+from afl_lab.simulation.meter import WireMeter
+from afl_server.store import SMALLEST_LOG_BYTES
+from afl_server.tallies import Tallies
+from afl_worker.oracle import TaskOracle
+
+DRY_SYNCHRONIZATIONS = 3
+"""The second is like all that follow: it brings the update of the first. The evaluation after it, and the
+third, which brings none, tell what an evaluation adds."""
+
+SERVER_VECTORS = 6
+"""Model, gradient's place, sum, downlink residual, what goes out, and the copy that is being saved."""
+
+WORKER_VECTORS = 4
+"""Of a process: model, gradient, autograd's gradients, and what has come in."""
+
+ROUND_LINE_BYTES = 420
+"""A round's line of metrics.jsonl."""
+
+EVALUATION_LINE_BYTES = 420
+EVALUATION_BYTES_A_WORKER = 80
+
+LOG_CHECKPOINTS = 8
+"""A log grows to so many checkpoints at most, if that is more than :data:`SMALLEST_LOG_BYTES`."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a run; bytes.
+
+    Attributes:
+        up: of one synchronization, all workers together.
+        down: of one synchronization, each worker a process of its own.
+        uncompressed: both ways, with whole vectors.
+        whole_run: both ways, with first models and evaluations; as if every round were like the second.
+        round_seconds: of the dry run, one worker after the other on this machine.
+        server_memory: besides Python and PyTorch.
+        worker_memory: of a process with one worker, the largest, besides Python and PyTorch.
+        server_disk: at most.
+        worker_disk: of one worker's journal.
+    """
+
+    up: int
+    down: int
+    uncompressed: int
+    whole_run: int
+    round_seconds: float
+    server_memory: int
+    worker_memory: int
+    server_disk: int
+    worker_disk: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a dry run stood when a step had been closed.
+
+    Attributes:
+        ends: whether the step was the last of a synchronization.
+        seconds: since the first step was opened.
+    """
+
+    ends: bool
+    tallies: Tallies
+    seconds: float
+
+
+def dry_run(report: Report, config: Config, task: Task) -> list[Point]:
+    """Take the first steps of a run through the round engine, with all workers; what was counted after each.
+
+    Raises:
+        StoppedError: if a step fails.
+    """
+    assert config.run.seed is not None
+    randomness = SharedRandomness.from_int(config.run.seed)
+    settings = RunSettings.of_config(config, task.local_options)
+    local_steps = settings.parameters.local_steps
+    rounds = max(settings.parameters.rounds, DRY_SYNCHRONIZATIONS * local_steps)
+    points: list[Point] = []
+    with blaming(report, "the dry run"):
+        driver = Driver(
+            task,
+            replace(settings.parameters, rounds=rounds),
+            randomness,
+            batch_size=settings.batch_size,
+            evaluation_batch_size=settings.evaluation_batch_size,
+            evaluate_every=2 * local_steps,
+            policy=replace(config.absence, skips_late=False),
+            batched=config.worker.batch_oracles,
+        )
+        meter = WireMeter(
+            chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights
+        )
+        driver.meter = meter
+        meter.first_models(driver.vector, driver.engine.algorithm.worker_params, config.workers)
+        points.append(Point(False, meter.tallies.copied(), 0.0))
+        started = time.monotonic()
+        for closed in driver.steps():
+            ends = closed.position.phase == driver.engine.algorithm.phases - 1
+            seconds = time.monotonic() - started
+            points.append(Point(ends and not closed.kind.is_of_evaluation, meter.tallies.copied(), seconds))
+            if driver.engine.updates_applied >= DRY_SYNCHRONIZATIONS * local_steps:
+                break
+    return points
+
+
+def estimate(
+    points: list[Point], config: Config, vector: ParameterVector, *, activations: int, data: int
+) -> Costs:
+    """What the run will cost, from the points of a dry run.
+
+    Args:
+        activations: what a batch's forward pass keeps for its backward pass, bytes.
+        data: the largest worker's examples, bytes.
+    """
+    settings = RunSettings.of_config(config).parameters
+    first, second, third = (point for point in points if point.ends)
+    # Between the second's end and the third's lies the evaluation, and nothing else that is its own.
+    model, one = _sent(points[0]), _sent(second) - _sent(first)
+    evaluation = max(0, _sent(third) - _sent(second) - one)
+    synchronizations = settings.synchronizations
+    evaluations = -(-settings.rounds // config.evaluation.every)
+    dim_bytes = 4 * vector.dim
+    buffers = 4 * vector.buffers.size + vector.frozen_length
+    has_residual = config.algorithm.name == "afl-com"
+    up = second.tallies.uplink.total - first.tallies.uplink.total
+    down = second.tallies.downlink.total - first.tallies.downlink.total
+    held = up if config.absence.leaves_out else config.server.reorder_buffer
+    checkpoint = dim_bytes * (3 if has_residual else 2) + buffers
+    outcome = down // config.workers
+    log = min(outcome * config.server.checkpoint_every, max(SMALLEST_LOG_BYTES, LOG_CHECKPOINTS * checkpoint))
+    state = 0 if config.server.state == "off" else 2 * (checkpoint + log)
+    lines = synchronizations * ROUND_LINE_BYTES + evaluations * (
+        EVALUATION_LINE_BYTES + config.workers * EVALUATION_BYTES_A_WORKER
+    )
+    return Costs(
+        up=up,
+        down=down,
+        uncompressed=up + down + second.tallies.saved_bytes - first.tallies.saved_bytes,
+        whole_run=model + synchronizations * one + evaluations * evaluation,
+        round_seconds=second.seconds - first.seconds,
+        server_memory=SERVER_VECTORS * dim_bytes + buffers + min(held, up),
+        worker_memory=(WORKER_VECTORS + has_residual) * dim_bytes + buffers + activations + data,
+        server_disk=3 * (dim_bytes + buffers) + state + lines,
+        worker_disk=0
+        if config.worker.journal == "off"
+        else 2 * (has_residual * dim_bytes + up // config.workers),
+    )
+
+
+def show_costs(report: Report, costs: Costs, config: Config) -> None:
+    """Add them to a report."""
+    steps = config.algorithm.local_steps or 1
+    each = "a round" if steps == 1 else f"a synchronization ({steps} rounds)"
+    share = costs.uncompressed / (costs.up + costs.down)
+    report.facts["Costs"] = {
+        f"up, {each}": f"{shown_bytes(costs.up)} from {config.workers} workers",
+        f"down, {each}": f"{shown_bytes(costs.down)} to {config.workers} workers, each its own process",
+        "uncompressed": f"{shown_bytes(costs.uncompressed)} both ways, {share:.1f} times as much",
+        "the whole run": f"about {shown_bytes(costs.whole_run)} in {config.algorithm.rounds} rounds",
+        "time": f"{_shown_time(costs.round_seconds)} {each} here, one worker after the other",
+        "the server's memory": f"about {shown_bytes(costs.server_memory)}, and some hundred MB for PyTorch",
+        "a worker's memory": f"about {shown_bytes(costs.worker_memory)}, and some hundred MB for PyTorch",
+        "the server's disk": f"at most about {shown_bytes(costs.server_disk)}",
+        "a worker's disk": f"{shown_bytes(costs.worker_disk)} of journal",
+    }
+    report.values["costs"] = asdict(costs)
+
+
+def kept_for_backward(task: Task, oracle: TaskOracle, worker: int) -> int:
+    """Bytes that a forward pass keeps for its backward pass, each storage once, parameters not counted."""
+    module = oracle.module(worker, training=True)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = oracle.minibatch(worker, 1)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = task.loss(module, batch)
+    del loss
+    return sum(storages.values())
+
+
+def _shown_time(seconds: float) -> str:
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else shown_seconds(seconds)
+
+
+def _sent(point: Point) -> int:
+    return point.tallies.uplink.total + point.tallies.downlink.total

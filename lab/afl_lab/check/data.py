@@ -1,0 +1,207 @@
+"""The workers' data: of each worker, and of all of them beside each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+
+from afl.errors import ExitCode
+from afl.tasks import Task
+from afl_lab.check.examples import Part
+from afl_lab.check.findings import Level, Report
+
+UNEQUAL = 10
+"""So many times the smallest worker's examples are worth a warning: each has the same batch in a round."""
+
+FEW_TESTS = 30
+"""With fewer test examples an accuracy moves in steps of more than 3 %."""
+
+LARGE_INPUT = 50.0
+"""Inputs that nobody has scaled, such as bytes of an image, are larger."""
+
+MOST_SHOWN = 12
+"""Workers in the table."""
+
+Parts = Mapping[int, tuple[Part, Part]]
+"""By worker, its training and its test examples."""
+
+
+def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> None:
+    """Add what is to be said of the data, and a table of it."""
+    for worker, (train, test) in parts.items():
+        where = f"worker {worker}'s data"
+        if train.problem or test.problem:
+            what, problem = ("train", train.problem) if train.problem else ("test", test.problem)
+            report.add(Level.ERROR, f"{where}, {what}", problem, code=ExitCode.DATA)
+            continue
+        _check_sizes(
+            report,
+            where,
+            train,
+            test,
+            batch_size=batch_size,
+            allows_smaller=task.allow_smaller_batch,
+        )
+        _check_values(report, where, train, test)
+        _check_classes(report, where, train, test)
+    if not report.errors:
+        _check_together(report, parts)
+    _show(report, parts)
+
+
+def _check_sizes(
+    report: Report, where: str, train: Part, test: Part, *, batch_size: int, allows_smaller: bool
+) -> None:
+    for part, what in ((train, "training"), (test, "test")):
+        if part.count == 0:
+            report.add(
+                Level.ERROR,
+                where,
+                f"it has no {what} examples",
+                "every worker needs at least one of each; look at how data() divides them",
+                code=ExitCode.DATA,
+            )
+    if 0 < train.count < batch_size:
+        if allows_smaller:
+            report.add(
+                Level.NOTE,
+                where,
+                f"all of its {train.count} training examples are used in every round (task.batch_size is"
+                f" {batch_size})",
+            )
+        else:
+            report.add(
+                Level.ERROR,
+                where,
+                f"it has {train.count} training examples, fewer than task.batch_size ({batch_size})",
+                "lower task.batch_size, or set allow_smaller_batch = True in the task",
+                code=ExitCode.DATA,
+            )
+    if 0 < test.count < FEW_TESTS:
+        report.add(
+            Level.NOTE,
+            where,
+            f"it tests on {test.count} examples: its accuracy moves in steps of {1 / test.count:.3f}",
+        )
+
+
+def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
+    for part, what in ((train, "training"), (test, "test")):
+        if part.non_finite >= 0:
+            report.add(
+                Level.ERROR,
+                where,
+                f"the inputs of {what} example {part.non_finite} hold a number that is infinite or NaN",
+                "leave such examples out, or fill in what is missing",
+                code=ExitCode.DATA,
+            )
+        if not part.is_steady:
+            report.add(
+                Level.WARNING,
+                where,
+                f"its {what} examples change from one look to the next (random augmentation?)",
+                "a run can then not be repeated to the bit; draw from a generator seeded with the index",
+            )
+    if max(train.largest, test.largest) > LARGE_INPUT:
+        report.add(
+            Level.NOTE,
+            where,
+            f"its inputs go up to {max(train.largest, test.largest):.3g}",
+            "scaled to about -1 to 1, larger steps (algorithm.eta_w) are stable",
+        )
+    both = Counter(train.digests) & Counter(test.digests)
+    if both:
+        count = sum(both.values())
+        report.add(
+            Level.WARNING,
+            where,
+            f"{count} of its {test.count} test examples are training examples too",
+            "its accuracy then says little of what is new; divide before, or drop what is twice there",
+        )
+
+
+def _check_classes(report: Report, where: str, train: Part, test: Part) -> None:
+    if not train.classes or test.classes is None:
+        return
+    if len(train.classes) == 1:
+        (label,) = train.classes
+        report.add(
+            Level.WARNING,
+            where,
+            f"all of its training examples have the label {label}",
+            "right for extreme skew, and for a one-class problem; else look at how data() divides them",
+        )
+    unseen = sorted(set(test.classes) - set(train.classes)) if train.is_whole and test.is_whole else []
+    if unseen:
+        report.add(
+            Level.NOTE,
+            where,
+            f"it is tested on labels that it has no training examples of: {_listed(unseen)}",
+            "others' examples must teach them; divide by label if that is not meant",
+        )
+
+
+def _check_together(report: Report, parts: Parts) -> None:
+    counts = {worker: train.count for worker, (train, _) in parts.items()}
+    least, most = min(counts, key=lambda w: counts[w]), max(counts, key=lambda w: counts[w])
+    if counts[most] >= UNEQUAL * counts[least]:
+        report.add(
+            Level.WARNING,
+            "the workers' sizes",
+            f"worker {most} has {counts[most]} training examples, worker {least} {counts[least]}",
+            "each takes the same batch in a round, so the small one's examples come around far more often and"
+            " may be learned by heart; watch its test loss",
+        )
+    by_digest: dict[bytes, list[int]] = {}
+    for worker, (train, _) in parts.items():
+        for digest in set(train.digests):
+            by_digest.setdefault(digest, []).append(worker)
+    shared: Counter[tuple[int, int]] = Counter()
+    for workers in by_digest.values():
+        shared.update(itertools.combinations(workers[:MOST_SHOWN], 2))
+    if not shared:
+        return
+    (one, other), count = shared.most_common(1)[0]
+    is_same = set(parts[one][0].digests) == set(parts[other][0].digests)
+    more = f", and {len(shared) - 1} other pairs share some" if len(shared) > 1 else ""
+    report.add(
+        Level.WARNING,
+        f"workers {one} and {other}",
+        f"they have the same training examples{more}"
+        if is_same
+        else f"{count} training examples are at both{more}",
+        "does data() look at its argument `worker`?" if is_same else "each example should be at one worker",
+    )
+
+
+def _show(report: Report, parts: Parts) -> None:
+    rows = {}
+    for worker, (train, test) in itertools.islice(parts.items(), MOST_SHOWN):
+        text = f"{train.count} to train on, {test.count} to test on"
+        if train.classes:
+            text += f"; labels {_shown_classes(train.classes)}"
+        rows[f"worker {worker}"] = text
+    if len(parts) > MOST_SHOWN:
+        rows["..."] = f"{len(parts) - MOST_SHOWN} more"
+    report.facts["Data"] = rows
+    report.values["data"] = [
+        {
+            "worker": worker,
+            "train": train.count,
+            "test": test.count,
+            "labels": None
+            if train.classes is None
+            else {str(k): v for k, v in sorted(train.classes.items())},
+        }
+        for worker, (train, test) in parts.items()
+    ]
+
+
+def _shown_classes(classes: Counter[int]) -> str:
+    shown = ", ".join(f"{label} ({count})" for label, count in classes.most_common(4))
+    return shown + (f" and {len(classes) - 4} more" if len(classes) > 4 else "")
+
+
+def _listed(labels: list[int]) -> str:
+    return ", ".join(map(str, labels[:6])) + (", ..." if len(labels) > 6 else "")

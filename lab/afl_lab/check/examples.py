@@ -1,0 +1,145 @@
+"""What one worker's examples are: how many, of which classes, and which of them are equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from afl.tasks.base import Examples, example_count
+
+MOST_LOOKED_AT = 20_000
+"""Examples of one worker that are looked at one by one."""
+
+_DIGEST_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's training or test examples.
+
+    Attributes:
+        digests: of the first examples, in order.
+        classes: how many of each label, where there are labels; of the examples looked at.
+        nbytes: what tensors take; 0 for a data set, which may keep its examples anywhere.
+        problem: what is wrong with the form of the examples; empty if nothing is.
+        non_finite: the index of the first example with a number that is not finite, or -1.
+        largest: the largest absolute value of the inputs.
+        is_steady: whether an example that is looked at twice is the same.
+    """
+
+    count: int
+    digests: tuple[bytes, ...] = ()
+    classes: Counter[int] | None = None
+    nbytes: int = 0
+    problem: str = ""
+    non_finite: int = -1
+    largest: float = 0.0
+    is_steady: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every example was looked at."""
+        return self.count == len(self.digests)
+
+    @property
+    def digest(self) -> str:
+        """Of all that was looked at, in order, and the count."""
+        joined = hashlib.blake2b(b"".join(self.digests), digest_size=_DIGEST_BYTES)
+        joined.update(str(self.count).encode())
+        return joined.hexdigest()
+
+
+def look_at(examples: Examples) -> Part:
+    """Look at the first :data:`MOST_LOOKED_AT` examples."""
+    if isinstance(examples, Dataset):
+        return _of_dataset(examples)
+    if isinstance(examples, Tensor) or not isinstance(examples, Sequence):
+        return Part(
+            0, problem=f"it is a {type(examples).__name__}, not a tuple of tensors or a map-style dataset"
+        )
+    if not examples or not all(isinstance(part, Tensor) for part in examples):
+        kinds = ", ".join(type(part).__name__ for part in examples) or "nothing"
+        return Part(0, problem=f"it is a sequence of {kinds}; tensors are needed (torch.from_numpy)")
+    lengths = [len(part) if part.dim() else 0 for part in examples]
+    if len(set(lengths)) > 1:
+        return Part(0, problem=f"its tensors have {lengths} examples; their first dimensions must be equal")
+    return _of_tensors(examples)
+
+
+def _of_tensors(parts: Sequence[Tensor]) -> Part:
+    count = len(parts[0])
+    looked = min(count, MOST_LOOKED_AT)
+    rows = [part[:looked].detach().cpu().contiguous() for part in parts]
+    flat = [row.reshape(looked, -1).view(torch.uint8).numpy() for row in rows if row.numel()]
+    digests = tuple(_digest(*(row[index].tobytes() for row in flat)) for index in range(looked))
+    inputs = rows[0]
+    non_finite, largest = -1, 0.0
+    if inputs.dtype.is_floating_point and inputs.numel():
+        is_finite = torch.isfinite(inputs.reshape(looked, -1)).all(dim=1)
+        non_finite = -1 if bool(is_finite.all()) else int((~is_finite).nonzero()[0])
+        largest = float(inputs.abs().max())
+    return Part(
+        count,
+        digests,
+        _classes(rows[1]) if len(rows) > 1 else None,
+        sum(part.numel() * part.element_size() for part in parts),
+        non_finite=non_finite,
+        largest=largest,
+    )
+
+
+def _of_dataset(dataset: Dataset[Any]) -> Part:
+    count = example_count(dataset)
+    looked = min(count, MOST_LOOKED_AT)
+    digests, labels, non_finite, largest = [], [], -1, 0.0
+    for index in range(looked):
+        item = dataset[index]
+        digests.append(_digest(*_bytes_of(item)))
+        if isinstance(item, tuple | list) and len(item) > 1:
+            label = item[1]
+            if isinstance(label, int | np.integer) or (
+                isinstance(label, Tensor) and label.numel() == 1 and not label.dtype.is_floating_point
+            ):
+                labels.append(int(label))
+        first = item[0] if isinstance(item, tuple | list) and item else item
+        if isinstance(first, Tensor) and first.dtype.is_floating_point and first.numel():
+            if non_finite < 0 and not bool(torch.isfinite(first).all()):
+                non_finite = index
+            largest = max(largest, float(first.abs().max()))
+    is_steady = not looked or _digest(*_bytes_of(dataset[0])) == digests[0]
+    classes = Counter(labels) if looked and len(labels) == looked else None
+    return Part(count, tuple(digests), classes, non_finite=non_finite, largest=largest, is_steady=is_steady)
+
+
+def _classes(labels: Tensor) -> Counter[int] | None:
+    """How many of each, if these are labels."""
+    if labels.dim() != 1 or labels.dtype.is_floating_point or labels.dtype.is_complex:
+        return None
+    return Counter(labels.tolist())
+
+
+def _bytes_of(item: Any) -> list[bytes]:
+    if isinstance(item, Tensor):
+        return [item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()]
+    if isinstance(item, np.ndarray):
+        return [item.tobytes()]
+    if isinstance(item, dict):
+        return [part for key in item for part in (str(key).encode(), *_bytes_of(item[key]))]
+    if isinstance(item, tuple | list):
+        return [part for entry in item for part in _bytes_of(entry)]
+    return [repr(item).encode()]
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,118 @@
+"""What a check found: of each finding what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from afl.errors import ExitCode
+
+
+class Level(enum.StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """A run would fail, or train on what is not meant."""
+
+    WARNING = "warning"
+    """A run would go, and is probably not what is meant."""
+
+    NOTE = "note"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    Attributes:
+        where: a worker, a parameter, or a line of the user's code.
+        advice: what to do; empty where there is nothing to do.
+        code: the exit code of a check that found this error first.
+    """
+
+    level: Level
+    where: str
+    what: str
+    advice: str = ""
+    code: ExitCode = ExitCode.CONFIG
+
+    def __str__(self) -> str:
+        lines = [f"{self.level}: {self.where}: {self.what}"]
+        if self.advice:
+            lines.append(f"    -> {self.advice}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """All of a check.
+
+    Attributes:
+        task: as it was named.
+        facts: what a person wants to see of task, data and costs, by title and name.
+        values: the same and more, for programs.
+    """
+
+    task: str
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def add(
+        self,
+        level: Level,
+        where: str,
+        what: str,
+        advice: str = "",
+        *,
+        code: ExitCode = ExitCode.CONFIG,
+    ) -> None:
+        """Note a finding."""
+        self.findings.append(Finding(level, where, what, advice, code))
+
+    def of_level(self, level: Level) -> list[Finding]:
+        """The findings of one level."""
+        return [finding for finding in self.findings if finding.level is level]
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What must be mended before a run."""
+        return self.of_level(Level.ERROR)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of the first error; warnings are no failure."""
+        return self.errors[0].code if self.errors else ExitCode.OK
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        counts = {level: len(self.of_level(level)) for level in Level}
+        parts = [f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count]
+        if not parts:
+            return f"{self.task}: nothing is wrong"
+        state = "not ready for a run" if counts[Level.ERROR] else "ready for a run"
+        return f"{self.task}: {state}; {', '.join(parts)}"
+
+    def as_json(self) -> Mapping[str, Any]:
+        """For programs."""
+        findings = [{**asdict(finding), "code": int(finding.code)} for finding in self.findings]
+        return {
+            "task": self.task,
+            "ready": not self.errors,
+            "exit_code": int(self.exit_code),
+            "findings": findings,
+            **self.values,
+        }
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for title, facts in self.facts.items():
+            width = max(map(len, facts))
+            lines += [title, *(f"  {name.ljust(width)}  {value}" for name, value in facts.items()), ""]
+        for level in Level:
+            lines += map(str, self.of_level(level))
+        return "\n".join([*lines, self.verdict])

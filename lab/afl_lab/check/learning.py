@@ -1,0 +1,237 @@
+"""The model, its loss and its gradient on each worker's first minibatch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from afl.config.quantities import shown_bytes
+from afl.errors import ExitCode
+from afl.parameters import ParameterVector
+from afl.tasks import Task
+from afl.tasks.base import Batch
+from afl_lab.check.blame import StoppedError, blaming
+from afl_lab.check.findings import Level, Report
+from afl_worker.oracle import TaskOracle
+
+TRIED_WORKERS = 8
+"""Workers whose gradients are tried: the dry run is of all."""
+
+SUM_LIKE = 1.5
+"""A mean does not change when a batch is doubled, a sum doubles; what is between is nobody's sum."""
+
+MOST_NAMED = 6
+
+
+def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
+    """Add the model's facts, and notes on what is special in it."""
+    named = list(vector.module.named_parameters())
+    frozen = [name for name, parameter in named if not parameter.requires_grad]
+    twice = [
+        name
+        for name, _ in vector.module.named_parameters(remove_duplicate=False)
+        if name not in {other for other, _ in named}
+    ]
+    kinds = Counter(str(p.dtype).removeprefix("torch.") for _, p in named if p.requires_grad)
+    report.facts["Model"] = {
+        "class": type(vector.module).__name__,
+        "trainable": f"{vector.dim:,} parameters in {sum(kinds.values())} tensors, "
+        f"{shown_bytes(4 * vector.dim)} as float32",
+    }
+    report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
+    if frozen:
+        report.add(
+            Level.NOTE,
+            "the model",
+            f"{len(frozen)} parameters are frozen: {_names(frozen)}",
+            "they are sent once, with the first model, and never change",
+        )
+    if twice:
+        report.add(
+            Level.NOTE, "the model", f"parameters that are tied count once: {_names(twice)} share another's"
+        )
+    others = sorted(set(kinds) - {"float32"})
+    if others:
+        report.add(
+            Level.NOTE,
+            "the model",
+            f"{sum(kinds[kind] for kind in others)} trainable tensors are {', '.join(others)}",
+            "updates are summed in float32, of which the model has a rounded copy; saved models are float32",
+        )
+    floats = [name for name, buffer in vector.module.named_buffers() if buffer.dtype.is_floating_point]
+    if floats:
+        advice = {
+            "local": "each worker keeps its own, and saved models are without them"
+            " (load_state_dict(..., strict=False))",
+            "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
+            "refuse": "",
+        }[task.buffers]
+        report.add(
+            Level.NOTE,
+            "the model",
+            f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}",
+            advice,
+        )
+
+
+def check_learning(
+    report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
+) -> None:
+    """Try loss, gradient and metrics at some workers.
+
+    Raises:
+        StoppedError: if one of them cannot be computed.
+    """
+    tried = workers[:TRIED_WORKERS]
+    seen: dict[str, str] = {}
+    """By parameter the best that any worker's gradient was: missing, zero or good."""
+    for worker in tried:
+        batch = oracle.minibatch(worker, 1)
+        if worker == tried[0]:
+            report.facts["Model"]["a batch"] = _shape(batch)
+        with blaming(report, f"loss of worker {worker}'s first batch"):
+            vector.clear_gradient()
+            module = oracle.module(worker, training=True)
+            loss = _checked_loss(report, task, worker, task.loss(module, batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+        _check_gradient(report, vector.module, worker, seen)
+        _check_mean(report, task, oracle, worker, batch)
+        with blaming(report, f"metrics of worker {worker}'s test examples"):
+            metrics, _ = oracle.evaluate(worker)
+        _check_metrics(report, worker, metrics)
+    _report_gradients(report, seen)
+
+
+def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tensor:
+    where = f"{type(task).__name__}.loss"
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        report.add(
+            Level.ERROR,
+            where,
+            f"it returns {got} where a scalar tensor is needed",
+            "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()",
+        )
+        raise StoppedError
+    if not loss.requires_grad:
+        report.add(
+            Level.ERROR,
+            where,
+            "its value does not depend on the parameters",
+            "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?",
+        )
+        raise StoppedError
+    if not bool(torch.isfinite(loss)):
+        report.add(
+            Level.ERROR,
+            f"{where}, worker {worker}'s first batch",
+            f"it is {float(loss.detach())}",
+            "look for a logarithm or a division of zero, for inputs that are not scaled, and for labels that"
+            " are out of range",
+            code=ExitCode.DIVERGED,
+        )
+        raise StoppedError
+    return loss
+
+
+def _check_gradient(report: Report, module: nn.Module, worker: int, seen: dict[str, str]) -> None:
+    infinite = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad or not parameter.numel():
+            continue
+        grad = parameter.grad
+        if grad is None:
+            seen.setdefault(name, "missing")
+        elif not bool(torch.isfinite(grad.to_dense() if grad.layout != torch.strided else grad).all()):
+            infinite.append(name)
+        elif int(grad.count_nonzero()):
+            seen[name] = "good"
+        elif seen.get(name) != "good":
+            seen[name] = "zero"
+    if infinite:
+        report.add(
+            Level.ERROR,
+            f"worker {worker}'s first gradient",
+            f"it is infinite or NaN for {_names(infinite)}",
+            "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero",
+            code=ExitCode.DIVERGED,
+        )
+        raise StoppedError
+
+
+def _report_gradients(report: Report, seen: dict[str, str]) -> None:
+    missing = [name for name, state in seen.items() if state == "missing"]
+    zero = [name for name, state in seen.items() if state == "zero"]
+    if missing:
+        report.add(
+            Level.WARNING,
+            "the gradient",
+            f"no loss depends on {_names(missing)}",
+            "they are sent and never learned: use them, remove them, or set requires_grad = False",
+        )
+    if zero:
+        report.add(
+            Level.WARNING,
+            "the gradient",
+            f"it is zero at every worker for {_names(zero)}",
+            "is what they compute multiplied by zero, cut by .detach(), or are all units dead?",
+        )
+
+
+def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, batch: Batch) -> None:
+    """Whether the loss is a mean: a batch that is there twice has the same."""
+    where = f"{type(task).__name__}.loss"
+    if not isinstance(batch, tuple) or not all(isinstance(part, Tensor) and part.dim() for part in batch):
+        return
+    if any(finding.where == where for finding in report.findings):
+        return
+    module = oracle.module(worker, training=False)
+    with torch.no_grad(), blaming(report, "loss in evaluation mode"):
+        once = float(task.loss(module, batch))
+        twice = float(task.loss(module, tuple(torch.cat([part, part]) for part in batch)))
+    if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
+        report.add(
+            Level.WARNING,
+            where,
+            f"a batch that is there twice has {twice / once:.2f} times the loss: it looks like a sum",
+            "return the mean over the batch; otherwise step sizes depend on task.batch_size",
+        )
+
+
+def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        if not abs(value) < float("inf"):
+            report.add(
+                Level.ERROR,
+                f"the metric {name} of worker {worker}",
+                f"it is {value} on the test examples",
+                "what is evaluated must be finite",
+                code=ExitCode.DIVERGED,
+            )
+    accuracy = metrics.get("accuracy")
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        report.add(
+            Level.WARNING,
+            f"the metric accuracy of worker {worker}",
+            f"it is {accuracy:.4g}, and an accuracy is from 0 to 1",
+            "return the mean of what is right, not a sum or a percentage",
+        )
+
+
+def _shape(batch: Batch) -> str:
+    if isinstance(batch, Tensor):
+        return f"{list(batch.shape)} {str(batch.dtype).removeprefix('torch.')}"
+    if isinstance(batch, tuple | list):
+        return ", ".join(map(_shape, batch))
+    if isinstance(batch, dict):
+        return ", ".join(f"{key}: {_shape(value)}" for key, value in batch.items())
+    return type(batch).__name__
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (
+        f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    )

@@ -1,0 +1,124 @@
+"""Whether the same is computed twice: by one process, and by another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from afl.config import Config, dump_config
+from afl.parameters import ParameterVector
+from afl_lab.check.blame import blaming
+from afl_lab.check.data import Parts
+from afl_lab.check.division import digests
+from afl_lab.check.findings import Level, Report
+from afl_worker.oracle import TaskOracle
+
+COMPARED_WORKERS = 4
+"""Workers whose examples another process is asked for."""
+
+
+def check_gradients(report: Report, vector: ParameterVector, oracle: TaskOracle, worker: int) -> None:
+    """Compute one gradient twice, from the same batch."""
+
+    def bits(seed: int | None) -> bytes:
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            loss, _, gradient = oracle.gradient(worker, 1)
+        return repr(loss).encode() + gradient.numpy().tobytes()
+
+    with blaming(report, f"a second gradient of worker {worker}"):
+        if bits(None) == bits(None):
+            return
+        is_drawn = bits(0) == bits(0)
+    where = f"worker {worker}'s gradient"
+    what = "two calls with the same batch give different numbers"
+    if is_drawn:
+        dropouts = [name for name, part in vector.module.named_modules() if isinstance(part, nn.Dropout)]
+        who = f" ({', '.join(dropouts[:4])})" if dropouts else ""
+        report.add(
+            Level.WARNING,
+            where,
+            f"{what}, since the model draws random numbers{who}",
+            "it learns as well; but a run cannot be repeated to the bit, and a worker that is started again"
+            " does not make the same step",
+        )
+        return
+    report.add(
+        Level.WARNING,
+        where,
+        what,
+        "does the task draw from a generator of its own, or keep state between calls? Also"
+        " torch.use_deterministic_algorithms(True) names operations that differ from call to call",
+    )
+
+
+def check_second_process(report: Report, config: Config, vector: ParameterVector, parts: Parts) -> None:
+    """Have a process of its own make model and examples, and compare."""
+    workers = list(parts)[:COMPARED_WORKERS]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(dump_config(config), encoding="utf-8")
+        answer = _asked(path, workers)
+    if answer.returncode:
+        said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        report.add(
+            Level.ERROR,
+            "a second process",
+            f"it cannot make the task: {said[-1]}",
+            "each worker is a process of its own: what does the task need that a new process lacks?",
+        )
+        return
+    theirs = json.loads(answer.stdout.splitlines()[-1])
+    ours = digests(vector, {worker: parts[worker] for worker in workers})
+    different = [name for name, digest in ours.items() if theirs.get(name) != digest]
+    if "layout" in different:
+        report.add(
+            Level.ERROR,
+            "model()",
+            "another process makes a model with other names, shapes or types of parameters",
+            "the server refuses such a worker; does the model depend on data, time, or the order of a set?",
+        )
+    elif "parameters" in different:
+        report.add(
+            Level.NOTE,
+            "model()",
+            "another process draws other initial parameters, from the same seed",
+            "every worker is sent the server's, so nothing is wrong; but another run begins elsewhere."
+            " torch's own generator is seeded, numpy's and Python's are not",
+        )
+    data = [name for name in different if name not in {"layout", "parameters"}]
+    if data:
+        _, worker = data[0].split()
+        report.add(
+            Level.ERROR,
+            f"worker {worker}'s data",
+            f"another process finds other examples, or in another order ({', '.join(data)})",
+            "draw the division from context.randomness or from fixed seeds, and sort what comes from a set or"
+            " a folder: a worker that is started again must find the same",
+        )
+
+
+def _asked(config: Path, workers: Sequence[int]) -> subprocess.CompletedProcess[str]:
+    # Where this process finds modules, that one does too; but its sets have an order of their own.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
+    }
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "afl_lab.check.division", str(config), *map(str, workers)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,192 @@
+"""What a run looks like: fixed states at several widths, with and without colours, terminals and Unicode."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from afl.cli import display, view
+from afl.cli.display import RunDisplay
+from afl.cli.view import RunView, run_line, summary_table
+
+STANDING = {
+    "round": 120,
+    "worst_worker": 2,
+    "worst_accuracy": 0.25,
+    "mean_accuracy": 0.5,
+    "max_loss": 2.0,
+    "mean_loss": 1.0,
+}
+
+RISING = [round(0.25 + 0.01 * (column % 15), 3) for column in range(60)]
+
+STATE: dict[str, Any] = {
+    "run_id": "20260101-000000-abcdef",
+    "state": "running",
+    "task": "digits",
+    "algorithm": "afl-com",
+    "round": 120,
+    "rounds": 300,
+    "workers": 4,
+    "workers_missing": [],
+    "workers_missing_seconds": [],
+    "reports_missing": [3],
+    "open_step_seconds": 0.1,
+    "seconds_left": 75.0,
+    "last": STANDING,
+    "best": STANDING,
+    "uplink_bytes": 1_000_000,
+    "downlink_bytes": 1_000_000,
+    "uncompressed_bytes": 20_000_000,
+    "dual_history": {
+        "rounds": list(range(61, 121)),
+        "restarts": [0, 15, 30, 45],
+        "workers": [0, 2],
+        "weights": [[0.25] * 60, RISING],
+    },
+}
+
+
+def shown(state: dict[str, Any], width: int, encoding: str = "utf-8", **options: Any) -> str:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True) as file:
+        console = Console(file=file, width=width, highlight=False, markup=False, emoji=False, **options)
+        console.print(RunView(state, "a hint"))
+        return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp437"])
+def test_no_line_is_wider_than_the_terminal(width: int, encoding: str) -> None:
+    lines = shown(STATE, width, encoding).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    words = "".join(lines).replace(" ", "")
+    for fact in ("20260101-000000-abcdef", "120of300", "1min15s", "accuracy0.250", "10.0times", "ahint"):
+        assert fact in words
+
+
+def test_the_plot_of_the_dual_weights() -> None:
+    lines = shown(STATE, 100).splitlines()
+    (heading,) = [index for index, line in enumerate(lines) if line.startswith("dual weights")]
+    assert lines[heading].rstrip() == "dual weights from round 61 on, up to 0.390"
+    flat, rising, marks = lines[heading + 1 : heading + 4]
+    assert flat.split() == ["worker", "0", "▅" * 60, "0.250"]
+    assert rising.startswith("worker 2")
+    assert rising.rstrip().endswith("0.390")
+    line = rising[10:70]
+    assert line == line[:15] * 4
+    assert line[0] == "▅"
+    assert line[14] == "█"
+    assert list("▁▂▃▄▅▆▇█") == sorted("▁▂▃▄▅▆▇█")
+    assert list(line[:15]) == sorted(line[:15])
+    assert [index - 10 for index, char in enumerate(marks) if char == "^"] == [0, 15, 30, 45]
+
+
+def test_a_narrow_plot_has_the_newest_rounds() -> None:
+    lines = shown(STATE, 40).splitlines()
+    (heading,) = [line for line in lines if line.startswith("dual weights")]
+    assert "from round 98 on" in heading
+    (marks,) = [line for line in lines if line.startswith("restarts")]
+    assert [index - 10 for index, char in enumerate(marks) if char == "^"] == [45 - 37]
+
+
+def test_where_there_is_no_room_there_is_no_plot() -> None:
+    assert "dual weights" not in shown(STATE, 25)
+
+
+def test_without_unicode_the_bars_are_ascii() -> None:
+    text = shown(STATE, 80, "ascii")
+    assert text.isascii()
+    assert re.search(r"worker 2 +[-=+*#%@]+ +0\.390", text)
+
+
+def test_no_colour_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    colourful = shown(STATE, 80, force_terminal=True, color_system="standard")
+    assert "\x1b[3" in colourful
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", shown(STATE, 80, force_terminal=True))
+
+
+def test_a_state_of_an_older_server_is_shown_as_far_as_it_goes() -> None:
+    old = {key: value for key, value in STATE.items() if key not in {"dual_history", "uncompressed_bytes"}}
+    text = shown(old, 80)
+    assert "1.00 MB up, 1.00 MB down\n" in re.sub(" +\n", "\n", text)
+    assert "dual weights" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "round 120 of 300: worst worker 2, accuracy 0.250 (mean 0.500)"),
+        ({"last": {**STANDING, "worst_accuracy": None}}, "round 120 of 300: worst worker 2, loss 2 (mean 1)"),
+        ({"last": None}, "all 4 ready"),
+        (
+            {"workers_missing": [1, 3], "workers_missing_seconds": [None, 9.0]},
+            "round 120 of 300: 2 of 4 ready; waiting for 1, 3 (lost 9.0 s ago)",
+        ),
+    ],
+)
+def test_one_line(changes: dict[str, Any], line: str) -> None:
+    assert run_line({**STATE, **changes}) == line
+
+
+def test_without_a_terminal_there_is_a_line_where_something_changes() -> None:
+    file = io.StringIO()
+    with RunDisplay(Console(file=file, width=40), hint="never seen") as shows:
+        for state in (STATE, {**STATE, "round": 121}, {**STATE, "last": {**STANDING, "round": 140}}):
+            shows.show(state)
+        shows.say("something happened")
+    lines = file.getvalue().splitlines()
+    assert [line[:9] for line in lines] == ["round 120", "round 140", "something"]
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    file = io.StringIO()
+    with RunDisplay(Console(file=file, force_terminal=True, width=80)) as shows:
+        shows.show(STATE)
+    assert file.getvalue() == "round 120 of 300: worst worker 2, accuracy 0.250 (mean 0.500)\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert not display.can_redraw()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert display.can_redraw()
+
+
+def test_a_terminal_is_redrawn() -> None:
+    file = io.StringIO()
+    with RunDisplay(Console(file=file, force_terminal=True, width=80), hint="a hint") as shows:
+        shows.show(STATE)
+        shows.show({**STATE, "round": 121})
+    assert "120 of 300" in file.getvalue()
+    assert "121 of 300" in file.getvalue()
+    assert "\x1b[" in file.getvalue()
+
+
+def test_what_the_terminal_cannot_show_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding="ascii", write_through=True) as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        view.make_console().print(RunView({**STATE, "task": "Größe:Übung"}))
+        assert b"Gr??e:?bung" in raw.getvalue()
+
+
+def test_a_summary_says_what_compression_has_spared() -> None:
+    way = {"wire_bytes": 500, "float_equivalents_as_bytes": 400}
+    summary = {
+        "run_id": "r",
+        "reason": "the run is complete",
+        "rounds": 3,
+        "seconds": 1.0,
+        "last": STANDING,
+        "best": None,
+        "communication": {"uplink": way, "downlink": way},
+        "uncompressed_bytes": 10_000,
+    }
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(summary, Path("runs/x")))
+    assert isinstance(console.file, io.StringIO)
+    assert "10.00 kB, 10.0 times as much" in console.file.getvalue()

@@ -1,0 +1,63 @@
+"""The window of dual weights that a status shows."""
+
+import json
+
+import numpy as np
+import pytest
+
+from afl_server.dual_history import COLUMNS, MOST_VALUES, SHOWN_WORKERS, DualHistory
+
+
+def filled(rounds: int, workers: int, block: int) -> DualHistory:
+    """In a block, worker i's weight grows with i and with the rounds since the restart."""
+    history = DualHistory(workers, block)
+    for round_ in range(1, rounds + 1):
+        since = (round_ - 1) % block if block else round_
+        weights = 1 + since * np.arange(workers)
+        history.add(round_, weights / weights.sum())
+    return history
+
+
+def test_before_the_first_round_there_is_nothing() -> None:
+    assert DualHistory(3, 5).view() == {"rounds": [], "restarts": [], "workers": [], "weights": []}
+
+
+def test_a_point_a_round_while_there_is_room() -> None:
+    view = filled(24, 3, 10).view()
+    assert view["rounds"] == list(range(1, 25))
+    assert view["restarts"] == [10, 20]
+    assert view["workers"] == [0, 1, 2]
+    assert len(view["weights"]) == 3
+    for point in view["restarts"]:
+        assert [line[point] for line in view["weights"]] == pytest.approx([1 / 3] * 3, abs=1e-5)
+    assert view["weights"][2][9] > view["weights"][2][1] > 1 / 3
+
+
+@pytest.mark.parametrize(("rounds", "block"), [(61, 7), (150, 13), (2000, 45), (10_000, 100), (5000, 1)])
+def test_a_long_run_has_its_last_blocks(rounds: int, block: int) -> None:
+    view = filled(rounds, 4, block).view()
+    assert len(view["rounds"]) <= COLUMNS
+    assert all(len(line) == len(view["rounds"]) for line in view["weights"])
+    assert view["rounds"][-1] <= rounds < view["rounds"][-1] + 400
+    assert len(view["restarts"]) >= 1
+    ends = [*view["rounds"][1:], rounds + 1]
+    for point, (first, end) in enumerate(zip(view["rounds"], ends, strict=True)):
+        has_restart = any(round_ > 1 and (round_ - 1) % block == 0 for round_ in range(first, end))
+        assert (point in view["restarts"]) == has_restart
+
+
+def test_weights_that_never_restart_have_no_marks() -> None:
+    assert filled(50, 3, 0).view()["restarts"] == []
+
+
+def test_of_many_workers_those_with_most_weight() -> None:
+    view = filled(30, 1000, 10).view()
+    assert view["workers"] == list(range(1000 - SHOWN_WORKERS, 1000))
+    assert len(json.dumps(view)) < 6000
+
+
+def test_its_memory_is_bounded() -> None:
+    history = DualHistory(MOST_VALUES, 1000)
+    for round_ in range(1, 6):
+        history.add(round_, np.full(MOST_VALUES, 1 / MOST_VALUES))
+    assert history.view()["rounds"] == [4, 5]
