@@ -122,8 +122,7 @@ class Coordinator:
         self.first_round: tuple[float, int] | None = None
         """When this process closed its first round, and which."""
         self.randomness = randomness
-        restarts = config.algorithm.name in {"afl-br", "afl-com"}
-        self.dual_history = DualHistory(config.workers, config.algorithm.block_length if restarts else 0)
+        self.dual_history = DualHistory.of(config)
         self.downlink = Downlink(self)
         # Where whole payloads are kept, closing a step folds all of them at once.
         at_once = config.workers if self.engine.policy.leaves_out else 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from afl.config import Config
 
 COLUMNS: Final = 60
 """Points of a line at most: what a terminal shows."""
@@ -36,6 +38,12 @@ class DualHistory:
             maxlen=max(2, min(wanted, MOST_VALUES // workers))
         )
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """A run's."""
+        restarts = config.algorithm.name in {"afl-br", "afl-com"}
+        return cls(config.workers, config.algorithm.block_length if restarts else 0)
 
     def add(self, round_: int, weights: NDArray[np.float64]) -> None:
         """The weights that a round used, ``[m]``."""
