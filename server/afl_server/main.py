@@ -26,6 +26,7 @@ from afl_server.gate import Gate
 from afl_server.http import HttpServer
 from afl_server.opening import open_run, stored_config
 from afl_server.progress import LiveView, print_summary
+from afl_server.recent_events import RecentEvents
 from afl_server.service import FederationService
 
 LOG = logging.getLogger("afl.server")
@@ -91,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(config: Config, *, live: bool) -> ExitCode:
+    # From the beginning: what going on with a run has to say is said before anything is served.
+    with RecentEvents() as events:
+        return await _run_watched(config, events, live=live)
+
+
+async def _run_watched(config: Config, events: RecentEvents, *, live: bool) -> ExitCode:
     if config.server.tls is None:
         check_plaintext(config.server.listen, insecure=config.server.insecure)
     gate = Gate(config.server)
@@ -112,7 +119,7 @@ async def _run(config: Config, *, live: bool) -> ExitCode:
     try:
         await service.start(config.server.listen)
         if config.server.http is not None:
-            http = HttpServer(coordinator, config.server.http)
+            http = HttpServer(coordinator, config.server.http, events)
         await coordinator.start()
         _announce(coordinator, service.port, http)
         code, reason = await _until_over(coordinator, live=live)
