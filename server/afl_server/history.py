@@ -24,6 +24,9 @@ MOST_FOLLOWED = 4096
 
 RECENT_BLOCKS = 3
 
+SPREAD = (0.0, 0.25, 0.75, 1.0)
+"""The quantiles over the workers that are kept of each evaluation."""
+
 
 @dataclass
 class Bucket:
@@ -84,6 +87,8 @@ class View:
         spacing: every how many-th evaluation there is; the last is always among them.
         accuracy: ``[evaluations, n]``; NaN where there is none.
         loss: likewise.
+        spread: quantiles over all workers, as :data:`SPREAD` has them, of accuracy and of loss,
+            ``[evaluations, 2, 4]``.
     """
 
     width: int
@@ -96,6 +101,7 @@ class View:
     evaluations: list[EvaluationPoint]
     accuracy: NDArray[np.float32]
     loss: NDArray[np.float32]
+    spread: NDArray[np.float32]
 
 
 class History:
@@ -125,6 +131,7 @@ class History:
         self._evaluated = 0
         self._accuracy = np.empty((BUCKETS, columns), dtype=np.float32)
         self._loss = np.empty((BUCKETS, columns), dtype=np.float32)
+        self._spread = np.empty((BUCKETS, 2, len(SPREAD)), dtype=np.float32)
         self.version = 0
         """Grows with whatever is added."""
 
@@ -166,6 +173,9 @@ class History:
 
     def add_evaluation(self, point: EvaluationPoint, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
+        accuracy = np.array([entry.get("accuracy", math.nan) for entry in metrics])
+        loss = np.array([entry.get("loss", math.nan) for entry in metrics])
+        spread = [_spread(accuracy), _spread(loss)]
         with self._lock:
             self.version += 1
             points = self._evaluations
@@ -175,15 +185,15 @@ class History:
             if len(points) == BUCKETS:
                 del points[1::2]
                 kept = BUCKETS // 2
-                for array in (self._accuracy, self._loss):
+                for array in (self._accuracy, self._loss, self._spread):
                     array[:kept] = array[::2].copy()
                 self._spacing *= 2
             place = len(points)
             points.append(point)
             self._evaluated += 1
+            self._spread[place] = spread
             if self.follows:
-                self._accuracy[place] = [entry.get("accuracy", math.nan) for entry in metrics]
-                self._loss[place] = [entry.get("loss", math.nan) for entry in metrics]
+                self._accuracy[place], self._loss[place] = accuracy, loss
 
     # What is drawn.
 
@@ -205,6 +215,7 @@ class History:
                 list(self._evaluations),
                 self._accuracy[:evaluated, columns],
                 self._loss[:evaluated, columns],
+                self._spread[:evaluated].copy(),
             )
 
     def heaviest(self, count: int) -> list[int]:
@@ -218,3 +229,12 @@ class History:
         # Of equals the first: a page must not flicker between them.
         order: list[int] = np.argsort(-mean, kind="stable")[:count].tolist()
         return order
+
+
+def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each quantile as the value that is nearest to it: workers that are there, at a tenth of the time."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return np.full(len(SPREAD), np.nan)
+    places = [round(quantile * (len(known) - 1)) for quantile in SPREAD]
+    return known[places]

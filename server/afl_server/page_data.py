@@ -13,7 +13,7 @@ from typing import Any, Final
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
 from afl_server.coordinator import Coordinator
-from afl_server.history import History, View
+from afl_server.history import SPREAD, History, View
 from afl_server.page_words import facts, named
 from afl_server.recent_events import RecentEvents
 from afl_server.status import snapshot
@@ -30,7 +30,7 @@ MOST_NAMED = 20
 MOST_ROWS = 2000
 """Rows of the table; of more workers, those that are served worst."""
 
-MOST_CURVES = 8
+MOST_CURVES = 6
 """Workers with curves of their own in the first view: as many colours as can be told apart."""
 
 _MODEL_VALUE_BYTES: Final = 4
@@ -43,7 +43,6 @@ class PageData:
         self._run = run
         self._history = history
         self._events = events
-        self._most_links = 0
         self._rate: _Rate = _Rate()
 
     # The run at a glance.
@@ -51,6 +50,8 @@ class PageData:
     def state(self) -> dict[str, Any]:
         """The run in a few lines; durations in seconds, times in Unix time."""
         run, everything = self._run, snapshot(self._run)
+        last, weights = everything["last"], everything["dual_weights"]
+        everything["worst_weight"] = weights[last["worst_worker"]] if last else None
         for name in ("dual_weights", "directory", "uplink_float_equivalents", "downlink_float_equivalents"):
             del everything[name]
         missing, late = everything["workers_missing"], everything["reports_missing"]
@@ -109,7 +110,6 @@ class PageData:
 
     def _traffic(self) -> dict[str, Any]:
         tallies = self._run.tallies
-        self._most_links = max(self._most_links, len(self._run.roster.ready()))
         return {
             "up": tallies.uplink.total,
             "down": tallies.downlink.total,
@@ -120,11 +120,12 @@ class PageData:
 
     @property
     def _uncompressed_a_round(self) -> int | None:
-        """Bytes of whole vectors, one from each worker and one over each connection; ``None`` where nothing
-        is compressed, or nobody has been here yet."""
-        if self._run.config.algorithm.name != "afl-com" or not self._most_links:
+        """Bytes of whole vectors, one from each worker and one to each process; ``None`` where nothing is
+        compressed, or nobody has been here yet."""
+        config, processes = self._run.config, self._run.roster.processes
+        if config.algorithm.name != "afl-com" or not processes:
             return None
-        return (self._run.config.workers + self._most_links) * _MODEL_VALUE_BYTES * self._run.vector.dim
+        return (config.workers + processes) * _MODEL_VALUE_BYTES * self._run.vector.dim
 
     def events(self) -> list[dict[str, Any]]:
         """The last events, newest first."""
@@ -190,6 +191,10 @@ class PageData:
             "mean_accuracy": _short(point.mean_accuracy for point in points),
             "max_loss": _short(point.max_loss for point in points),
             "mean_loss": _short(point.mean_loss for point in points),
+            "spread": {
+                name: [_short(view.spread[:, kind, place].tolist()) for place in range(len(SPREAD))]
+                for kind, name in enumerate(("accuracy", "loss"))
+            },
             **_axes(view),
             "curves": [_curves(view, place, worker) for place, worker in enumerate(shown)]
             if self._history.follows

@@ -17,6 +17,8 @@ PHASES = {
     "aborted": "ended early",
 }
 
+OVER = frozenset({"finished", "stopped", "aborted"})
+
 WORKER_STATES = {"ready": "ready", "late": "computing", "gone": "not connected", "new": "has not come yet"}
 
 NONE = "\N{EM DASH}"
@@ -38,17 +40,20 @@ def facts(state: Mapping[str, Any]) -> dict[str, str]:
         "round": _grouped(state["round"]),
         "rounds": _grouped(state["rounds"]),
         "percent": f"{100 * state['round'] / state['rounds']:.0f} %",
-        "left": shown_seconds(state["seconds_left"]) if state["seconds_left"] else NONE,
+        "left": NONE
+        if state["phase"] in OVER or not state["seconds_left"]
+        else shown_seconds(state["seconds_left"]),
         "spent": shown_seconds(state["seconds"]),
         "rate": NONE if rate is None else _rate(rate),
         "ready": f"{state['workers'] - state['missing_count']} of {state['workers']}",
-        "measure": "loss" if last and last["worst_accuracy"] is None else "test accuracy",
+        "measure": "" if not last else "test loss" if last["worst_accuracy"] is None else "test accuracy",
         "worst_figure": figure(last),
         "worst_worker": f"worker {last['worst_worker']}" if last else "not evaluated yet",
         "worst_round": f"after round {_grouped(last['round'])}" if last else "",
         "mean_figure": _mean(last),
         "gap": _gap(last),
         "largest_loss": f"{last['max_loss']:.4g}" if last else NONE,
+        "worst_weight": _weight(state),
         "best_figure": figure(best),
         "best_where": f"worker {best['worst_worker']}, round {_grouped(best['round'])}" if best else "",
         **_traffic(state),
@@ -88,6 +93,11 @@ def _gap(standing: Mapping[str, Any] | None) -> str:
     return f"{100 * (standing['mean_accuracy'] - standing['worst_accuracy']):.1f} points"
 
 
+def _weight(state: Mapping[str, Any]) -> str:
+    weight = state["worst_weight"]
+    return NONE if weight is None else f"{weight * state['workers']:.2f} \N{MULTIPLICATION SIGN} even"
+
+
 def _traffic(state: Mapping[str, Any]) -> dict[str, str]:
     traffic = state["traffic"]
     spent = traffic["up"] + traffic["down"]
@@ -97,7 +107,7 @@ def _traffic(state: Mapping[str, Any]) -> dict[str, str]:
         "bytes_up": shown_bytes(traffic["up"]),
         "bytes_down": shown_bytes(traffic["down"]),
         "uncompressed": shown_bytes(whole) if whole else NONE,
-        "share": f"{100 * spent / whole:.1f} %" if whole else NONE,
+        "share": f"{100 * spent / whole:.1f} % of it is sent" if whole else "",
         "paper": shown_bytes(traffic["paper_up"] + traffic["paper_down"]),
     }
 

@@ -33,10 +33,11 @@ class FakeRoster:
         self.unseen: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self.ready())
+        return self.workers - len(self.missing())
 
-    def ready(self) -> list[int]:
-        return [worker for worker in range(self.workers) if worker not in {*self.gone, *self.unseen}]
+    @property
+    def processes(self) -> int:
+        return self.workers - len(self.unseen)
 
     def missing(self) -> list[int]:
         return sorted({*self.gone, *self.unseen})
@@ -146,7 +147,7 @@ class FakeRun:
         self.step_opened_at = time.monotonic()
 
     def _evaluate(self, number: int, loss: Any) -> None:
-        noisy = np.round(1 - np.clip(loss, 0.01, 0.9) * 0.55, 3)
+        noisy = np.round(1 - np.clip(loss, 0.01, 2.4) * 0.35, 3)
         metrics = tuple(
             {"loss": float(abs(own)), "accuracy": float(accuracy)}
             for own, accuracy in zip(loss, noisy, strict=True)

@@ -44,13 +44,13 @@ export class Chart {
     });
   }
 
-  // xs: rounds. lines: {label, values, color, dash, width, fill: another line's place, silent}.
+  // xs: rounds. lines: {label, values, color, dash, width, fill: another line's place, silent, first: in the key}.
   // marks: rounds at which the dual weights began again.
   draw(xs, lines, { about, note = "", marks = [], again = null }) {
     this.last = again ?? (() => [xs, lines, { about, note, marks }]);
+    if (xs.length === 0) return;
     this.note.textContent = note;
     this.note.hidden = !note;
-    if (xs.length === 0) return;
     this.lines = lines;
     this.marks = marks;
     const shape = JSON.stringify(lines.map((line) => [line.label, line.color, line.dash, line.width, line.fill]));
@@ -99,6 +99,7 @@ export class Chart {
             width: line.width ?? 1.5,
             dash: line.dash ?? [],
             spanGaps: true,
+            pxAlign: 0,
             points: { show: few && !line.silent, size: 6, fill: line.color },
           })),
         ],
@@ -150,7 +151,7 @@ export class Chart {
   say() {
     if (!this.uplot) return;
     const place = this.place();
-    const lines = this.lines.filter((line) => !line.silent);
+    const lines = this.lines.filter((line) => !line.silent).sort((one, other) => (other.first ?? 0) - (one.first ?? 0));
     while (this.keys.children.length > lines.length) this.keys.lastChild.remove();
     lines.forEach((line, number) => {
       const item = this.keys.children[number] ?? this.keys.appendChild(keyItem());

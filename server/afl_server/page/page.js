@@ -6,7 +6,7 @@ import { Table } from "./table.js";
 import { bytes, clock, figure, percent, seconds } from "./words.js";
 
 const REFRESH_MS = 2_000; // between two looks at curves and table
-const FEW = 8; // up to so many workers, each has a line of its own
+const FEW = 6; // up to so many workers, each has a line of its own
 const MORE_LINES = 3; // events of so many lines are folded
 
 const page = { state: null, history: null, chosen: null, worker: null, span: "recent" };
@@ -74,9 +74,14 @@ let eventsSeen = null;
 let isRenewing = false;
 let renewTimer = null;
 
+// What curves and table depend on.
+function key(state, chosen) {
+  return [state.version, state.missing_count, state.late_count > 0, state.phase, chosen].join(" ");
+}
+
 async function renew() {
   const { state } = page;
-  const isOld = `${state.version} ${state.missing_count} ${state.late_count > 0} ${state.phase} ${page.chosen}` !== renewedVersion;
+  const isOld = key(state, page.chosen) !== renewedVersion;
   if (isRenewing || document.hidden || (!isOld && state.events === eventsSeen)) return;
   const wait = renewedAt + REFRESH_MS - performance.now();
   if (wait > 0) {
@@ -87,24 +92,24 @@ async function renew() {
   isRenewing = true;
   renewedAt = performance.now();
   try {
+    const { chosen } = page;
+    const hasNews = state.events !== eventsSeen;
+    const [workers, history, worker, events] = await Promise.all([
+      isOld ? ask("data/workers.json") : null,
+      isOld ? ask("data/history.json") : null,
+      isOld && chosen !== null ? ask(`data/worker.json?id=${chosen}`) : null,
+      hasNews ? ask("data/events.json") : null,
+    ]);
     if (isOld) {
-      const chosen = page.chosen;
-      const [workers, history, worker] = await Promise.all([
-        ask("data/workers.json"),
-        ask("data/history.json"),
-        chosen === null ? null : ask(`data/worker.json?id=${chosen}`),
-      ]);
-      renewedVersion = `${state.version} ${state.missing_count} ${state.late_count > 0} ${state.phase} ${chosen}`;
+      renewedVersion = key(state, chosen);
       page.history = history;
       if (chosen === page.chosen) page.worker = worker;
       table.take(workers);
       draw();
       describeChosen();
     }
-    if (state.events !== eventsSeen) {
-      showEvents(await ask("data/events.json"));
-      eventsSeen = state.events;
-    }
+    if (hasNews) showEvents(events, state.events);
+    performance.mark("drawn");
     document.body.dataset.drawn = String(page.history?.round.at(-1) ?? 0);
   } catch (error) {
     // The stream will tell whether the connection is lost; the next state asks again.
@@ -140,27 +145,30 @@ function chosenCurve(kind, rounds) {
 function drawServed(chart, worst, mean, kind, shown, name) {
   const { history } = page;
   const xs = history.evaluation_round;
-  const lines = [{ label: name, values: worst, color: color("worst"), width: 2.5 }];
-  if (mean.some((value) => value != null)) lines.push({ label: "mean", values: mean, color: color("mean"), width: 1.5, dash: [7, 3] });
-  for (const curve of history.curves) {
-    lines.unshift({ label: `worker ${curve.worker}`, values: curve[kind], color: color("band"), width: 1.5, silent: true });
+  const lines = [];
+  if (history.workers > FEW) {
+    const [lowest, quarter, threeQuarters, highest] = history.spread[kind];
+    lines.push({ label: "highest", values: highest, color: color("others"), width: 0.75, silent: true, fill: 1, tint: color("band") });
+    lines.push({ label: "lowest", values: lowest, color: color("others"), width: 0.75, silent: true });
+    lines.push({ label: "upper", values: threeQuarters, color: color("others"), width: 0, silent: true, fill: 3, tint: color("half") });
+    lines.push({ label: "lower", values: quarter, color: color("others"), width: 0, silent: true });
+  } else {
+    for (const curve of history.curves) {
+      lines.push({ label: `worker ${curve.worker}`, values: curve[kind], color: color("others"), width: 1, silent: true });
+    }
   }
-  const place = lines.length;
+  if (mean.some((value) => value != null)) lines.push({ label: "mean", values: mean, color: color("mean"), width: 1.5, dash: [7, 3] });
+  lines.push({ label: name, values: worst, color: color("worst"), width: 2.5, first: 1 });
   lines.push(...chosenCurve(kind, "evaluation_round"));
   const last = worst.at(-1);
   const every = history.evaluations_a_point;
   chart.draw(xs, lines, {
     about: last == null ? `No ${kind} yet.` : `Test ${kind} over the rounds. The ${name} is ${shown(last)}, of worker ${history.worst_worker.at(-1)}; the mean is ${shown(mean.at(-1) ?? last)}.`,
-    note: noteOn(every > 1 ? `every ${every}th evaluation` : "", history.curves.length, place),
+    note: [
+      every > 1 ? `every ${every}th evaluation` : "",
+      history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
+    ].filter(Boolean).join("; "),
   });
-}
-
-function noteOn(text, curves) {
-  const { history } = page;
-  const parts = text ? [text] : [];
-  if (curves && history.workers > FEW) parts.push(`in grey: the worst worker and ${curves - 1} of the heaviest`);
-  else if (curves) parts.push("in grey: each worker");
-  return parts.join("; ");
 }
 
 function drawWeights() {
@@ -269,7 +277,7 @@ addEventListener("hashchange", hashChanged);
 
 // Events.
 
-function showEvents(events) {
+function showEvents(events, count) {
   const items = events.map((event) => {
     const item = element("li", event.level);
     const time = element("time", "", clock(new Date(1000 * event.time)));
@@ -279,6 +287,7 @@ function showEvents(events) {
     const lines = event.message.trimEnd().split("\n");
     if (lines.length > MORE_LINES) {
       const more = element("details");
+      more.dataset.number = event.number;
       more.append(element("summary", "", lines[0]), element("pre", "", lines.slice(1).join("\n")));
       told.append(" ", more);
     } else {
@@ -287,12 +296,11 @@ function showEvents(events) {
     item.append(time, told);
     return item;
   });
-  const open = [...byId("events").querySelectorAll("details")].map((details) => details.open);
-  const added = events.length ? Math.max(0, events[0].number - (eventsSeen ?? events[0].number)) : 0;
+  // What was unfolded stays so.
+  const unfolded = new Set([...byId("events").querySelectorAll("details[open]")].map((details) => details.dataset.number));
   byId("events").replaceChildren(...items);
-  byId("events").querySelectorAll("details").forEach((details, place) => {
-    if (added === 0) details.open = open[place] ?? false;
-  });
+  for (const details of byId("events").querySelectorAll("details")) details.open = unfolded.has(details.dataset.number);
+  eventsSeen = count;
 }
 
 hashChanged();
