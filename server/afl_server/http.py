@@ -36,6 +36,9 @@ MOST_CONNECTIONS = 128
 IDLE_TIMEOUT_S = 10.0
 """How long a peer may take to ask, or to take a piece of what it is sent; who is slower is hung up on."""
 
+CLOSING_CHECK_S = 0.1
+"""Between two looks at whether to stop serving."""
+
 LONGEST_LINE = 65536
 """Bytes of a request's first line."""
 
@@ -123,7 +126,9 @@ class HttpServer:
                 "name another port, or null to go without"
             ) from error
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="afl-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(CLOSING_CHECK_S,), name="afl-http", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

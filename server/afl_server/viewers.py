@@ -43,6 +43,7 @@ class Viewers:
                 return None
             stream = Stream(self)
             self._open.add(stream)
+            self._changed.notify_all()
             return stream
 
     def leave(self, stream: Stream) -> None:
