@@ -60,20 +60,32 @@ def payload_bytes(compressor: Compressor) -> int:
     return header.value_bytes + (math.ceil(indices) if compressor.encoding is Encoding.INDEXED else 0)
 
 
-def disks(uplink: Compressor, downlink: Compressor, *, forwards: bool, checkpoint_every: int) -> Disks:
-    """What AFL-BR and AFL-Com keep.
+def keeps_residuals(uplink: Compressor, downlink: Compressor) -> tuple[bool, bool]:
+    """Whether workers, and whether the server, keep a residual in AFL-Com.
 
     Args:
-        forwards: whether the sum goes down as it is, so that the server keeps no residual: the compressor
-            is the same in both directions, additive and idempotent. Otherwise each outcome holds the
-            residual after it.
+        downlink: the same object as ``uplink`` where the two are configured alike. If that is additive and
+            idempotent, the sum goes down as it is.
+    """
+    return not uplink.lossless, not (downlink is uplink and uplink.additive_idempotent)
+
+
+def disks(
+    model: int, *, sent: int, received: int, residuals: tuple[bool, bool], checkpoint_every: int
+) -> Disks:
+    """What a run keeps.
+
+    Args:
+        model: bytes of a model.
+        sent: bytes of a worker's payload.
+        received: bytes of the server's.
+        residuals: whether workers, and whether the server, keep one. Each outcome holds the server's.
         checkpoint_every: rounds, ``server.checkpoint_every``.
     """
-    model = 4 * uplink.dim
-    residual = 0 if forwards else model
-    checkpoint = model + residual
-    outcome = payload_bytes(downlink) + residual
-    entry = payload_bytes(uplink) + (0 if uplink.lossless else model)
+    workers_own, servers_own = (model if keeps else 0 for keeps in residuals)
+    checkpoint = model + servers_own
+    outcome = received + servers_own
+    entry = sent + workers_own
     return Disks(
         model=model,
         checkpoint=checkpoint,

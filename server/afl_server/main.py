@@ -27,9 +27,10 @@ from afl.tracking.following import Following, status_of
 from afl.tracking.registry import load_trackers
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Gate
-from afl_server.http import HttpServer, finished_pages
+from afl_server.http import FinishedPages, HttpServer
 from afl_server.opening import OpenRun, open_run, stored_config
 from afl_server.progress import LiveView, print_summary
+from afl_server.recent_events import RecentEvents
 from afl_server.service import FederationService
 
 LOG = logging.getLogger("afl.server")
@@ -102,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(config: Config, *, live: bool, stays: bool) -> ExitCode:
+    # From the beginning: what going on with a run has to say is said before anything is served.
+    with RecentEvents() as recent:
+        return await _run_watched(config, recent, live=live, stays=stays)
+
+
+async def _run_watched(config: Config, recent: RecentEvents, *, live: bool, stays: bool) -> ExitCode:
     if config.server.tls is None:
         check_plaintext(config.server.listen, insecure=config.server.insecure)
     gate = Gate(config.server)
@@ -126,7 +133,7 @@ async def _run(config: Config, *, live: bool, stays: bool) -> ExitCode:
         try:
             await service.start(config.server.listen)
             if config.server.http is not None:
-                http = HttpServer(coordinator, config.server.http)
+                http = HttpServer(coordinator, config.server.http, recent)
             await coordinator.start()
             following = Following(trackers, coordinator.run_id, run.records.directory, config)
             following.start()
@@ -183,7 +190,7 @@ def _conclude(run: OpenRun, coordinator: Coordinator, code: ExitCode, reason: st
 
 async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
-    pages = None if config.server.http is None else finished_pages(config.server.http)
+    pages = None if config.server.http is None else FinishedPages(config.server.http)
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -25,6 +26,7 @@ from afl.errors import ConfigError, ExitCode, StorageError
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
+from afl_server.history import Bucket, EvaluationPoint, History
 
 LOG = logging.getLogger("afl.server")
 
@@ -93,6 +95,7 @@ class RunRecords:
         evaluations: all so far, in order.
         best: the one whose worst worker was served best.
         round: the last closed round.
+        history: what the status page draws; ``None`` where nothing serves it.
     """
 
     run_id: str
@@ -108,6 +111,7 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
+        self.history = None if self.config.server.http is None else _history_of(self.config)
 
     @staticmethod
     def claim(directory: Path) -> None:
@@ -173,6 +177,7 @@ class RunRecords:
                 if line["event"] == "evaluation":
                     records._rank(Standing.of_line(line), line.get("absent", ()))
                     records._watch(line["round"], line["workers"], line.get("non_finite", ()))
+                records._remember(line)
             records._metrics = path.open("a", encoding="utf-8", buffering=1)
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"{path} cannot be gone on with: {error}") from error
@@ -227,7 +232,7 @@ class RunRecords:
         self.round = summary
         self.round_seconds = seconds
         worst = int(np.nanargmax(summary.losses))
-        self._line(
+        line = self._line(
             "round",
             round=summary.round,
             synchronization=summary.synchronization,
@@ -239,6 +244,7 @@ class RunRecords:
             **_named(absent=summary.absent),
             **_bytes(up, down),
         )
+        self._remember(line, summary.dual_weights)
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> bool:
         """An evaluation: one line; whether it is the best so far.
@@ -250,7 +256,7 @@ class RunRecords:
         self.last_evaluation = evaluation
         is_best = self._rank(standing, evaluation.absent)
         self._watch(standing.round, evaluation.metrics, evaluation.non_finite)
-        self._line(
+        line = self._line(
             "evaluation",
             round=standing.round,
             worst_worker=standing.worst_worker,
@@ -263,6 +269,7 @@ class RunRecords:
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **_bytes(up, down),
         )
+        self._remember(line)
         LOG.info(
             "round %d: worst worker %d, %s",
             standing.round,
@@ -394,12 +401,31 @@ class RunRecords:
                 self._metrics.close()
             self._metrics = None
 
-    def _line(self, event: str, **values: Any) -> None:
+    def _line(self, event: str, **values: Any) -> dict[str, Any]:
         assert self._metrics is not None
+        line = {"event": event, **values}
         try:
-            self._metrics.write(json.dumps({"event": event, **values}) + "\n")
+            self._metrics.write(json.dumps(line) + "\n")
         except OSError as error:
             raise self._unwritten(METRICS_FILE, error) from error
+        return line
+
+    def _remember(self, line: Mapping[str, Any], dual_weights: NDArray[np.float64] | None = None) -> None:
+        """A line of the metrics, written now or by an earlier process."""
+        if self.history is None:
+            return
+        if line["event"] == "evaluation":
+            self.history.add_evaluation(EvaluationPoint.of(line), line["workers"])
+        elif line["event"] == "round":
+            bucket = Bucket(
+                round=line["round"],
+                loss_max=line["loss_max"],
+                loss_mean=line["loss_mean"],
+                weight_max=line["dual_weight_max"],
+                up=line["uplink_bytes"],
+                down=line["downlink_bytes"],
+            )
+            self.history.add_round(bucket, dual_weights)
 
     def _unwritten(self, name: str, error: Exception) -> StorageError:
         if not self.directory.is_dir():
@@ -425,6 +451,11 @@ def new_run_id() -> str:
 def _named(**workers: Sequence[int]) -> dict[str, Any]:
     """Workers, where there are any: a line without them is one of all."""
     return {name: list(entry) for name, entry in workers.items() if entry}
+
+
+def _history_of(config: Config) -> History:
+    restarts = config.algorithm.name in {"afl-br", "afl-com"}
+    return History(config.workers, config.algorithm.block_length if restarts else 0)
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

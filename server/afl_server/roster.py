@@ -43,6 +43,11 @@ class Roster:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions))
 
+    @property
+    def processes(self) -> int:
+        """How many processes run the workers that have been ready, or last ran them."""
+        return len(set(self._incarnations.values()))
+
     def add(self, session: Session) -> None:
         """A stream has opened."""
         self._sessions.add(session)

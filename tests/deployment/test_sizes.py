@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from afl.compressors import create
-from afl.sizing import disks, payload_bytes
+from afl.sizing import disks, keeps_residuals, payload_bytes
 from support import Federation
 
 DIM, WORKERS, ROUNDS, CHECKPOINT_EVERY = 200_000, 2, 30, 10
@@ -48,11 +48,13 @@ def test_a_run_takes_what_the_formulas_say(up: dict[str, Any], down: dict[str, A
         "evaluation": {"every": ROUNDS},
         "server": {"checkpoint_every": CHECKPOINT_EVERY},
     }
-    uplink, downlink = create_from(up), create_from(down)
+    uplink = create_from(up)
+    downlink = uplink if up == down else create_from(down)
     said = disks(
-        uplink,
-        downlink,
-        forwards=up == down and uplink.additive_idempotent,
+        4 * DIM,
+        sent=payload_bytes(uplink),
+        received=payload_bytes(downlink),
+        residuals=keeps_residuals(uplink, downlink),
         checkpoint_every=CHECKPOINT_EVERY,
     )
     with Federation(config, tmp_path) as federation:

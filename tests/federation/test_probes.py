@@ -7,14 +7,14 @@ import socket
 import threading
 import urllib.error
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import afl_server.http
 from afl.config.address import Address
-from afl_server.coordinator import Coordinator
-from afl_server.http import HttpServer
+from afl.http_pages import Answer, Environ, HttpPages
+from afl_server.http import liveness
 from support import Federation, Process
 from support.federation import fetch
 from support.identities import Identities, tls
@@ -133,14 +133,23 @@ def test_a_server_whose_certificate_has_expired_is_not_ready(tmp_path: Path) -> 
 def test_a_server_whose_event_loop_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(afl_server.http, "LOOP_ANSWERS_S", 0.2)
 
+    class Pages(HttpPages):
+        def answer(self, path: str, environ: Environ) -> Answer:
+            assert path == "/healthz"
+            return liveness(loop)
+
     async def ask() -> tuple[tuple[int, str], tuple[int, str]]:
-        pages = HttpServer(cast("Coordinator", None), Address("127.0.0.1", 0))
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        pages = Pages(Address("127.0.0.1", 0), "server.http")
         try:
             turning = await asyncio.to_thread(asked, pages.port, "/healthz")
             return turning, asked(pages.port, "/healthz")
         finally:
             pages.close()
 
+    loop = asyncio.new_event_loop()
+    loop.close()
     turning, standing = asyncio.run(ask())
     assert turning == (200, "ok")
     assert standing == (503, "the event loop has not turned for 0.2 s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from afl.config.address import Address
-from afl.http_pages import OVER, PLAIN, HttpPages, Page
+from afl.http_pages import OVER, Answer, Environ, HttpPages, text
 from afl_worker.runtime import WorkerProcess
 
 
@@ -18,15 +18,16 @@ class WorkerPages(HttpPages):
 
     def __init__(self, process: WorkerProcess, address: Address) -> None:
         self._process = process
-        super().__init__(address, "--http", self._show)
+        super().__init__(address, "--http")
 
-    def _show(self, path: str) -> Page | None:
+    def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
+        """For probes."""
         if path == "/healthz":
-            return "200 OK", "ok\n", PLAIN
+            return text("200 OK", "ok\n")
         if path != "/readyz":
-            return "404 Not Found", "try /healthz or /readyz\n", PLAIN
+            return text("404 Not Found", "try /healthz or /readyz\n")
         if self._process.is_over:
             return OVER
         if self._process.has_session:
-            return "200 OK", "ready\n", PLAIN
-        return "503 Service Unavailable", "no session with the server\n", PLAIN
+            return text("200 OK", "ready\n")
+        return text("503 Service Unavailable", "no session with the server\n")

@@ -331,7 +331,7 @@ class Server(Section):
     http: Annotated[
         ListenAddress | None,
         Null("off"),
-        Field(description="where /healthz, /readyz and /metrics are served"),
+        Field(description="where the status page, /status, /metrics, /healthz and /readyz are served"),
     ] = Address("127.0.0.1", 9090)
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key and client_ca")] | None,

@@ -8,17 +8,19 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from afl.algorithms.settings import AlgorithmSettings
+from afl.compressors import create
 from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.parameters import ParameterVector
 from afl.randomness import SharedRandomness
+from afl.sizing import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
 from afl_lab.check.blame import blaming
 from afl_lab.check.findings import Report
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
-from afl_server.store import SMALLEST_LOG_BYTES
 from afl_server.tallies import Tallies
 from afl_worker.oracle import TaskOracle
 
@@ -37,9 +39,6 @@ ROUND_LINE_BYTES = 420
 
 EVALUATION_LINE_BYTES = 420
 EVALUATION_BYTES_A_WORKER = 80
-
-LOG_CHECKPOINTS = 8
-"""A log grows to so many checkpoints at most, if that is more than :data:`SMALLEST_LOG_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,18 @@ def estimate(
     evaluations = -(-settings.rounds // config.evaluation.every)
     dim_bytes = 4 * vector.dim
     buffers = 4 * vector.buffers.size + vector.frozen_length
-    has_residual = config.algorithm.name == "afl-com"
+    residuals = _residuals(settings, vector.dim)
     up = second.tallies.uplink.total - first.tallies.uplink.total
     down = second.tallies.downlink.total - first.tallies.downlink.total
     held = up if config.absence.leaves_out else config.server.reorder_buffer
-    checkpoint = dim_bytes * (3 if has_residual else 2) + buffers
-    outcome = down // config.workers
-    log = min(outcome * config.server.checkpoint_every, max(SMALLEST_LOG_BYTES, LOG_CHECKPOINTS * checkpoint))
-    state = 0 if config.server.state == "off" else 2 * (checkpoint + log)
+    kept = disks(
+        dim_bytes + buffers,
+        sent=up // config.workers,
+        received=down // config.workers,
+        residuals=residuals,
+        checkpoint_every=config.server.checkpoint_every,
+    )
+    server_disk = MODEL_FILES * kept.model if config.server.state == "off" else kept.server
     lines = synchronizations * ROUND_LINE_BYTES + evaluations * (
         EVALUATION_LINE_BYTES + config.workers * EVALUATION_BYTES_A_WORKER
     )
@@ -158,12 +161,20 @@ def estimate(
         whole_run=model + synchronizations * one + evaluations * evaluation,
         round_seconds=second.seconds - first.seconds,
         server_memory=SERVER_VECTORS * dim_bytes + buffers + min(held, up),
-        worker_memory=(WORKER_VECTORS + has_residual) * dim_bytes + buffers + activations + data,
-        server_disk=3 * (dim_bytes + buffers) + state + lines,
-        worker_disk=0
-        if config.worker.journal == "off"
-        else 2 * (has_residual * dim_bytes + up // config.workers),
+        worker_memory=(WORKER_VECTORS + residuals[0]) * dim_bytes + buffers + activations + data,
+        server_disk=server_disk + lines,
+        worker_disk=0 if config.worker.journal == "off" else kept.journal,
     )
+
+
+def _residuals(settings: AlgorithmSettings, dim: int) -> tuple[bool, bool]:
+    """Of workers and of the server."""
+    if settings.name != "afl-com":
+        return False, False
+    uplink = create(settings.uplink.name, dim, settings.uplink.options)
+    is_same = settings.downlink == settings.uplink
+    downlink = uplink if is_same else create(settings.downlink.name, dim, settings.downlink.options)
+    return keeps_residuals(uplink, downlink)
 
 
 def show_costs(report: Report, costs: Costs, config: Config) -> None:

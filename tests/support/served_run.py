@@ -1,0 +1,62 @@
+"""A run of any size, served over HTTP as the server serves its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from afl.config.address import Address
+from afl_server.http import HttpServer
+from afl_server.recent_events import RecentEvents
+from support.fake_run import FakeRun
+
+LOG = logging.getLogger("afl.server")
+
+
+class Served:
+    """A run and the HTTP server that shows it."""
+
+    def __init__(self, run: FakeRun, server: HttpServer, events: RecentEvents) -> None:
+        self.run, self.server, self.events = run, server, events
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        answer.body = answer.read()  # type: ignore[attr-defined]
+        connection.close()
+        return answer
+
+    def body(self, path: str) -> bytes:
+        answer: Any = self.ask(path)
+        assert answer.status == 200, path
+        return bytes(answer.body)
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.body(path))
+
+    def stream(self) -> socket.socket:
+        """An open stream; nothing of it is read."""
+        link = socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+        link.sendall(b"GET /data/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        return link
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[Served]:
+    run = FakeRun(folder / "run", **options)
+    LOG.setLevel(logging.INFO)
+    with RecentEvents() as events:
+        server = HttpServer(run.run, Address("127.0.0.1", 0), events)
+        try:
+            yield Served(run, server, events)
+        finally:
+            server.close()
+            run.close()
+            LOG.setLevel(logging.NOTSET)

@@ -1,0 +1,162 @@
+"""What the status page draws stays bounded, and hides neither a peak nor the last of anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afl_server.history import BUCKETS, MOST_FOLLOWED, Bucket, EvaluationPoint, History
+from afl_server.page_data import PageData
+from afl_server.recent_events import RecentEvents
+from afl_server.records import RunRecords
+from support.fake_run import FakeRun
+
+
+def bucket(round_: int, loss: float = 1.0) -> Bucket:
+    return Bucket(round_, loss, loss / 2, 0.5, 10 * round_, 20 * round_)
+
+
+def point(round_: int) -> EvaluationPoint:
+    return EvaluationPoint(round_, 0, 0.5, 0.6, 1.0, 0.5)
+
+
+COUNTS = [1, 2, 255, 256, 257, 258, 511, 512, 513, 1024, 1025, 1601]
+
+
+@pytest.mark.parametrize("rounds", COUNTS)
+def test_every_round_is_in_exactly_one_bucket(rounds: int) -> None:
+    history = History(2)
+    for number in range(1, rounds + 1):
+        history.add_round(bucket(number, float(number)), np.array([0.5, 0.5]))
+    view = history.view()
+    assert len(view.buckets) <= BUCKETS
+    assert sum(entry.rounds for entry in view.buckets) == rounds
+    assert [entry.round for entry in view.buckets] == list(np.cumsum([e.rounds for e in view.buckets]))
+    assert {entry.rounds for entry in view.buckets[:-1]} <= {view.width}
+    assert view.buckets[-1].loss_max == rounds
+    assert (view.buckets[-1].up, view.buckets[-1].down) == (10 * rounds, 20 * rounds)
+    total = sum(entry.loss_mean * entry.rounds for entry in view.buckets)
+    assert total == pytest.approx(sum(number / 2 for number in range(1, rounds + 1)))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("peak", [0, 1, 254, 255, 256, 511, 512, 700, 1299])
+def test_a_peak_of_one_round_survives_merging(peak: int, worker: int) -> None:
+    history = History(2)
+    for number in range(1300):
+        weights = np.array([0.5, 0.5])
+        if number == peak:
+            weights[worker], weights[1 - worker] = 0.9, 0.1
+        history.add_round(bucket(number + 1), weights)
+    view = history.view([worker])
+    assert view.low.shape == view.high.shape == (len(view.buckets), 1)
+    assert view.high.max() == np.float32(0.9)
+    assert view.low.min() == np.float32(0.5)
+    assert (view.low <= view.high).all()
+
+
+def test_the_last_blocks_are_kept_one_by_one() -> None:
+    history = History(2, block=50)
+    for number in range(1, 1001):
+        history.add_round(bucket(number), np.array([number / 1000, 1 - number / 1000]))
+    view = history.view([0])
+    assert view.recent_rounds == list(range(1001 - BUCKETS, 1001))
+    assert view.recent[:, 0].tolist() == pytest.approx([number / 1000 for number in view.recent_rounds])
+
+
+def test_of_long_blocks_every_few_rounds_are_kept() -> None:
+    history = History(1, block=1000)
+    for number in range(1, 4001):
+        history.add_round(bucket(number), np.ones(1))
+    rounds = history.view([0]).recent_rounds
+    assert rounds[-1] - rounds[0] >= 3 * 1000 - 24
+    assert len(set(np.diff(rounds))) == 1
+
+
+@pytest.mark.parametrize("evaluations", COUNTS)
+def test_the_first_and_the_last_evaluation_are_there(evaluations: int) -> None:
+    history = History(2)
+    for number in range(evaluations):
+        history.add_evaluation(point(number), [{"loss": float(number), "accuracy": 0.5}, {}])
+    view = history.view([0, 1])
+    rounds = [entry.round for entry in view.evaluations]
+    assert len(rounds) <= BUCKETS
+    assert rounds[0] == 0
+    assert rounds[-1] == evaluations - 1
+    assert rounds[:-1] == list(range(0, rounds[-1], view.spacing)), "evenly, and the last"
+    assert view.loss[:, 0].tolist() == rounds, "each row is its evaluation's"
+    assert np.isnan(view.loss[:, 1]).all(), "of an absent worker nothing is known"
+    assert view.spread[:, 1, 0].tolist() == rounds
+
+
+def test_the_spread_is_over_the_workers_that_are_known() -> None:
+    history = History(6)
+    history.add_evaluation(point(1), [{"loss": float(worker)} for worker in range(5)] + [{}])
+    spread = history.view().spread
+    assert spread[0, 1].tolist() == [0, 1, 3, 4]
+    assert np.isnan(spread[0, 0]).all(), "there is no accuracy"
+
+
+def test_so_many_workers_have_no_curves_of_their_own() -> None:
+    history = History(MOST_FOLLOWED + 1)
+    history.add_round(bucket(1), np.full(MOST_FOLLOWED + 1, 1 / (MOST_FOLLOWED + 1)))
+    history.add_evaluation(point(1), [{"loss": 1.0}] * (MOST_FOLLOWED + 1))
+    view = history.view([5])
+    assert view.high.shape == (1, 0)
+    assert view.loss.shape == (1, 0)
+    assert view.spread[0, 1].tolist() == [1, 1, 1, 1]
+    assert history.heaviest(3) == [0, 1, 2]
+
+
+def test_the_heaviest_workers() -> None:
+    history = History(4)
+    for number in range(10):
+        history.add_round(bucket(number), np.array([0.1, 0.4, 0.1, 0.4]))
+    assert history.heaviest(3) == [1, 3, 0]
+
+
+def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.play(600, evaluate_every=25)
+    before = run.records.history
+    assert before is not None
+    run.close()
+    size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    records = RunRecords.resume(run.run_id, tmp_path / "run", run.config, size)
+    try:
+        assert records.history is not None
+        seen, known = records.history.view([0, 1]), before.view([0, 1])
+        assert seen.buckets == known.buckets
+        assert seen.evaluations == known.evaluations
+        np.testing.assert_array_equal(seen.accuracy, known.accuracy)
+        assert np.isnan(seen.high).all(), "the metrics do not have each worker's weights"
+        assert records.history.heaviest(2) == [0, 1]
+        records.history.add_round(bucket(601), np.array([0.3, 0.7]))
+        assert records.history.heaviest(1) == [1]
+    finally:
+        records.close()
+
+
+def test_without_http_nothing_is_kept(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.close()
+    server = run.config.server.model_copy(update={"http": None})
+    config = run.config.model_copy(update={"server": server})
+    records = RunRecords.create("x", tmp_path / "second", config)
+    records.close()
+    assert records.history is None
+
+
+def test_what_is_not_finite_is_no_number_in_json(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", workers=3)
+    run.play(20)
+    run.report_seconds[1] = math.nan
+    assert run.records.history is not None
+    data = PageData(run.run, run.records.history, RecentEvents())
+    table = json.loads(json.dumps(data.workers(), allow_nan=False))
+    assert table["seconds"][table["id"].index(1)] is None
+    run.close()
