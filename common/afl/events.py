@@ -121,6 +121,11 @@ class Staying(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageFailed(Event):
+    """A request over HTTP met a fault of the program; its traceback follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackerFailed(Event):
     """A tracker failed for the first time in this process; the run goes on, and it is given what follows."""
 

@@ -12,6 +12,7 @@ from socketserver import ThreadingMixIn
 from typing import IO, Any, Final, NamedTuple, cast
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
 
+from afl import events
 from afl._version import __version__
 from afl.config.address import Address
 from afl.errors import AddressError
@@ -240,4 +241,6 @@ class _Answering(ServerHandler):
         if isinstance(exc_info[1], OSError):
             LOG.debug("an answer was not taken", exc_info=exc_info)
         else:
-            LOG.error("an HTTP request cannot be answered", exc_info=exc_info)
+            LOG.error(
+                "an HTTP request cannot be answered", exc_info=exc_info, extra=events.PageFailed().extra
+            )

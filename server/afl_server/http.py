@@ -48,13 +48,22 @@ _OK: Final = text("200 OK", "ok\n")
 
 
 class HttpServer(HttpPages):
-    """Reads the run's state, never changes it. Made where the event loop runs that serves the workers.
+    """Reads the run's state, never changes it.
+
+    Args:
+        loop: the event loop that serves the workers.
 
     Raises:
         AddressError: if the address cannot be listened on.
     """
 
-    def __init__(self, coordinator: Coordinator, address: Address, events: RecentEvents) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        address: Address,
+        events: RecentEvents,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._coordinator = coordinator
         self._files = static_files()
         history = coordinator.records.history or History(coordinator.config.workers)
@@ -67,7 +76,6 @@ class HttpServer(HttpPages):
             "/data/history.json": (JSON, Document(lambda: encoded(data.history()), HISTORY_AGE_S)),
         }
         self._viewers = Viewers(self._documents["/data/state.json"][1])
-        loop = asyncio.get_running_loop()
         self._pages: dict[str, Callable[[Environ], Answer]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,

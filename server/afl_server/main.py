@@ -133,7 +133,8 @@ async def _run_watched(config: Config, recent: RecentEvents, *, live: bool, stay
         try:
             await service.start(config.server.listen)
             if config.server.http is not None:
-                http = HttpServer(coordinator, config.server.http, recent)
+                loop = asyncio.get_running_loop()
+                http = HttpServer(coordinator, config.server.http, recent, loop)
             await coordinator.start()
             following = Following(trackers, coordinator.run_id, run.records.directory, config)
             following.start()

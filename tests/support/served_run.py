@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,11 +54,17 @@ class Served:
 def serving(folder: Path, **options: Any) -> Iterator[Served]:
     run = FakeRun(folder / "run", **options)
     LOG.setLevel(logging.INFO)
+    loop = asyncio.new_event_loop()
+    turning = threading.Thread(target=loop.run_forever)
+    turning.start()
     with RecentEvents() as events:
-        server = HttpServer(run.run, Address("127.0.0.1", 0), events)
+        server = HttpServer(run.run, Address("127.0.0.1", 0), events, loop)
         try:
             yield Served(run, server, events)
         finally:
             server.close()
             run.close()
+            loop.call_soon_threadsafe(loop.stop)
+            turning.join()
+            loop.close()
             LOG.setLevel(logging.NOTSET)

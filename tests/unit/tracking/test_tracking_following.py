@@ -194,6 +194,7 @@ def test_a_tracker_that_fails_is_logged_once_counted_and_told_on(
     assert following.failures["failing"] >= 2
     assert following.failures["notes"] == 0
     logged = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [vars(record)["event"] for record in logged] == ["tracker_failed"]
     (message,) = [record.getMessage() for record in logged]
     assert message.startswith("tracker failing fails, and the run goes on")
     assert message.endswith("RuntimeError: the disk of the tracker is full")
