@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from afl.errors import ConfigError
+from afl_lab.links.proxy import PAYLOAD_SHARE
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,14 @@ def table(runs: Sequence[LinkRun], targets: Sequence[float]) -> str:
 
 
 def overhead_table(runs: Sequence[LinkRun]) -> str:
-    """Markdown: what the links carried beside the gRPC messages that it was for, over whole runs."""
+    """Markdown: what the links carried beside the gRPC messages, and their share of a round, over whole runs.
+
+    The links alone: a round's bytes up, then down, at the link's rate, and one round trip. What a round takes
+    more is the processes' own.
+    """
     lines = [
-        "| method | links | rounds | MB of messages, both ways | MB carried | more |",
-        "|---|---|---|---|---|---|",
+        "| method | links | rounds | MB of messages | MB carried | more | s a round | links alone, s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         if run.mbit == 0:
@@ -144,7 +149,7 @@ def overhead_table(runs: Sequence[LinkRun]) -> str:
         carried = run.carried_up + run.carried_down
         lines.append(
             f"| {run.method} | {_links(run)} | {run.rounds} | {messages / 1e6:,.1f} | {carried / 1e6:,.1f} "
-            f"| {carried / messages - 1:.2%} |"
+            f"| {carried / messages - 1:.2%} | {run.round_seconds:.3f} | {_of_links(run):.3f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -152,6 +157,12 @@ def overhead_table(runs: Sequence[LinkRun]) -> str:
 def median_round(seconds: Sequence[float]) -> float:
     """Of all rounds but the first, which waits for the workers to have warmed up."""
     return round(statistics.median(seconds[1:] or seconds), 4)
+
+
+def _of_links(run: LinkRun) -> float:
+    """Seconds that a round's bytes take on a worker's link."""
+    size = (run.messages_up + run.messages_down) / run.rounds / int(run.settings["workers"])
+    return size / (PAYLOAD_SHARE * run.mbit * 1e6 / 8) + run.round_trip_ms / 1e3
 
 
 def _links(run: LinkRun) -> str:
