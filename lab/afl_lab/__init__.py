@@ -1,1 +1,1 @@
-"""Benchmarks, and later simulation and reproduction."""
+"""Checks of tasks, simulation, reproduction of the paper, benchmarks."""

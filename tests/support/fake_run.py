@@ -108,6 +108,8 @@ class FakeRun:
             step=Step(Position(1, 0), Kind.TRAIN),
             dual_weights=self._weights,
             restarts=0,
+            updates_applied=0,
+            algorithm=SimpleNamespace(keeps_residuals=True, settings=SimpleNamespace(block=45)),
             missing=lambda: sorted(self.late | set(self.roster.missing())),
             collector=SimpleNamespace(waiting_bytes=0),
         )

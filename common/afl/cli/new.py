@@ -71,7 +71,7 @@ def project_files(name: str) -> dict[str, str]:
 
 def class_name_of(name: str) -> str:
     """The task's class: ``my_study`` has ``MyStudy``."""
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Project"
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def checked_name(name: str) -> str:

@@ -31,8 +31,8 @@ BAR_COLUMNS = 60
 FEWEST_PLOT_COLUMNS = 12
 """A plot that would be narrower is left out."""
 
-_BARS = " ▁▂▃▄▅▆▇█"
-_ASCII_BARS = " .:-=+*#%@"
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = ".:-=+*#%@"
 
 
 def make_console() -> Console:
@@ -97,8 +97,11 @@ class RunView:
         grid.add_row("on the wire", describe_bytes(state))
         yield grid
         yield from _dual_plot(state.get("dual_history"), options)
-        bar = min(BAR_COLUMNS, options.max_width)
-        yield ProgressBar(total=state["rounds"], completed=state["round"], width=bar)
+        # In a table, since a bar alone does not end its line.
+        bar = Table.grid()
+        width = min(BAR_COLUMNS, options.max_width)
+        bar.add_row(ProgressBar(total=state["rounds"], completed=state["round"], width=width))
+        yield bar
         yield Text(self._hint, style="dim")
 
 
@@ -112,11 +115,13 @@ def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> Re
     if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
         return
     bars = _ASCII_BARS if options.ascii_only else _BARS
-    top = max(max(line[-columns:]) for line in history["weights"]) or 1.0
+    values = [value for line in history["weights"] for value in line[-columns:]]
+    low, high = min(values), max(values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
     first = history["rounds"][-columns]
-    yield Text(f"dual weights from round {first} on, up to {top:.3f}", style="bold")
+    yield Text(f"dual weights from round {first} on: {low:.3f} to {high:.3f}", style="bold")
     for name, line in zip(names, history["weights"], strict=True):
-        shown = "".join(bars[round(value / top * (len(bars) - 1))] for value in line[-columns:])
+        shown = "".join(bars[round((value - low) * scale)] for value in line[-columns:])
         yield Text.assemble(name.ljust(label), (shown, "cyan"), f"  {line[-1]:.3f}")
     skipped = len(history["rounds"]) - columns
     marks = {point - skipped for point in history["restarts"]}
@@ -157,6 +162,8 @@ def compared(sent: int, uncompressed: int) -> str:
 def describe_workers(state: Mapping[str, Any]) -> str:
     """Who is there, and who is waited for."""
     missing, late = state["workers_missing"], state["reports_missing"]
+    if state["state"] == "over":
+        return f"{state['workers']}, which have been told that the run is over"
     if missing:
         waiting = [
             str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"

@@ -144,6 +144,8 @@ def _imported(what: str, module: str, attribute: str) -> object:
     except (ImportError, SyntaxError) as error:
         missing = (getattr(error, "name", None) or "").partition(".")[0]
         hint = f": {INSTALL_HINT}" if missing in PROVIDED else ""
+        if missing == module.partition(".")[0]:
+            hint = f"; it is neither installed nor in the current folder ({Path.cwd()})"
         raise ConfigError(f"{what}: cannot import {module}: {error}{hint}") from error
     for step in attribute.split("."):
         if not hasattr(value, step):

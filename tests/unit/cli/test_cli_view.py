@@ -72,18 +72,32 @@ def test_no_line_is_wider_than_the_terminal(width: int, encoding: str) -> None:
 def test_the_plot_of_the_dual_weights() -> None:
     lines = shown(STATE, 100).splitlines()
     (heading,) = [index for index, line in enumerate(lines) if line.startswith("dual weights")]
-    assert lines[heading].rstrip() == "dual weights from round 61 on, up to 0.390"
+    assert lines[heading].rstrip() == "dual weights from round 61 on: 0.250 to 0.390"
     flat, rising, marks = lines[heading + 1 : heading + 4]
-    assert flat.split() == ["worker", "0", "▅" * 60, "0.250"]
+    assert flat.split() == ["worker", "0", "▁" * 60, "0.250"]
     assert rising.startswith("worker 2")
     assert rising.rstrip().endswith("0.390")
     line = rising[10:70]
     assert line == line[:15] * 4
-    assert line[0] == "▅"
-    assert line[14] == "█"
-    assert list("▁▂▃▄▅▆▇█") == sorted("▁▂▃▄▅▆▇█")
+    assert set(line) == set("▁▂▃▄▅▆▇█")
     assert list(line[:15]) == sorted(line[:15])
     assert [index - 10 for index, char in enumerate(marks) if char == "^"] == [0, 15, 30, 45]
+
+
+def test_equal_weights_are_a_flat_line() -> None:
+    equal = {**STATE["dual_history"], "weights": [[0.25] * 60, [0.25] * 60]}
+    assert shown({**STATE, "dual_history": equal}, 100).count("▁" * 60) == 2
+
+
+def test_the_hint_has_a_line_of_its_own() -> None:
+    *_, bar, hint = shown(STATE, 80).splitlines()
+    assert len(bar.rstrip()) <= 60
+    assert hint.strip() == "a hint"
+
+
+def test_at_the_end_nobody_is_waited_for() -> None:
+    gone = {"workers_missing": [0, 1], "workers_missing_seconds": [0.1, 0.1], "state": "over"}
+    assert "waiting" not in shown({**STATE, **gone}, 80)
 
 
 def test_a_narrow_plot_has_the_newest_rounds() -> None:
@@ -101,7 +115,7 @@ def test_where_there_is_no_room_there_is_no_plot() -> None:
 def test_without_unicode_the_bars_are_ascii() -> None:
     text = shown(STATE, 80, "ascii")
     assert text.isascii()
-    assert re.search(r"worker 2 +[-=+*#%@]+ +0\.390", text)
+    assert re.search(r"worker 2 +[.:=+*#%@-]{60} +0\.390", text)
 
 
 def test_no_colour_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,187 @@
+"""``afl run``: a federation by one command, stopped, gone on with, and with workers that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from afl.cli.main import main
+
+CONFIG: dict[str, Any] = {
+    "workers": 3,
+    "task": {"name": "synthetic", "batch_size": 8},
+    "algorithm": {
+        "name": "afl-com",
+        "rounds": 30,
+        "eta_w": 0.1,
+        "eta_q": 0.1,
+        "uplink": {"name": "rand-k", "ratio": 0.5},
+    },
+    "evaluation": {"every": 10},
+    "run": {"seed": 5},
+    "server": {"http": "127.0.0.1:0"},
+}
+
+TASK = '''
+import os
+from pathlib import Path
+
+from afl.tasks.synthetic import Synthetic
+
+
+class Mortal(Synthetic):
+    """Its first process dies in its tenth gradient, in place of worker 0."""
+
+    def loss(self, model, batch):
+        told = Path("died")
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 10 and not told.exists():
+            told.touch()
+            os._exit(77)
+        return super().loss(model, batch)
+
+
+class Doomed(Synthetic):
+    def loss(self, model, batch):
+        os._exit(77)
+
+
+class Wrong(Synthetic):
+    def loss(self, model, batch):
+        raise ValueError("a mistake of the user's")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "mine.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def afl_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "afl.cli", "run", "server.yaml", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def summary(directory: Path) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((directory / "summary.json").read_text())
+    return found
+
+
+def test_a_run_from_its_first_process_to_its_last(folder: Path) -> None:
+    answer = afl_run("--workers", "2", "--processes", "1")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "a server and 1 worker process for 2 workers" in answer.stdout
+    assert "of 30: worst worker" in answer.stdout
+    assert "the run is complete" in answer.stdout
+    directory = folder / "runs" / "server"
+    assert summary(directory)["workers"] == 2
+    assert {path.name for path in (directory / "logs").iterdir()} == {"server.log", "workers-0-1.log"}
+    again = afl_run("--workers", "2", "--processes", "1")
+    assert again.returncode == 0
+    assert "complete" in again.stderr
+    other = afl_run("--processes", "1")
+    assert other.returncode == 2
+    assert "another configuration" in other.stderr
+    assert "workers" in other.stderr
+
+
+def test_a_worker_that_dies_is_started_again(folder: Path) -> None:
+    answer = afl_run("--task", "mine.py:Mortal", "--workers", "2", "--processes", "2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert (folder / "died").exists()
+    assert answer.stdout.count("ended with exit code 77") == 1
+    assert "It is started again (1 of 3)." in answer.stdout
+    assert summary(folder / "runs" / "server")["rounds"] == 30
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "said"),
+    [
+        ("Doomed", 1, ["It is started again (1 of 1).", "it was started again often enough"]),
+        ("Wrong", 2, ["a mistake of the user's", "that would come again"]),
+    ],
+)
+def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: int, said: list[str]) -> None:
+    answer = afl_run("--task", f"mine:{task}", "--workers", "1", "--restarts", "1")
+    assert answer.returncode == code, answer.stdout + answer.stderr
+    for words in said:
+        assert words in answer.stdout
+    assert summary(folder / "runs" / "server")["result"] == "interrupted"
+
+
+@contextmanager
+def long_run() -> Iterator[subprocess.Popen[str]]:
+    """One that only ends when it is told to; yielded once its first evaluation has been shown."""
+    command = [sys.executable, "-m", "afl.cli", "run", "server.yaml", "--processes", "1"]
+    with subprocess.Popen(
+        [*command, "--set", "algorithm.rounds=1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if "worst worker" in line:
+                    break
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
+    with long_run() as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, shown + errors
+    assert "Stopping when the open round is closed" in shown
+    assert "The same command goes on with the run." in shown
+    assert not any(child.is_running() for child in children)
+    first = summary(folder / "runs" / "server")
+    assert first["result"] == "interrupted"
+    with long_run() as process:
+        process.send_signal(signal.SIGTERM)
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, shown + errors
+    second = summary(folder / "runs" / "server")
+    assert second["run_id"] == first["run_id"]
+    assert second["rounds"] > first["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["server.yaml", "--processes", "4"], "1 to the number of workers (3)"),
+        (["server.yaml", "--workers", "0"], "workers"),
+        (["server.yaml", "--restarts", "-1"], "--restarts -1"),
+        (["server.yaml", "--task", "../mine.py:Doomed"], "not in or below the folder"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    folder: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not (folder / "runs").exists()

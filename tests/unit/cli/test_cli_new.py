@@ -1,0 +1,109 @@
+"""``afl new``: the project that it writes, and the names that it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afl.cli.main import main
+from afl.cli.new import FILES, class_name_of, project_files
+from afl.config import load_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_project_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "my_study"]) == 0
+    assert {path.name for path in (here / "my_study").iterdir()} == set(FILES)
+    config = load_config(here / "my_study" / "server.yaml")
+    assert config.task.name == "task:MyStudy"
+    assert config.workers == 3
+    said = capsys.readouterr().out
+    for words in ("cd my_study", "afl check task.py:MyStudy --config server.yaml", "afl run server.yaml"):
+        assert words in said
+    for text in project_files("my_study").values():
+        assert "@" not in text
+
+
+def test_its_task_is_about_thirty_lines() -> None:
+    code = [
+        line
+        for line in project_files("study")["task.py"].splitlines()
+        if line.strip() and not line.strip().startswith(("#", '"""'))
+    ]
+    assert len(code) <= 30
+
+
+def test_it_is_linted_formatted_and_typed(here: Path) -> None:
+    assert main(["new", "study"]) == 0
+    ruff, mypy = (
+        [sys.executable, "-m", "ruff"],
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental"],
+    )
+    rules = ["--isolated", "--select", "A,B,C4,D1,E,F,I,N,PTH,RET,SIM,UP,W", "--line-length", "110"]
+    for command in (
+        [*ruff, "check", *rules, "."],
+        [*ruff, "format", "--isolated", "--line-length", "110", "--check", "."],
+    ):
+        answer = subprocess.run(command, cwd=here / "study", capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout
+    # As where the package is installed: its own modules are followed for their types, not checked again.
+    answer = subprocess.run(
+        [*mypy, "--follow-imports=silent", "task.py", "test_task.py"],
+        cwd=here / "study",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_nothing_is_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "study").mkdir()
+    (here / "study" / "task.py").write_text("precious")
+    assert main(["new", "study"]) == 2
+    assert "study is there already" in capsys.readouterr().err
+    assert (here / "study" / "task.py").read_text() == "precious"
+    (here / "file").write_text("precious")
+    assert main(["new", "file"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my-study", "such as my_study"),
+        ("9lives", "such as study_9lives"),
+        ("_", "such as study"),
+        ("_9", "such as study_9"),
+        ("", "such as study"),
+        ("a/b", "such as a_b"),
+        ("../up", "such as up"),
+        ("größe", "such as"),
+        ("class", "such as class_study"),
+        ("none", "such as none_study"),
+    ],
+)
+def test_names_that_are_refused(here: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", name]) == 2
+    assert said in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_the_class_is_named_after_the_project() -> None:
+    assert class_name_of("my_study") == "MyStudy"
+    assert class_name_of("x") == "X"
+    assert class_name_of("aB_c2") == "ABC2"
+
+
+def test_the_package_brings_the_templates() -> None:
+    folder = ROOT / "common" / "afl" / "cli" / "project"
+    assert {path.name for path in folder.glob("*.template")} == {f"{name}.template" for name in FILES}

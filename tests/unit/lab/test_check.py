@@ -1,0 +1,354 @@
+"""``afl check``: tasks that are wrong in one way each, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from afl.cli.main import main
+from afl.config import load_config
+from afl_lab.check import Finding, Level, Report, check_config
+from afl_lab.check.checker import configured
+from afl_lab.simulation.run import simulate
+
+MODULE = '''
+import numpy as np
+import torch
+from torch import nn
+
+import afl
+
+TWO = "two"
+
+
+def examples(worker, count=100, *, seed=0):
+    rng = np.random.default_rng([seed, worker])
+    x = torch.tensor(rng.normal(size=(count, 4)), dtype=torch.float32)
+    return x, (x[:, 0] > 0).long()
+
+
+def divided(x, y):
+    return afl.WorkerData(train=(x[:80], y[:80]), test=(x[80:], y[80:]))
+
+
+class Good(afl.Classification):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def data(self, worker, context):
+        return divided(*examples(worker))
+
+
+class ModelRaises(Good):
+    def model(self):
+        return nn.Linear(4, TWO)
+
+
+class NormWithoutPolicy(Good):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+class DataRaises(Good):
+    def data(self, worker, context):
+        return open(f"/nowhere/{worker}")
+
+
+class DataMissing(Good):
+    def data(self, worker, context):
+        raise afl.DataError("site-0.npz is missing")
+
+
+class NoWorkerData(Good):
+    def data(self, worker, context):
+        return examples(worker)
+
+
+class Arrays(Good):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return afl.WorkerData(train=(x.numpy(), y.numpy()), test=(x, y))
+
+
+class Ragged(Good):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return afl.WorkerData(train=(x, y[:50]), test=(x, y))
+
+
+class NothingToTest(Good):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return afl.WorkerData(train=(x, y), test=(x[:0], y[:0]))
+
+
+class TooFew(Good):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return afl.WorkerData(train=(x[:20], y[:20]), test=(x[20:], y[20:]))
+
+
+class NotANumber(Good):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        x[7, 2] = float("nan")
+        return divided(x, y)
+
+
+class LossOfEach(Good):
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+class LossOfAFloat(Good):
+    def loss(self, model, batch):
+        return super().loss(model, batch).item()
+
+
+class Detached(Good):
+    def loss(self, model, batch):
+        return super().loss(model, batch).detach()
+
+
+class LossRaises(Good):
+    def loss(self, model, batch):
+        inputs, labels = batch
+        return nn.functional.cross_entropy(model(inputs), labels + 5)
+
+
+class InfiniteLoss(Good):
+    def loss(self, model, batch):
+        return super().loss(model, batch) / 0.0
+
+
+class InfiniteGradient(Good):
+    def loss(self, model, batch):
+        return super().loss(model, batch) + 0 * (model[0].weight * 0).sum().sqrt()
+
+
+class InfiniteMetric(Good):
+    def metrics(self, model, batch):
+        return {"loss": super().loss(model, batch), "odd": torch.tensor(float("inf"))}
+
+
+class WithoutLossMetric(Good):
+    def metrics(self, model, batch):
+        return {"accuracy": torch.tensor(0.5)}
+
+
+class OfAnotherMind(Good):
+    """A division that depends on the order of a set, so on the process."""
+
+    def data(self, worker, context):
+        x, y = examples(worker)
+        order = [int(name) for name in {str(i) for i in range(100)}]
+        return divided(x[order], y[order])
+
+
+class OfAnotherShape(Good):
+    def model(self):
+        width = 4 + len(repr({str(i) for i in range(100)}).split("'1'")[0]) % 97
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+class Odd(Good):
+    """All that is no error."""
+
+    buffers = "local"
+
+    def model(self):
+        model = nn.ModuleDict(
+            {
+                "first": nn.Linear(4, 8),
+                "norm": nn.BatchNorm1d(8),
+                "drop": nn.Dropout(0.5),
+                "low": nn.Linear(8, 8, dtype=torch.bfloat16),
+                "last": nn.Linear(8, 2),
+                "unused": nn.Linear(3, 3),
+                "frozen": nn.Linear(2, 2),
+                "dead": nn.Linear(8, 2),
+            }
+        )
+        for parameter in model["frozen"].parameters():
+            parameter.requires_grad = False
+        return model
+
+    def loss(self, model, batch):
+        inputs, labels = batch
+        hidden = model["drop"](model["norm"](model["first"](inputs)).relu())
+        hidden = model["low"](hidden.bfloat16()).float()
+        logits = model["last"](hidden) + model["frozen"](model["last"](hidden)) + 0 * model["dead"](hidden)
+        return nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch) / len(batch[1]), "accuracy": torch.tensor(50.0)}
+
+    def data(self, worker, context):
+        x, y = examples(0, 1000 if worker == 1 else 40, seed=worker // 2)
+        if worker == 0:
+            y = torch.zeros_like(y)
+        return afl.WorkerData(train=(100 * x, y), test=(100 * x[:10], y[:10]))
+'''
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "faulty.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("faulty", None)
+
+
+def check(name: str, workers: int = 2) -> Report:
+    return check_config(configured(None, f"faulty.py:{name}", workers))
+
+
+def line_of(text: str) -> int:
+    return MODULE[: MODULE.index(text)].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "where", "what", "advice"),
+    [
+        ("Nothing", 2, "loading faulty:Nothing", "faulty has no Nothing", ""),
+        ("ModelRaises", 2, f"faulty.py:{line_of('TWO)')}, in model", "TypeError", "nn.Linear(4, TWO)"),
+        ("NormWithoutPolicy", 2, "model()", "floating-point buffers", ""),
+        (
+            "DataRaises",
+            2,
+            f"faulty.py:{line_of('return open(')}, in data",
+            "FileNotFoundError",
+            "return open(",
+        ),
+        ("DataMissing", 7, "data(0)", "site-0.npz is missing", ""),
+        ("NoWorkerData", 2, "data(0)", "returns tuple", "return afl.WorkerData"),
+        ("Arrays", 7, "worker 0's data, train", "ndarray", ""),
+        ("Ragged", 7, "worker 0's data, train", "[100, 50] examples", ""),
+        ("NothingToTest", 7, "worker 0's data", "no test examples", "data()"),
+        ("TooFew", 7, "worker 0's data", "20 training examples, fewer than", "task.batch_size"),
+        ("NotANumber", 7, "worker 0's data", "training example 7", ""),
+        ("LossOfEach", 2, "LossOfEach.loss", "shape [32]", "reduction='mean'"),
+        ("LossOfAFloat", 2, "LossOfAFloat.loss", "returns float", ".item()"),
+        ("Detached", 2, "Detached.loss", "does not depend on the parameters", ".detach()"),
+        ("LossRaises", 2, f"faulty.py:{line_of('labels + 5')}, in loss", "Target", "labels + 5"),
+        ("InfiniteLoss", 5, "InfiniteLoss.loss, worker 0's first batch", "it is inf", "scaled"),
+        ("InfiniteGradient", 5, "worker 0's first gradient", "infinite or NaN for 0.weight", "sqrt"),
+        ("InfiniteMetric", 5, "the metric odd of worker 0", "it is inf", ""),
+        ("WithoutLossMetric", 2, "metrics of worker 0's test examples", "must return `loss`", ""),
+        ("OfAnotherMind", 2, "worker 0's data", "other examples, or in another order", "set"),
+        ("OfAnotherShape", 2, "model()", "other names, shapes or types", "set"),
+    ],
+)
+def test_an_error_says_what_where_and_what_to_do(
+    name: str, code: int, where: str, what: str, advice: str
+) -> None:
+    report = check(name)
+    assert report.exit_code == code, report
+    error = report.errors[0]
+    assert where in error.where, report
+    assert what in error.what, report
+    assert advice in error.advice, report
+    assert "not ready for a run" in report.verdict
+
+
+def found(report: Report, level: Level, text: str) -> Finding:
+    matching = [finding for finding in report.of_level(level) if text in str(finding)]
+    assert matching, f"no {level} with {text!r} in:\n{report}"
+    return matching[0]
+
+
+def test_what_is_odd_is_said_and_no_error() -> None:
+    report = check("Odd", workers=4)
+    assert report.exit_code == 0, report
+    for text in (
+        "all of its training examples have the label 0",
+        "10 of its 10 test examples are training examples too",
+        "worker 1 has 1000 training examples, worker 0 40",
+        "workers 2 and 3: they have the same training examples",
+        "no loss depends on unused.weight, unused.bias",
+        "it is zero at every worker for dead.weight, dead.bias",
+        "2.00 times the loss: it looks like a sum",
+        "it is 50, and an accuracy is from 0 to 1",
+        "the model draws random numbers (drop)",
+    ):
+        found(report, Level.WARNING, text)
+    for text in (
+        "2 parameters are frozen: frozen.weight, frozen.bias",
+        "2 trainable tensors are bfloat16",
+        "2 floating-point buffers, with buffers = 'local': norm.running_mean, norm.running_var",
+        "its inputs go up to",
+        "it tests on 10 examples",
+    ):
+        found(report, Level.NOTE, text)
+    assert report.values["costs"]["up"] > 0
+
+
+def test_the_command_shows_it_and_ends_with_its_code(
+    module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "faulty.py:Detached", "--workers", "2"]) == 2
+    shown = capsys.readouterr().out
+    assert "error: Detached.loss: its value does not depend on the parameters\n    -> does it call" in shown
+    assert main(["check", "faulty.py:DataMissing", "--json"]) == 7
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ready"] is False
+    assert answer["exit_code"] == 7
+    assert [entry["level"] for entry in answer["findings"]] == ["error"]
+
+
+CONFIG = """
+workers: 3
+task: {name: "faulty:Good", batch_size: 16}
+algorithm:
+  name: afl-com
+  rounds: 40
+  eta_w: 0.1
+  eta_q: 0.1
+  uplink: {name: rand-k, ratio: 0.25}
+evaluation: {every: 10}
+run: {seed: 3}
+"""
+
+
+def test_a_good_task_and_what_its_run_really_costs(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes are those that the whole run then counts."""
+    (module / "run.yaml").write_text(CONFIG)
+    assert main(["check", "--config", "run.yaml", "--json", "--strict"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ready"] is True
+    assert {entry["level"] for entry in answer["findings"]} <= {"note"}
+    assert answer["model"]["dim"] == 58
+    assert [entry["train"] for entry in answer["data"]] == [80, 80, 80]
+    directory = module / "simulated"
+    summary = simulate(load_config(module / "run.yaml"), directory)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    rounds = {line["round"]: line for line in lines if line["event"] == "round"}
+    costs = answer["costs"]
+    assert rounds[5]["uplink_bytes"] - rounds[4]["uplink_bytes"] == costs["up"]
+    assert rounds[5]["downlink_bytes"] - rounds[4]["downlink_bytes"] == costs["down"]
+    whole = sum(way["wire_bytes"] for way in summary["communication"].values())
+    assert abs(whole - costs["whole_run"]) < 0.02 * whole
+    assert summary["uncompressed_bytes"] > 2 * whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a task"),
+        (["faulty.py:Good", "--set", "workers=3"], "--config FILE"),
+        (["faulty.py:Good", "--workers", "0"], "at least 1"),
+        (["../faulty.py:Good"], "not in or below the folder"),
+        (["my-task.py:Good"], "rename my-task.py"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    assert said in capsys.readouterr().err
