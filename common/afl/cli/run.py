@@ -23,7 +23,7 @@ from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode
 from afl.task_paths import as_module_path
 
-HELP = "run a federation on this machine: a server and its workers, from a configuration"
+HELP = "run a server and its workers on this machine"
 
 FREE_PORT = "127.0.0.1:0"
 

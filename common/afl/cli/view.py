@@ -132,10 +132,10 @@ def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> Re
 
 def run_line(state: Mapping[str, Any]) -> str:
     """The state of a run in one line, which changes when there is news."""
-    last = state["last"]
-    if last is None and not state["workers_missing"]:
+    last, is_waiting = state["last"], state["workers_missing"] and state["state"] != "over"
+    if last is None and not is_waiting:
         return describe_workers(state)
-    if last is None or state["workers_missing"]:
+    if last is None or is_waiting:
         return f"round {state['round']} of {state['rounds']}: {describe_workers(state)}"
     if last["worst_accuracy"] is None:
         standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"

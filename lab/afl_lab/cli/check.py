@@ -16,7 +16,7 @@ from afl.errors import ConfigError, ExitCode
 if TYPE_CHECKING:
     from afl_lab.check import Report
 
-HELP = "try a task before any federation: its data, loss and gradients, and what a run will cost"
+HELP = "try a task before a run: data, loss, gradients, costs"
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 

@@ -43,6 +43,7 @@ def test_its_task_is_about_thirty_lines() -> None:
     assert len(code) <= 30
 
 
+@pytest.mark.timeout(600)
 def test_it_is_linted_formatted_and_typed(here: Path) -> None:
     assert main(["new", "study"]) == 0
     ruff, mypy = (

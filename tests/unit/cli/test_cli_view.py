@@ -98,6 +98,7 @@ def test_the_hint_has_a_line_of_its_own() -> None:
 def test_at_the_end_nobody_is_waited_for() -> None:
     gone = {"workers_missing": [0, 1], "workers_missing_seconds": [0.1, 0.1], "state": "over"}
     assert "waiting" not in shown({**STATE, **gone}, 80)
+    assert run_line({**STATE, **gone}) == run_line(STATE)
 
 
 def test_a_narrow_plot_has_the_newest_rounds() -> None:

@@ -58,6 +58,10 @@ def test_python_compiles(block: str) -> None:
 @pytest.mark.parametrize("command", commands())
 def test_commands_parse(command: str) -> None:
     program, *arguments = shlex.split(command)
+    if program in {"cd", "python"}:
+        # Of the project that `afl new` makes; docs/first-hour.md has the same, and a test follows it.
+        assert command in (ROOT / "docs" / "first-hour.md").read_text(encoding="utf-8").splitlines()
+        return
     if program == "make":
         assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         return
