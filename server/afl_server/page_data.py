@@ -56,8 +56,6 @@ class PageData:
             del everything[name]
         missing, late = everything["workers_missing"], everything["reports_missing"]
         phase, headline = self._phase(missing, late, everything["open_step_seconds"])
-        if phase not in {"stalled", "running", "waiting"}:
-            late = []
         everything |= {
             "phase": phase,
             "headline": headline,
@@ -73,9 +71,19 @@ class PageData:
             "restarts": run.tallies.starts - 1,
             "traffic": self._traffic(),
             "events": self._events.count,
-            "version": self._history.version,
+            "stamp": self._stamp(phase, missing, late),
         }
         return {**everything, "words": facts(everything)}
+
+    def _stamp(self, phase: str, missing: Sequence[int], late: Sequence[int]) -> str:
+        """Changes with what table and curves show: a page sees by it whether those that it has are of now."""
+        return f"{self._history.version} {phase} {len(missing)} {bool(late)}"
+
+    def _stamp_now(self) -> str:
+        run = self._run
+        missing, late = run.roster.missing(), run.engine.missing()
+        phase, _ = self._phase(missing, late, time.monotonic() - run.step_opened_at)
+        return self._stamp(phase, missing, late)
 
     @property
     def _block(self) -> int:
@@ -135,7 +143,7 @@ class PageData:
 
     def workers(self) -> dict[str, Any]:
         """The table: a column of values for each thing that is known, those that are served worst first."""
-        run = self._run
+        run, stamp = self._run, self._stamp_now()
         records, roster, engine = run.records, run.roster, run.engine
         missing = set(roster.missing())
         late = set() if run.is_over else set(engine.missing())
@@ -153,6 +161,7 @@ class PageData:
             return "late" if worker in late else "ready"
 
         return {
+            "stamp": stamp,
             "workers": run.config.workers,
             "evaluated": evaluated.round if evaluated is not None else None,
             "id": rows,
@@ -168,12 +177,13 @@ class PageData:
 
     def history(self) -> dict[str, Any]:
         """The curves of the first view."""
-        run = self._run
+        run, stamp = self._run, self._stamp_now()
         shown = self._shown_workers()
         view = self._history.view(shown)
         per_round = self._uncompressed_a_round
         points = view.evaluations
         return {
+            "stamp": stamp,
             "workers": run.config.workers,
             "block": self._block,
             "follows": self._history.follows,

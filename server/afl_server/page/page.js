@@ -22,7 +22,17 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-async function ask(path) {
+// What the first view needs is asked for at once, beside the stream.
+const early = new Map(["data/workers.json", "data/history.json", "data/events.json"].map((path) => [path, fetched(path)]));
+for (const answer of early.values()) answer.catch(() => {});
+
+function ask(path) {
+  const answer = early.get(path) ?? fetched(path);
+  early.delete(path);
+  return answer;
+}
+
+async function fetched(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
@@ -69,19 +79,14 @@ function linkChanged(kind, since, wait) {
 // Curves, table and events follow the states, but not as often.
 
 let renewedAt = -Infinity;
-let renewedVersion = null;
+let drawnStamp = null;
 let eventsSeen = null;
 let isRenewing = false;
 let renewTimer = null;
 
-// What curves and table depend on.
-function key(state, chosen) {
-  return [state.version, state.missing_count, state.late_count > 0, state.phase, chosen].join(" ");
-}
-
 async function renew() {
   const { state } = page;
-  const isOld = key(state, page.chosen) !== renewedVersion;
+  const isOld = `${state.stamp} ${page.chosen}` !== drawnStamp;
   if (isRenewing || document.hidden || (!isOld && state.events === eventsSeen)) return;
   const wait = renewedAt + REFRESH_MS - performance.now();
   if (wait > 0) {
@@ -101,7 +106,8 @@ async function renew() {
       hasNews ? ask("data/events.json") : null,
     ]);
     if (isOld) {
-      renewedVersion = key(state, chosen);
+      // Documents are made every two seconds: these may be older than the state that they were asked for.
+      drawnStamp = workers.stamp === history.stamp ? `${workers.stamp} ${chosen}` : null;
       page.history = history;
       if (chosen === page.chosen) page.worker = worker;
       table.take(workers);

@@ -147,6 +147,21 @@ def test_events_are_few_and_short(served: Served) -> None:
     assert served.json("/data/state.json")["events"] == KEPT + 20
 
 
+def test_what_is_shown_says_of_when_it_is(served: Served) -> None:
+    data, run = served.server._data, served.run
+
+    def stamps() -> set[str]:
+        return {data.state()["stamp"], data.workers()["stamp"], data.history()["stamp"]}
+
+    seen = []
+    for change in (lambda: run.play(10), lambda: run.late.add(2), lambda: run.roster.gone.update({1: 1.0})):
+        seen.append(stamps())
+        assert len(seen[-1]) == 1
+        change()
+    run.end(ExitCode.OK, "the run is complete")
+    assert len(set.union(*seen, stamps())) == 4
+
+
 # To whom, and how.
 
 
