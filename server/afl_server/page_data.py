@@ -52,7 +52,13 @@ class PageData:
         run, everything = self._run, snapshot(self._run)
         last, weights = everything["last"], everything["dual_weights"]
         everything["worst_weight"] = weights[last["worst_worker"]] if last else None
-        for name in ("dual_weights", "directory", "uplink_float_equivalents", "downlink_float_equivalents"):
+        for name in (
+            "dual_weights",
+            "dual_history",
+            "directory",
+            "uplink_float_equivalents",
+            "downlink_float_equivalents",
+        ):
             del everything[name]
         missing, late = everything["workers_missing"], everything["reports_missing"]
         phase, headline = self._phase(missing, late, everything["open_step_seconds"])

@@ -53,7 +53,8 @@ class FakeRoster:
     def owner(self, worker: int) -> Any:
         if worker in self.missing():
             return None
-        return SimpleNamespace(peer=f"ipv4:10.0.0.{worker % 250}:40000", workers=(worker,))
+        identity = SimpleNamespace(not_after=None)
+        return SimpleNamespace(peer=f"ipv4:10.0.0.{worker % 250}:40000", workers=(worker,), identity=identity)
 
 
 class FakeRun:
