@@ -35,7 +35,7 @@ CONFIG = {
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_memory_files_and_threads_are_flat(tmp_path: Path):
-    samples: list[tuple[int, float, int, int]] = []
+    samples: list[tuple[int, float, int, int, float]] = []
     with Proxy() as door, Federation(CONFIG, tmp_path) as federation:
         workers = [federation.start(ids, server=door.address) for ids in ("0", "1")]
         door.aim(federation.port)
@@ -50,6 +50,7 @@ def test_memory_files_and_threads_are_flat(tmp_path: Path):
                     server.memory_info().rss / 1024,
                     server.num_fds(),
                     server.num_threads(),
+                    server.memory_full_info().uss / 1024,
                 )
             )
             turn = due // RESTART_EVERY % 2
@@ -58,15 +59,17 @@ def test_memory_files_and_threads_are_flat(tmp_path: Path):
             workers[turn] = federation.start(str(turn), server=door.address)
         federation.finish(timeout=300)
         assert not federation.server.logged("lost_residual")
-    rounds, memory, files, threads = map(np.array, zip(*samples, strict=True))
+    rounds, memory, files, threads, own = map(np.array, zip(*samples, strict=True))
     late = len(rounds) // 2
-    slope = float(np.polyfit(rounds[late:], memory[late:], 1)[0])
+    slope, own_slope = (float(np.polyfit(rounds[late:], values[late:], 1)[0]) for values in (memory, own))
     print(  # noqa: T201  # the figures are what the test is for
         json.dumps(
             {
                 "rounds": ROUNDS,
                 "kb_a_round": slope,
-                "mb": [round(value / 1024, 1) for value in (memory[0], memory[late], memory[-1])],
+                "own_kb_a_round": own_slope,
+                "mb": [round(value / 1024, 1) for value in memory[:: max(1, len(memory) // 20)]],
+                "own_mb": [round(value / 1024, 1) for value in own[:: max(1, len(own) // 20)]],
                 "files": [int(files.min()), int(files.max())],
                 "threads": [int(threads.min()), int(threads.max())],
                 "state_mb": sum(path.stat().st_size for path in (tmp_path / "run/state").iterdir()) / 2**20,
