@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from afl_lab.links.pipe import Carried, Link, Pipe
 
@@ -28,7 +28,6 @@ _QUEUE = 128 * 1024
 """Bytes taken in before they can enter the link. More than a loaded machine's late turns can drain."""
 
 _START_S = 30.0
-
 
 PAYLOAD_SHARE = 1448 / 1500
 """What TCP carries of a full packet of 1500 bytes: headers of IPv4, and TCP with timestamps, take 52."""
@@ -52,13 +51,13 @@ class ProxyLinks:
         self._carried = [Carried() for _ in range(count)]
         self._link = Link(link.rate * PAYLOAD_SHARE, link.delay)
         self._target = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[bool], tuple[socket.socket, socket.socket]] = {}
         self._loop = asyncio.new_event_loop()
         self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         self._ports = [each.getsockname()[1] for each in self._sockets]
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
-        self._servers = self._call(self._listen())
+        self._call(self._listen())
 
     def aim(self, port: int) -> None:
         """Pass connections on to this port of loopback; before that there must be none."""
@@ -89,60 +88,68 @@ class ProxyLinks:
     def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
 
-    async def _listen(self) -> list[asyncio.Server]:
-        servers = []
-        for number, listening in enumerate(self._sockets):
+    async def _listen(self) -> None:
+        # Not asyncio's server, which leaves open what it accepts while it is closed.
+        for listening, carried in zip(self._sockets, self._carried, strict=True):
+            listening.setblocking(False)
+            self._loop.add_reader(listening, self._accept, listening, carried)
 
-            async def accept(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number
-            ) -> None:
-                await self._accept(self._carried[number], reader, writer)
+    def _accept(self, listening: socket.socket, carried: Carried) -> None:
+        try:
+            near, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            # It has gone again.
+            return
+        far = socket.socket(near.family, near.type)
+        for each in (near, far):
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = self._loop.create_task(self._connection(carried, near, far))
+        self._connections[task] = (near, far)
+        task.add_done_callback(self._ended)
 
-            servers.append(await asyncio.start_server(accept, sock=listening))
-        return servers
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        is_whole = not task.cancelled() and task.exception() is None and task.result()
+        for each in self._connections.pop(task):
+            if not is_whole:
+                # One end is gone, or the links are: the other end hears of a reset.
+                with contextlib.suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
 
     async def _shut(self) -> None:
-        for server in self._servers:
-            server.close()
-        for task in list(self._tasks):
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        for task in self._connections:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        # The tasks' callbacks close the sockets in the loop's next turn.
+        await asyncio.sleep(0)
 
-    async def _accept(
-        self, carried: Carried, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        writers = [writer]
+    async def _connection(self, carried: Carried, near: socket.socket, far: socket.socket) -> bool:
+        """Carry a connection; whether both ways came to their end."""
+        is_whole = True
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            writers.append(far_writer)
+            await self._loop.sock_connect(far, ("127.0.0.1", self._target))
             async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._way(carried, "up", reader, far_writer))
-                ways.create_task(self._way(carried, "down", far_reader, writer))
+                ways.create_task(self._way(carried, "up", near, far))
+                ways.create_task(self._way(carried, "down", far, near))
         except* OSError:
-            # One end is gone; the other hears of it at once.
-            for each in writers:
-                _reset(each)
-        finally:
-            for each in writers:
-                each.close()
-                with contextlib.suppress(OSError):
-                    await each.wait_closed()
-            self._tasks.discard(task)
+            is_whole = False
+        return is_whole
 
     async def _way(
-        self, carried: Carried, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, carried: Carried, way: Literal["up", "down"], source: socket.socket, sink: socket.socket
     ) -> None:
         pipe = Pipe(self._link)
         changed = asyncio.Event()
         async with asyncio.TaskGroup() as ends:
-            ends.create_task(self._fill(pipe, reader, changed))
-            ends.create_task(self._empty(pipe, writer, changed, carried, way))
+            ends.create_task(self._fill(pipe, source, changed))
+            ends.create_task(self._empty(pipe, sink, changed, carried, way))
 
-    async def _fill(self, pipe: Pipe, reader: asyncio.StreamReader, changed: asyncio.Event) -> None:
-        while data := await reader.read(_PIECE):
+    async def _fill(self, pipe: Pipe, source: socket.socket, changed: asyncio.Event) -> None:
+        while data := await self._loop.sock_recv(source, _PIECE):
             pipe.put(self._loop.time(), data)
             changed.set()
             too_much = pipe.backlog(self._loop.time()) - _QUEUE
@@ -152,17 +159,16 @@ class ProxyLinks:
         changed.set()
 
     async def _empty(
-        self, pipe: Pipe, writer: asyncio.StreamWriter, changed: asyncio.Event, carried: Carried, way: str
+        self, pipe: Pipe, sink: socket.socket, changed: asyncio.Event, carried: Carried, way: str
     ) -> None:
         while True:
             changed.clear()
             data = pipe.take(self._loop.time())
             if data:
                 setattr(carried, way, getattr(carried, way) + len(data))
-                writer.write(data)
-                await writer.drain()
+                await self._loop.sock_sendall(sink, data)
             if pipe.is_over:
-                writer.write_eof()
+                sink.shutdown(socket.SHUT_WR)
                 return
             now = self._loop.time()
             due = pipe.due(now, _GRAIN_S)
@@ -170,12 +176,3 @@ class ProxyLinks:
                 await changed.wait()
             else:
                 await asyncio.sleep(due - now)
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close so that the peer is told of a reset, not of an end."""
-    with contextlib.suppress(OSError):
-        # Lingering for no time: whatever is under way is dropped.
-        linger = struct.pack("ii", 1, 0)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    writer.transport.abort()
