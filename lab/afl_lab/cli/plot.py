@@ -7,7 +7,7 @@ from pathlib import Path
 
 from afl.errors import ExitCode
 
-HELP = "compare runs: worst accuracy and maximum loss against rounds and communication"
+HELP = "compare runs in figures, by rounds and by what was sent"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
