@@ -10,7 +10,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import ExitCode
 from afl.run_files import MODEL_NAMES
 
-HELP = "write the model of a run, with a card that describes it"
+HELP = "hand over a run's model, with a card that describes it"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from afl.errors import ExitCode
 
-HELP = "draw runs side by side: accuracy, loss, communication"
+HELP = "compare runs in figures, by rounds and by what was sent"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
