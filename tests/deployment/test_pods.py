@@ -127,8 +127,10 @@ def check_is_as_undisturbed(cluster: Cluster, documents: list[Document]) -> None
 
 @pytest.mark.parametrize(
     ("overlay", "components"),
-    [("laptop", ()), ("cluster", BY_CERT_MANAGER)],
-    ids=["laptop", "cluster+cert-manager"],
+    [
+        pytest.param("laptop", (), id="laptop"),
+        pytest.param("cluster", BY_CERT_MANAGER, marks=pytest.mark.slow, id="cluster+cert-manager"),
+    ],
 )
 def test_a_run_completes_with_the_containers_own_commands(
     tmp_path: Path, overlay: str, components: tuple[str, ...]
@@ -168,6 +170,7 @@ def test_a_run_completes_with_the_containers_own_commands(
         stop(cluster, SERVER, again, 0)
 
 
+@pytest.mark.slow
 def test_pods_that_are_rolled_during_a_run_change_no_bit(tmp_path: Path) -> None:
     documents = build(small(tmp_path, "cluster", (), rounds=800))
     with Cluster(documents, tmp_path / "pods", by_hand(tmp_path)) as cluster:

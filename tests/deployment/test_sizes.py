@@ -30,7 +30,14 @@ def create_from(section: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("up", "down"),
-    [(IDENTITY, IDENTITY), (RAND_K, RAND_K), (TOP_K, TOP_K), (TOP_K, RAND_K), (SIGN, SIGN)],
+    [
+        (RAND_K, RAND_K),
+        (TOP_K, TOP_K),
+        *(
+            pytest.param(up, down, marks=pytest.mark.slow)
+            for up, down in ((IDENTITY, IDENTITY), (TOP_K, RAND_K), (SIGN, SIGN))
+        ),
+    ],
     ids=lambda section: section["name"],
 )
 def test_a_run_takes_what_the_formulas_say(up: dict[str, Any], down: dict[str, Any], tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def blocks() -> Iterator[tuple[str, str]]:
     assert not pending
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_first_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="the last section makes certificates")

@@ -416,8 +416,8 @@ def test_ipv6_and_a_dead_proxy(tmp_path: Path) -> None:
 def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path) -> None:
     """Each step takes twice the peer timeout; then a line goes dead without a word."""
     rounds = 3
-    config = with_rounds(SLOW, rounds, heartbeat="500ms", peer_timeout="2s")
-    config["task"] = {**config["task"], "options": {"pause": 4.0}}
+    config = with_rounds(SLOW, rounds, heartbeat="500ms", peer_timeout="3s")
+    config["task"] = {**config["task"], "options": {"pause": 6.0}}
     with Proxy() as proxy, Federation(config, tmp_path / "run") as federation:
         federation.start("0", *SLOW_TASK)
         distant = federation.start("1", *SLOW_TASK, server=proxy.address)
