@@ -31,7 +31,7 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
 
         for each in rounds:
-            # One event for all: torch's SummaryWriter makes one of each value, at six times the cost (measured).
+            # One event for all: SummaryWriter makes one of each value, at six times the cost (measured).
             values = [Summary.Value(tag=name, simple_value=value) for name, value in each.metrics.items()]
             self._writer.add_summary(Summary(value=values), each.round)
         self._writer.flush()
