@@ -108,11 +108,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert "config/text_summary" in events.Tags()["tensors"]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requires("mlflow", "sqlalchemy", "alembic")
-    run = run_of(tmp_path, "mlflow")
-    read = """
+READ_MLFLOW = """
 import json, sys
 from mlflow.tracking import MlflowClient
 client = MlflowClient(sys.argv[1])
@@ -124,30 +120,8 @@ history = {
 }
 print(json.dumps([found.info.status, found.data.tags, found.data.params, history]))
 """
-    store = f"sqlite:///{run / 'trackers' / 'mlflow' / 'mlflow.db'}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", read, store],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-    )
-    status, tags, params, history = json.loads(done.stdout.splitlines()[-1])
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    assert status == "FINISHED"
-    assert tags["afl.run_id"] == summary["run_id"]
-    assert params["algorithm.eta_w"] == "0.01"
-    wanted = expected(run)
-    assert set(history) == set(wanted)
-    for name, values in wanted.items():
-        assert sorted(history[name]) == [[step, pytest.approx(value)] for step, value in values.items()]
 
-
-def test_wandb_offline(tmp_path: Path) -> None:
-    requires("wandb")
-    run = run_of(tmp_path, "wandb")
-    (file,) = (run / "trackers" / "wandb").glob("wandb/offline-run-*/run-*.wandb")
-    read = """
+READ_WANDB = """
 import json, struct, sys
 from wandb.proto import wandb_internal_pb2 as pb
 
@@ -176,16 +150,108 @@ for data in records(open(sys.argv[1], "rb").read()):
         rows.append({key: json.loads(value) for key, value in items.items()})
 print(json.dumps([run_id, rows]))
 """
+
+
+def read_by(source: str, argument: str) -> Any:
+    """What a program prints as JSON at its end; in a process of its own, since libraries leave threads."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", read, str(file)], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", source, argument],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
     )
-    run_id, rows = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def mlflow_of(run: Path) -> Any:
+    """Status, tags, parameters and history of the one MLflow run."""
+    return read_by(READ_MLFLOW, f"sqlite:///{run / 'trackers' / 'mlflow' / 'mlflow.db'}")
+
+
+def wandb_of(run: Path) -> list[Any]:
+    """Run id and history of each offline run, in the order of their beginning."""
+    return [
+        read_by(READ_WANDB, str(file))
+        for file in sorted((run / "trackers").glob("wandb/wandb/offline-run-*/*.wandb"))
+    ]
+
+
+def test_mlflow(tmp_path: Path) -> None:
+    requires("mlflow", "sqlalchemy", "alembic")
+    run = run_of(tmp_path, "mlflow")
+    status, tags, params, history = mlflow_of(run)
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert status == "FINISHED"
+    assert tags["afl.run_id"] == summary["run_id"]
+    assert params["algorithm.eta_w"] == "0.01"
+    wanted = expected(run)
+    assert set(history) == set(wanted)
+    for name, values in wanted.items():
+        assert sorted(history[name]) == [[step, pytest.approx(value)] for step, value in values.items()]
+
+
+def test_wandb_offline(tmp_path: Path) -> None:
+    requires("wandb")
+    run = run_of(tmp_path, "wandb")
+    ((run_id, rows),) = wandb_of(run)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert run_id == summary["run_id"]
     assert [row["_step"] for row in rows] == list(range(1, 21))
     wanted = expected(run)
     for name, values in wanted.items():
         assert {row["_step"]: row[name] for row in rows if name in row} == pytest.approx(values)
+
+
+FOLLOW = """
+import sys
+from pathlib import Path
+from afl.config import load_config
+from afl.tracking import following
+from afl.tracking.registry import load_trackers
+
+following.STOP_S = 300.0
+config = load_config("run.yaml", environment={})
+made = following.Following(load_trackers(config.run.trackers), "run-1", Path("run"), config)
+made.start()
+made.end(sys.argv[1])
+assert set(made.failures.values()) == {0}, made.failures
+"""
+
+
+def follow_twice(folder: Path, name: str) -> Path:
+    """A run that is stopped in round 5, whose last rounds are made again, and that then ends."""
+    config = config_from_mapping({**SETTINGS, "run": {"seed": 3, "trackers": [name]}})
+    (folder / "run.yaml").write_text(dump_config(config), encoding="utf-8")
+    run = folder / "run"
+    run.mkdir()
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "WANDB_"))
+    }
+    for rounds, status in ((5, "stopped"), (9, "finished")):
+        lines = [{"event": "round", "round": r, "loss_max": 1 / r} for r in range(1, rounds + 1)]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+        command = [sys.executable, "-W", "ignore", "-c", FOLLOW, status]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
+    requires("mlflow", "sqlalchemy", "alembic")
+    status, tags, _, history = mlflow_of(follow_twice(tmp_path, "mlflow"))
+    assert (status, tags["afl.run_id"]) == ("FINISHED", "run-1")
+    assert [step for step, _ in history["round/loss_max"]] == list(range(1, 10))
+
+
+def test_wandb_goes_on_under_the_same_id(tmp_path: Path) -> None:
+    requires("wandb")
+    parts = wandb_of(follow_twice(tmp_path, "wandb"))
+    assert [run_id for run_id, _ in parts] == ["run-1", "run-1"]
+    assert [row["_step"] for _, rows in parts for row in rows] == list(range(1, 10))
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
