@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
@@ -23,10 +25,14 @@ PLAIN: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 
 MOST_CONNECTIONS = 128
-"""At once: each has a thread. One more is closed unanswered."""
+"""At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
+asked, it is closed unanswered."""
+
+ASKING_TIMEOUT_S = 10.0
+"""How long a peer may take to ask, in all; who is slower is hung up on."""
 
 IDLE_TIMEOUT_S = 10.0
-"""How long a peer may take to ask, or to take a piece of what it is sent; who is slower is hung up on."""
+"""How long a peer may be silent, or take over a piece of what it is sent."""
 
 CLOSING_CHECK_S = 0.1
 """Between two looks at whether to stop serving."""
@@ -185,10 +191,22 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._guard = threading.Lock()
+        self._open = 0
+        self._asking: dict[socket.socket, float] = {}
+        """Since when, the longest first: connections whose request has not come whole."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        with self._guard:
+            is_full = self._open >= MOST_CONNECTIONS
+            slowest = next(iter(self._asking), None) if is_full else None
+            if slowest is not None:
+                self._hang_up(slowest)
+            is_taken = slowest is not None or not is_full
+            if is_taken:
+                self._open += 1
+                self._asking[request] = time.monotonic()
+        if is_taken:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -197,7 +215,27 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._guard:
+                self._asking.pop(request, None)
+                self._open -= 1
+
+    def has_asked(self, request: Any) -> None:
+        """A request has come whole."""
+        with self._guard:
+            self._asking.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Hang up on those who have been asking for too long; called between two looks."""
+        due = time.monotonic() - ASKING_TIMEOUT_S
+        with self._guard:
+            for request in [request for request, since in self._asking.items() if since < due]:
+                self._hang_up(request)
+
+    def _hang_up(self, request: socket.socket) -> None:
+        del self._asking[request]
+        # Its thread finds the end of what it reads.
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # the base class's
         """A peer that hangs up, or says nothing, is no fault of the server."""
@@ -214,7 +252,8 @@ class _QuietHandler(WSGIRequestHandler):
             self.requestline = self.request_version = self.command = ""
             self.send_error(414)
         elif self.parse_request():
-            assert isinstance(self.server, WSGIServer)
+            assert isinstance(self.server, _Server)
+            self.server.has_asked(self.connection)
             answering: Any = _Answering(
                 cast("IO[bytes]", self.rfile),
                 cast("IO[bytes]", self.wfile),

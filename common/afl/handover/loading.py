@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from afl.errors import ConfigError, DataError
+from afl.handover import shapes
 from afl.initialization import build_module
 from afl.run_files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
@@ -93,17 +94,17 @@ def _stored(path: Path) -> _Stored:
     model = read_model(path)
     try:
         options = json.loads(model.metadata.get("task_options", "{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: its metadata is damaged: task_options is not JSON") from error
+    if not isinstance(options, dict):
+        raise DataError(f"{path}: its metadata is damaged: task_options is no JSON object")
     return _Stored(path, model.metadata.get("task", ""), options)
 
 
 def _of_card(folder: Path) -> _Stored:
+    file = folder / MODEL_FILE
     try:
-        card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-        file = folder / MODEL_FILE
-        stored = _Stored(file, card["task"]["name"], card["task"]["options"])
-        digest = card["model"]["digest"]
+        card = shapes.read(folder / CARD_FILE, shapes.Card)
     except FileNotFoundError as error:
         if (folder / METRICS_FILE).exists():
             raise ConfigError(
@@ -111,12 +112,12 @@ def _of_card(folder: Path) -> _Stored:
                 f"export it: afl export {folder}"
             ) from error
         raise ConfigError(f"{folder}: no model that afl export wrote is there (no {CARD_FILE})") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{folder / CARD_FILE}: damaged, or of another version of afl: {error!r}") from error
     found = read_model(file).digest
-    if found != digest:
-        raise DataError(f"{file} is not the model of {CARD_FILE}: its digest is {found}, not {digest}")
-    return stored
+    if found != card.model.digest:
+        raise DataError(
+            f"{file} is not the model of {CARD_FILE}: its digest is {found}, not {card.model.digest}"
+        )
+    return _Stored(file, card.task.name, card.task.options)
 
 
 def _task(stored: _Stored, task: type[Task] | Task | str | None, options: Mapping[str, Any]) -> Task:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from afl.config import Config, load_config
 from afl.durable import is_locked
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.handover import shapes
 from afl.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -78,16 +78,24 @@ def find(directory: Path, name: str, copy: Path) -> Source:
         others = f"; there is: --model {', --model '.join(there)}" if there else ", nor another"
         raise ConfigError(f"{directory}: there is no {name} model{others} ({words})")
     shutil.copyfile(file, copy)
-    model = read_model(copy)
+    try:
+        model = read_model(copy)
+    except DataError as error:
+        raise DataError(str(error).replace(str(copy), str(file))) from error
     # After the model: what the metrics then lack, it cannot have seen.
     entries, _ = metrics_entries(directory / METRICS_FILE)
     try:
         rounds = int(model.metadata["rounds_applied"])
-        before = [entry for entry in entries if entry["round"] <= rounds]
-        evaluations, closed = of_event(before, "evaluation"), of_event(before, "round")
-        synchronizations = int(closed[-1]["synchronization"]) if closed else 0
     except (KeyError, ValueError) as error:
         raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
+    before = _up_to(rounds, entries, directory / METRICS_FILE)
+    evaluations, closed = of_event(before, "evaluation"), of_event(before, "round")
+    if rounds and not closed:
+        raise DataError(
+            f"{directory / METRICS_FILE} has no line of a round up to {rounds}, which the {name} model has "
+            "seen; restore it from a backup"
+        )
+    synchronizations = int(closed[-1]["synchronization"]) if closed else 0
     return Source(
         name,
         model,
@@ -107,19 +115,35 @@ def state_of(directory: Path) -> tuple[State, str]:
     Raises:
         DataError: if its summary is damaged.
     """
-    path = directory / SUMMARY_FILE
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        result, reason, rounds = summary["result"], summary["reason"], summary["rounds"]
+        summary = shapes.read(directory / SUMMARY_FILE, shapes.Summary)
     except FileNotFoundError:
         return _without_summary([directory, directory / STATE_FOLDER / "lock"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not a run's summary, or damaged: {error}") from error
+    result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
     if result in _STOPPED and (directory / STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be gone on with: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"
+
+
+_LINES: Mapping[str, type[shapes.RoundLine | shapes.EvaluationLine]] = {
+    "round": shapes.RoundLine,
+    "evaluation": shapes.EvaluationLine,
+}
+
+
+def _up_to(rounds: int, entries: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The lines of rounds and evaluations of the first ``rounds`` rounds."""
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        event = entry.get("event")
+        if not isinstance(event, str) or event not in _LINES:
+            continue
+        shapes.require(entry, _LINES[event], f"{path}:{number}")
+        if entry["round"] <= rounds:
+            found.append(entry)
+    return found
 
 
 def _without_summary(locks: Sequence[Path]) -> tuple[State, str]:

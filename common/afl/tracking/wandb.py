@@ -32,14 +32,15 @@ class WandbTracker:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # noqa: PLC0415  # takes seconds
 
-        mode = os.environ.get("WANDB_MODE", "offline")
+        # The user's word, which wandb checks.
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=run.run_id,
             name=run.directory.name,
             dir=str(run.folder),
             config=dict(run.config),
-            mode=mode,  # type: ignore[arg-type]  # the user's word, which wandb checks
+            mode=mode,
             resume=None if mode == "offline" else "allow",
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True

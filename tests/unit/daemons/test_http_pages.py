@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 import urllib.error
+from collections.abc import Iterator
 
 import pytest
 
+from afl import http_pages
 from afl.config.address import Address
 from afl.http_pages import Answer, Environ, HttpPages, text
 from support.federation import fetch
@@ -36,3 +39,37 @@ def test_a_page_that_fails_is_logged_and_the_next_is_served(caplog: pytest.LogCa
     assert getattr(record, "event", "") == "page_failed"
     assert record.exc_info is not None
     assert "a fault of the page" in str(record.exc_info[1])
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    pages = Pages(Address("127.0.0.1", 0), "--http")
+    yield pages
+    pages.close()
+
+
+def half_a_request(pages: Pages) -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", pages.port), timeout=60)
+    link.sendall(b"GET / HTTP/1.1\r\nHost: x")
+    return link
+
+
+def test_whoever_asks_slowly_makes_room_for_one_who_asks(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_pages, "MOST_CONNECTIONS", 4)
+    slow = [half_a_request(pages) for _ in range(6)]
+    try:
+        for _ in range(8):
+            assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
+        assert slow[0].recv(1) == b"", "the one that has asked the longest is hung up on"
+    finally:
+        for link in slow:
+            link.close()
+
+
+def test_a_request_that_never_comes_whole_is_given_up(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pages, "ASKING_TIMEOUT_S", 0.2)
+    with half_a_request(pages) as link:
+        assert link.recv(1) == b""
+    assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
