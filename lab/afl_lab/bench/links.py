@@ -207,7 +207,7 @@ class _Watch:
         return False
 
     def path_digest(self) -> str:
-        """A checksum of the losses and dual weights of all rounds up to the last evaluation."""
+        """A checksum of what the metrics say of losses and dual weights, up to the last evaluation."""
         return self._digest
 
     def _take(self, line: dict[str, Any]) -> None:

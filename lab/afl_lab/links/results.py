@@ -44,7 +44,7 @@ class LinkRun:
         round_seconds: of each round but the first; evaluations are apart.
         carried_up: what came through all links in the whole run, to the server, in the unit of ``links``.
         messages_up: bytes of gRPC messages in the whole run.
-        path: checksum of the losses and dual weights of all rounds up to the last evaluation.
+        path: checksum of largest and mean loss and largest dual weight of each round until the last point.
     """
 
     method: str
