@@ -256,6 +256,69 @@ def test_a_directory_that_is_no_run_or_lacks_the_model(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be damaged."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in (folder / "run").iterdir():
+        (run / file.name).write_bytes(file.read_bytes())
+    return run
+
+
+def changed(file: Path, event: str, **values: Any) -> str:
+    """The lines of the metrics, with other values in the first one of this event; ``...`` takes one out."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    first = next(line for line in lines if line["event"] == event)
+    for key, value in values.items():
+        del first[key]
+        if value is not ...:
+            first[key] = value
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("event", "values", "said"),
+    [
+        ("round", {"round": "x"}, "round: Input should be a valid integer"),
+        ("round", {"uplink_bytes": None}, "uplink_bytes: Input should be a valid integer"),
+        ("evaluation", {"worst_worker": ...}, "worst_worker: Field required"),
+        ("evaluation", {"workers": None}, "workers: Input should be a valid list"),
+    ],
+)
+def test_lines_of_the_metrics_that_are_damaged_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str], event: str, values: dict[str, Any], said: str
+) -> None:
+    file = run / "metrics.jsonl"
+    file.write_text(changed(file, event, **values), encoding="utf-8")
+    assert export(run, "--out", run.parent / "out") == 7
+    shown = capsys.readouterr().err
+    assert f"{file}:" in shown
+    assert said in shown
+    assert not (run.parent / "out").exists()
+
+
+def test_metrics_without_rounds_a_summary_and_a_model_that_are_damaged_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run.parent / "out"
+    whole = {file.name: file.read_bytes() for file in run.iterdir()}
+    for name, damage, said in (
+        ("metrics.jsonl", b"", "has no line of a round up to"),
+        ("summary.json", b'{"result": [], "reason": 1, "rounds": null}', "result: Input should be a valid"),
+        ("model-final.safetensors", whole["model-final.safetensors"][:-9], "a damaged one"),
+    ):
+        (run / name).write_bytes(damage)
+        assert export(run, "--out", out) == 7
+        assert f"{run / name}" in (shown := capsys.readouterr().err)
+        assert said in shown
+        (run / name).write_bytes(whole[name])
+    (run / "summary.json").unlink()
+    (run / "summary.json").mkdir()
+    assert export(run, "--out", out) == 7
+    assert f"{run / 'summary.json'} cannot be read: Is a directory" in capsys.readouterr().err
+
+
 def test_the_states_of_a_run(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

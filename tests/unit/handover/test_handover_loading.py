@@ -184,3 +184,28 @@ def test_a_folder_whose_model_is_not_the_cards_is_refused(tmp_path: Path) -> Non
     (folder / "card.json").write_text("{")
     with pytest.raises(afl.AflError, match="damaged, or of another version"):
         afl.load_model(folder, Odd)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "[" * 100_000,
+        "[1]",
+        '{"task": {"name": 5, "options": {}}, "model": {"digest": "0"}}',
+        '{"task": {"name": ["a"], "options": {}}, "model": {"digest": "0"}}',
+        '{"task": {"name": "a", "options": [1]}, "model": {"digest": "0"}}',
+        '{"task": {"name": "a", "options": null}, "model": {"digest": "0"}}',
+        '{"task": {"name": "a", "options": {}}, "model": {"digest": 0}}',
+    ],
+    ids=range(7),
+)
+def test_a_card_of_another_shape_is_damaged(tmp_path: Path, card: str) -> None:
+    (tmp_path / "card.json").write_text(card, encoding="utf-8")
+    with pytest.raises(afl.AflError, match=r"card\.json: damaged, or of another version"):
+        afl.load_model(tmp_path)
+
+
+def test_a_card_that_is_a_folder_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "card.json").mkdir()
+    with pytest.raises(afl.AflError, match=r"card\.json cannot be read: Is a directory"):
+        afl.load_model(tmp_path)
