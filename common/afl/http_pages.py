@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import gzip
 import logging
@@ -106,7 +107,7 @@ OVER: Final = text("503 Service Unavailable", "the run is over\n")
 """What ``/readyz`` says once nothing is left to do."""
 
 
-class HttpPages:
+class HttpPages(abc.ABC):
     """Serves until :meth:`close`.
 
     Args:
@@ -138,9 +139,9 @@ class HttpPages:
         )
         self._thread.start()
 
+    @abc.abstractmethod
     def answer(self, path: str, environ: Environ) -> Answer:
         """The page at a path; called from threads, so it must not change anything."""
-        raise NotImplementedError
 
     def stream(self, path: str) -> Application | None:  # noqa: ARG002  # most have none
         """What answers by itself at a path, in any length."""

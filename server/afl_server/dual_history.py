@@ -42,8 +42,7 @@ class DualHistory:
     @classmethod
     def of(cls, config: Config) -> Self:
         """A run's."""
-        restarts = config.algorithm.name in {"afl-br", "afl-com"}
-        return cls(config.workers, config.algorithm.block_length if restarts else 0)
+        return cls(config.workers, config.algorithm.restart_length)
 
     def add(self, round_: int, weights: NDArray[np.float64]) -> None:
         """The weights that a round used, ``[m]``."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from afl_server.standing import Standing
 
 BUCKETS = 256
 """Points of a curve: more than a screen resolves, few enough that a page of ten curves is small."""
@@ -58,23 +59,6 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class EvaluationPoint:
-    """An evaluation's figures over all workers; accuracies are ``None`` where the task has none."""
-
-    round: int
-    worst_worker: int
-    worst_accuracy: float | None
-    mean_accuracy: float | None
-    max_loss: float
-    mean_loss: float
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> EvaluationPoint:
-        """From a mapping that has them among others."""
-        return cls(**{entry.name: values[entry.name] for entry in fields(cls)})
-
-
-@dataclass(frozen=True)
 class View:
     """A history at one moment; ``n`` workers were asked for, none of a run with too many to follow.
 
@@ -98,7 +82,7 @@ class View:
     recent_rounds: list[int]
     recent: NDArray[np.float32]
     spacing: int
-    evaluations: list[EvaluationPoint]
+    evaluations: list[Standing]
     accuracy: NDArray[np.float32]
     loss: NDArray[np.float32]
     spread: NDArray[np.float32]
@@ -126,7 +110,7 @@ class History:
         self._recent_rounds = np.zeros(BUCKETS, dtype=np.int64)
         self._recent = np.empty((BUCKETS, columns), dtype=np.float32)
         self._recent_count = 0
-        self._evaluations: list[EvaluationPoint] = []
+        self._evaluations: list[Standing] = []
         self._spacing = 1
         self._evaluated = 0
         self._accuracy = np.empty((BUCKETS, columns), dtype=np.float32)
@@ -171,7 +155,7 @@ class History:
         self._high[:kept] = np.fmax(self._high[::2], self._high[1::2])
         self._width *= 2
 
-    def add_evaluation(self, point: EvaluationPoint, metrics: Sequence[Mapping[str, float]]) -> None:
+    def add_evaluation(self, point: Standing, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
         accuracy = np.array([entry.get("accuracy", math.nan) for entry in metrics])
         loss = np.array([entry.get("loss", math.nan) for entry in metrics])

@@ -72,7 +72,7 @@ class PageData:
             "reports_missing": late[:MOST_NAMED],
             "late_count": len(late),
             "rounds_a_second": self._rate.after(everything["round"], run.is_over),
-            "block": self._block,
+            "block": self._run.config.algorithm.restart_length,
             "dim": run.vector.dim,
             "restarts": run.tallies.starts - 1,
             "traffic": self._traffic(),
@@ -90,11 +90,6 @@ class PageData:
         missing, late = run.roster.missing(), run.engine.missing()
         phase, _ = self._phase(missing, late, time.monotonic() - run.step_opened_at)
         return self._stamp(phase, missing, late)
-
-    @property
-    def _block(self) -> int:
-        algorithm = self._run.config.algorithm
-        return algorithm.block_length if algorithm.name in {"afl-br", "afl-com"} else 0
 
     def _phase(self, missing: Sequence[int], late: Sequence[int], open_seconds: float) -> tuple[str, str]:
         """Its name, and a sentence where people should know more."""
@@ -191,7 +186,7 @@ class PageData:
         return {
             "stamp": stamp,
             "workers": run.config.workers,
-            "block": self._block,
+            "block": self._run.config.algorithm.restart_length,
             "follows": self._history.follows,
             "rounds_a_point": view.width,
             "evaluations_a_point": view.spacing,

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,65 +26,10 @@ from afl.errors import ConfigError, ExitCode, StorageError
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
-from afl_server.history import Bucket, EvaluationPoint, History
+from afl_server.history import Bucket, History
+from afl_server.standing import Standing
 
 LOG = logging.getLogger("afl.server")
-
-
-@dataclass(frozen=True)
-class Standing:
-    """An evaluation, seen from its worst worker.
-
-    Attributes:
-        worst_worker: of lowest accuracy, or of highest loss where the task has no accuracy.
-        worst_accuracy: its accuracy, if there is one.
-    """
-
-    round: int
-    worst_worker: int
-    worst_accuracy: float | None
-    mean_accuracy: float | None
-    max_loss: float
-    mean_loss: float
-
-    @classmethod
-    def of(cls, evaluation: Evaluation) -> Standing:
-        """Rank the workers that took part."""
-        present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
-        losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
-        has_accuracy = all("accuracy" in evaluation.metrics[worker] for worker in present)
-        if not has_accuracy:
-            return cls(
-                evaluation.round,
-                present[losses.argmax()],
-                None,
-                None,
-                float(losses.max()),
-                float(losses.mean()),
-            )
-        accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
-        return cls(
-            evaluation.round,
-            present[accuracies.argmin()],
-            float(accuracies.min()),
-            float(accuracies.mean()),
-            float(losses.max()),
-            float(losses.mean()),
-        )
-
-    @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> Standing:
-        """From a line of the metrics."""
-        return cls(**{entry.name: line[entry.name] for entry in fields(cls)})
-
-    def is_better_than(self, other: Standing | None) -> bool:
-        """Whether its worst worker is served better."""
-        if other is None:
-            return True
-        if self.worst_accuracy is not None and other.worst_accuracy is not None:
-            # On small test sets accuracies tie; the loss then says which is better.
-            return (self.worst_accuracy, -self.max_loss) > (other.worst_accuracy, -other.max_loss)
-        return self.max_loss < other.max_loss
 
 
 @dataclass
@@ -111,7 +56,11 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
-        self.history = None if self.config.server.http is None else _history_of(self.config)
+        self.history = (
+            None
+            if self.config.server.http is None
+            else History(self.config.workers, self.config.algorithm.restart_length)
+        )
 
     @staticmethod
     def claim(directory: Path) -> None:
@@ -415,7 +364,7 @@ class RunRecords:
         if self.history is None:
             return
         if line["event"] == "evaluation":
-            self.history.add_evaluation(EvaluationPoint.of(line), line["workers"])
+            self.history.add_evaluation(Standing.of_line(line), line["workers"])
         elif line["event"] == "round":
             bucket = Bucket(
                 round=line["round"],
@@ -451,11 +400,6 @@ def new_run_id() -> str:
 def _named(**workers: Sequence[int]) -> dict[str, Any]:
     """Workers, where there are any: a line without them is one of all."""
     return {name: list(entry) for name, entry in workers.items() if entry}
-
-
-def _history_of(config: Config) -> History:
-    restarts = config.algorithm.name in {"afl-br", "afl-com"}
-    return History(config.workers, config.algorithm.block_length if restarts else 0)
 
 
 def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:

@@ -232,6 +232,11 @@ class Algorithm(Section):
         return theory.block_length(self.rounds) if self.block in {None, "auto"} else int(self.block)
 
     @property
+    def restart_length(self) -> int:
+        """B where the algorithm restarts its dual weights, else 0."""
+        return self.block_length if self.name in {"afl-br", "afl-com"} else 0
+
+    @property
     def eta_w_value(self) -> float:
         """The step size on the parameters."""
         if self.eta_w != "theory":

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from afl.engine import Evaluation
-from afl_server.records import Standing
+from afl_server.standing import Standing
 
 
 def standing(round_: int, accuracies: list[float], losses: list[float]) -> Standing:
