@@ -43,7 +43,7 @@ DIRECTORY_CHECK_S = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = _parser()
+    parser = make_server_parser()
     options = parser.parse_args(arguments)
     if options.help_config:
         print(help_text())  # noqa: T201
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_server_parser() -> argparse.ArgumentParser:
+    """The parser of its command line."""
     parser = make_parser(
         "afl-server",
         "Run one federation: wait for the workers, train the model for its worst worker, write the results.",

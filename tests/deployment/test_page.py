@@ -52,7 +52,7 @@ def test_the_images_that_are_built_are_those_of_the_settings() -> None:
 def test_containers_are_run_with_arguments_that_there_are() -> None:
     (worker,) = [words for words in commands("docker") if words[0] == "run" and "--id" in words]
     arguments = worker[worker.index("--id") :]
-    parsed = afl_worker.main._parser().parse_args(arguments)
+    parsed = afl_worker.main.make_worker_parser().parse_args(arguments)
     assert parsed.id == "3"
     mounted = {
         word.split(":")[1]
@@ -66,7 +66,7 @@ def test_containers_are_run_with_arguments_that_there_are() -> None:
     (server,) = [words for words in commands("docker") if words[0] == "run" and "--id" not in words]
     assert "/etc/afl/config/server.yaml" in mounted
     assert server[-1].startswith("ghcr.io/OWNER/afl-server")
-    assert afl_server.main._parser().parse_args(["--config", "/etc/afl/config/server.yaml"])
+    assert afl_server.main.make_server_parser().parse_args(["--config", "/etc/afl/config/server.yaml"])
 
 
 def test_commands_of_ours_parse() -> None:

@@ -39,7 +39,7 @@ class _InterruptedError(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
         options = _options(parsed)
@@ -91,7 +91,8 @@ def parse_ids(text: str) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_worker_parser() -> argparse.ArgumentParser:
+    """The parser of its command line."""
     parser = make_parser(
         "afl-worker",
         "Take part in a federation as one or several workers, over one connection. "

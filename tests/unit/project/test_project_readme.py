@@ -28,8 +28,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "afl": make_afl_parser,
-    "afl-server": afl_server.main._parser,
-    "afl-worker": afl_worker.main._parser,
+    "afl-server": afl_server.main.make_server_parser,
+    "afl-worker": afl_worker.main.make_worker_parser,
 }
 
 
@@ -74,7 +74,7 @@ def test_commands_parse(command: str) -> None:
 
 def test_the_example_configuration_is_valid_as_overridden() -> None:
     (command,) = [line for line in commands() if "server.insecure=true" in line]
-    overrides = afl_server.main._parser().parse_args(shlex.split(command)[1:]).set
+    overrides = afl_server.main.make_server_parser().parse_args(shlex.split(command)[1:]).set
     config = load_config(ROOT / "deploy" / "server.yaml", overrides)
     assert config.server.insecure
     assert not config.server.listen.is_loopback
