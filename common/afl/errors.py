@@ -53,10 +53,21 @@ def place(worker: int, rounds: str) -> str:
     return f"worker {worker}, {rounds}"
 
 
+ADVICE_NON_FINITE = "lower algorithm.eta_w, or look for NaN in the data (`afl check` does)"
+"""What most often helps where a number is not finite."""
+
+
 class AflError(Exception):
     """Base of every error that a user, an operator or a peer can cause."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
+
+
+def placed(where: str, error: AflError) -> AflError:
+    """The error with where it happened before its message, for ``raise ... from error``."""
+    failure = AflError(f"{where}: {error}")
+    failure.exit_code = error.exit_code
+    return failure
 
 
 class ConfigError(AflError):
@@ -69,6 +80,10 @@ class TaskError(AflError):
     """A user's task that cannot be trained: no parameters, BatchNorm without a policy, and the like."""
 
     exit_code = ExitCode.CONFIG
+
+
+class TaskCodeError(TaskError):
+    """A task whose own code raised; the cause is what it raised."""
 
 
 class DataError(AflError):

@@ -156,10 +156,9 @@ class Reception:
         rounds = self._run.settings.parameters.named(position.round)
         where = place(message.worker, rounds)
         LOG.error(
-            "%s failed: %s\n%s",
+            "%s failed: %s",
             where,
-            message.message,
-            message.traceback,
+            "\n".join(part for part in (message.message, message.traceback.rstrip()) if part),
             extra=events.WorkerFailed(worker=message.worker, round=position.round or None).extra,
         )
         is_non_finite = int(message.cause) == FailureCause.NON_FINITE

@@ -24,6 +24,7 @@ from afl.handover.source import Source, find
 from afl.randomness import SharedRandomness
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.registry import load_task
+from afl.tasks.workers_data import worker_data
 
 PAGE_FILE = "README.md"
 
@@ -141,7 +142,7 @@ def _sample(found: Source, task: Task) -> Tensor:
     config = found.config
     context = TaskContext(config.workers, SharedRandomness.from_int(config.run.seed or 0))
     try:
-        examples = task.data(0, context).test
+        examples = worker_data(task, 0, context).test
     except AflError as error:
         raise ConfigError(
             f"a program is checked on a sample, and worker 0's data is not here ({error}); give the shape of "

@@ -23,7 +23,8 @@ from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module
 from afl_worker.connection import Connection
 from afl_worker.journal import Identity, Journal, Journals
-from afl_worker.runtime import WorkerOptions, WorkerProcess
+from afl_worker.options import WorkerOptions
+from afl_worker.runtime import WorkerProcess
 
 ALGORITHM = {"name": "afl-br", "rounds": 1, "eta_w": 0.1, "eta_q": 0.1}
 OWN = Identity("run-1", b"layout", 3)
