@@ -48,6 +48,13 @@ _MEANINGS = {
 }
 
 
+def why_unwritable(error: OSError) -> str:
+    """Why a folder cannot be made or written, for a message."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is there, where a folder is needed"
+    return error.strerror or str(error)
+
+
 def place(worker: int, rounds: str) -> str:
     """Where something happened, for a message: ``worker 3, round 5``."""
     return f"worker {worker}, {rounds}"

@@ -76,7 +76,9 @@ class Reception:
             rival = await self._run.roster.rival(worker, message.incarnation)
             if rival is not None:
                 self.refuse(
-                    session, f"worker {worker} is taken: another process ({rival.peer}) runs it and answers"
+                    session,
+                    f"worker {worker} is taken: another process ({rival.peer}) runs it and answers; "
+                    "start this one with another --id, or end that one",
                 )
                 return
             replaced = self._run.roster.owner(worker)

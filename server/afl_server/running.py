@@ -223,7 +223,8 @@ async def _start_timeout(coordinator: Coordinator) -> None:
     if missing and coordinator.records.round is None:
         coordinator.abort(
             ExitCode.ABORTED,
-            f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit})",
+            f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit}); "
+            "start them first, or allow more time",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afl.errors import AflError, ConfigError, StorageError
+from afl.errors import AflError, ConfigError, StorageError, why_unwritable
 from afl.handover.card import card_of
 from afl.handover.card_page import page_of
 from afl.handover.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
@@ -73,7 +73,9 @@ def export(request: Request) -> dict[str, Any]:
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
             (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{request.out} cannot be written: {error.strerror or error}") from error
+        raise StorageError(
+            f"{request.out} cannot be written: {why_unwritable(error)}; name another folder with --out"
+        ) from error
     return card
 
 
