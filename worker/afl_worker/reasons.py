@@ -69,11 +69,14 @@ def plain_reason(code: str, details: str, address: Address, files: CredentialFil
     """
     there = str(address)
     peer = _PEER.search(details)
-    if peer is not None and int(peer[2]) != address.port:
+    is_server = peer is None or int(peer[2]) == address.port
+    if peer is not None and not is_server:
         there = f"{urllib.parse.unquote(peer[1])}, the environment's proxy (--no-proxy avoids it)"
     for pattern, reason in _REASONS:
         if re.search(pattern, details, re.IGNORECASE):
-            return reason.format(
+            # What to do is about the server, not about a proxy before it.
+            shown = reason if is_server or "{there}" not in reason else reason.partition(";")[0]
+            return shown.format(
                 address=address,
                 there=there,
                 host=address.host,

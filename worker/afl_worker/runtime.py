@@ -150,10 +150,10 @@ class WorkerProcess:
             steps = self._timings.steps
             self._give_up_if_due(ending.reason)
             LOG.warning(
-                "no session with %s; trying again in %.1f s: %s",
+                "no session with %s (%s); trying again in %.1f s",
                 self._options.server,
-                backoff,
                 ending.reason,
+                backoff,
                 extra=events.Reconnecting(seconds=backoff, reason=ending.reason).extra,
             )
             pause = backoff * random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret

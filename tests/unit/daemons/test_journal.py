@@ -194,7 +194,10 @@ def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     [
         (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
         (replace(OWN, worker=4), "journal of worker 3, not 4"),
-        (replace(OWN, layout_hash=b"another"), "journal of layout"),
+        (
+            replace(OWN, layout_hash=b"another"),
+            "journal of another model; name another directory",
+        ),
     ],
 )
 def test_anothers_journal_is_refused(tmp_path, identity, message):
