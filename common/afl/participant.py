@@ -320,7 +320,7 @@ class Participant:
             metrics, examples = self._oracle.evaluate(worker)
             for name, value in metrics.items():
                 if not np.isfinite(value):
-                    raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
+                    raise NonFiniteError(f"the metric {name} is {value} on the test data")
             residual = self._side.halves[worker].residual
             report = Report(
                 worker,

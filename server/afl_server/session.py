@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from afl.errors import ProtocolError
 from afl.fault_points import reached
 from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
-from afl.security.identity import WorkerIds
+from afl.security.identity import MOST_WORKERS_A_SESSION, WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -33,9 +33,6 @@ from afl_server.gate import Identity
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
-
-MAX_WORKERS_A_SESSION = 65536
-
 
 HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
@@ -226,8 +223,8 @@ def read_join(message: pb.Join) -> tuple[int, ...]:
     workers = tuple(message.workers)
     if not workers:
         raise ProtocolError("a Join that names no worker")
-    if len(workers) > MAX_WORKERS_A_SESSION:
-        raise ProtocolError(f"a Join of {len(workers)} workers; {MAX_WORKERS_A_SESSION} are the most")
+    if len(workers) > MOST_WORKERS_A_SESSION:
+        raise ProtocolError(f"a Join of {len(workers)} workers; {MOST_WORKERS_A_SESSION} are the most")
     if list(workers) != sorted(set(workers)):
         raise ProtocolError("the workers of a Join must be ascending and each named once")
     return workers

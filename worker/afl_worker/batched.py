@@ -56,7 +56,8 @@ class BatchedOracle(TaskOracle):
             small = min(sizes, key=sizes.__getitem__)
             raise TaskError(
                 f"worker {small} has minibatches of {sizes[small]} examples and others of "
-                f"{max(sizes.values())}; gradients can be computed in one call only where all are of one size"
+                f"{max(sizes.values())}; worker.batch_oracles needs one size for all: lower "
+                "task.batch_size, or leave it out"
             )
         self._lossy = _Loss(task, vector.module)
         self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=device)

@@ -198,9 +198,10 @@ class Journal:
         for name, own in self._identity.values().items():
             found = record.values[name]
             if found != own:
+                what = "another model" if name == "layout" else f"{name.replace('_', ' ')} {found}, not {own}"
                 raise ConfigError(
-                    f"{self._path} is the journal of {name.replace('_', ' ')} {found}, not {own}; name "
-                    "another directory with --journal, or remove the file"
+                    f"{self._path} is the journal of {what}; name another directory with --journal, or "
+                    "remove the file"
                 )
 
     def _open(self) -> None:

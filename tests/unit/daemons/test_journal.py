@@ -23,7 +23,8 @@ from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module
 from afl_worker.connection import Connection
 from afl_worker.journal import Identity, Journal, Journals
-from afl_worker.runtime import WorkerOptions, WorkerProcess
+from afl_worker.options import WorkerOptions
+from afl_worker.runtime import WorkerProcess
 
 ALGORITHM = {"name": "afl-br", "rounds": 1, "eta_w": 0.1, "eta_q": 0.1}
 OWN = Identity("run-1", b"layout", 3)
@@ -193,7 +194,10 @@ def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     [
         (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
         (replace(OWN, worker=4), "journal of worker 3, not 4"),
-        (replace(OWN, layout_hash=b"another"), "journal of layout"),
+        (
+            replace(OWN, layout_hash=b"another"),
+            "journal of another model; name another directory",
+        ),
     ],
 )
 def test_anothers_journal_is_refused(tmp_path, identity, message):

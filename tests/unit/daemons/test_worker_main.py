@@ -10,8 +10,9 @@ import pytest
 
 from afl.errors import ConfigError
 from afl_worker.credentials import Credentials
-from afl_worker.main import _interrupt, _InterruptedError, _options, make_worker_parser
-from afl_worker.runtime import WorkerOptions
+from afl_worker.main import _options, make_worker_parser
+from afl_worker.options import WorkerOptions
+from afl_worker.taking_part import _interrupt, _InterruptedError
 from support.identities import Identities
 
 
