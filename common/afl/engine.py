@@ -18,7 +18,7 @@ from afl.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
-from afl.held_reports import HeldReports
+from afl.held_reports import HeldReports, with_stand_ins
 from afl.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
@@ -443,7 +443,9 @@ class RoundEngine:
         assert outcome.step.position == self.step.position
         assert outcome.step.kind is self.step.kind
         if outcome.payload is not None:
-            self.collector.replay(outcome.losses, outcome.payload, outcome.unsent)
+            # Whatever the policy is now: another may have closed the step.
+            losses = with_stand_ins(outcome.losses, outcome.unsent)
+            self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:

@@ -87,8 +87,9 @@ class Downlink:
     async def catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
         engine = self._run.engine
+        # Whatever the policy is now: a process before this one may have closed steps without the late.
         for worker, reported in session.reported.items():
-            if engine.policy.skips_late and engine.is_late(worker, reported):
+            if engine.is_late(worker, reported):
                 self._run.tallies.late_reports += 1
                 session.send(ack_frame(engine.late_ack(worker, reported), Kind.TRAIN))
         if not self._open.is_for(session.workers):

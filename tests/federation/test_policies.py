@@ -68,6 +68,42 @@ def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_la
     assert 2 not in absent(federation, "evaluation")[-1]
 
 
+def test_a_run_may_be_gone_on_with_under_another_policy_and_its_workers_live_on(tmp_path: Path) -> None:
+    config = config_of(100_000, faults={"stragglers": {**SKIP, "deadline": "500ms"}})
+    waits = ["--set", 'faults.stragglers={"policy": "wait"}']
+    with Federation(config, tmp_path) as federation:
+        listen = ["--set", f"server.listen={federation.address}"]
+        for ids in ("0", "1", "2"):
+            federation.start(ids, *SLOW_TASK)
+        sleeper = federation.workers[2]
+        federation.wait_until(lambda status: status["round"] >= 5)
+        sleeper.send_signal(signal.SIGSTOP)
+        federation.wait_until(lambda _: federation.metrics()["afl_absent_reports_total"] >= 2)
+
+        federation.server.kill()
+        federation.start_server(*listen, *waits)
+        federation.server.wait_for("worker_ready", count=2)
+        last_without = federation.status()["round"]
+        sleeper.send_signal(signal.SIGCONT)
+        federation.wait_until(lambda status: status["round"] >= last_without + 5)
+        assert sleeper.logged("put_back", worker=2), "what it was late with is not lost"
+        assert federation.metrics()["afl_late_reports_total"] >= 1
+
+        federation.workers[1].kill()
+        federation.server.terminate()
+        federation.server.expect(130)
+        last_with = federation.summary()["rounds"]
+        federation.start_server(*listen)
+        federation.wait_until(lambda status: status["round"] >= last_with + 2)
+        federation.server.terminate()
+        federation.server.expect(130)
+        assert not any(server.logged("lost_residual") for server in federation.servers)
+    rounds = absent(federation)
+    assert [2] in rounds[:last_without]
+    assert rounds[last_without:last_with] == [[]] * (last_with - last_without)
+    assert all(1 in entry for entry in rounds[last_with:])
+
+
 def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_best(tmp_path: Path) -> None:
     config = config_of(8, faults={"stragglers": SKIP})
     with Federation(config, tmp_path) as federation:
