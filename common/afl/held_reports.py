@@ -122,6 +122,6 @@ class HeldReports(Collector):
 
 
 def with_stand_ins(losses: NDArray[np.float64], unsent: Arrays) -> NDArray[np.float64]:
-    """The losses of a closed step, ``[m]``, and those that stood in for absent workers' when it was closed."""
+    """The losses of a closed step, ``[m]``, with those that stood in for absent workers' own."""
     stood_in = unsent.get(_STAND_INS)
     return losses if stood_in is None else np.where(np.isnan(losses), stood_in, losses)

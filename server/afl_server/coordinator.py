@@ -270,7 +270,7 @@ class Coordinator:
 
     async def farewell(self) -> None:
         """Wait for the disk and, bounded, until every session has read its goodbye; at the end of the run
-        also for workers that were away."""
+        also for workers that have been away for so short a time that they may come back."""
         self.deadline.cancel()
         deadline = time.monotonic() + FAREWELL_TIMEOUT_S
         is_end = self.result.result()[0] is ExitCode.OK
@@ -278,7 +278,7 @@ class Coordinator:
             waiting = [asyncio.ensure_future(session.is_over.wait()) for session in self.roster]
             if waiting:
                 await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            elif is_end and len(self.informed) < self.config.workers:
+            elif is_end and not self.informed.issuperset(self.roster.returning()):
                 await asyncio.sleep(FAREWELL_CHECK_S)
             else:
                 break

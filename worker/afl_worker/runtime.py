@@ -65,7 +65,7 @@ from afl.wire.settings import RunSettings
 from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
 from afl_worker.credentials import CredentialFiles
-from afl_worker.journal import Journals
+from afl_worker.journal import Journals, remove_left_behind
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
 
@@ -162,6 +162,9 @@ class WorkerProcess:
                 )
                 if self._journals is not None:
                     self._journals.remove()
+                elif RUN_ID.fullmatch(ending.run_id):
+                    # A process of these workers before this one may have been killed as the run ended.
+                    remove_left_behind(self._options.journal, ending.run_id, self._options.workers)
                 self.is_over = True
                 return ending.reason
             if was_welcomed:

@@ -375,7 +375,7 @@ class Failure(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., cause: _Optional[_Union[Failure.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("status", "reason")
+    __slots__ = ("status", "reason", "run_id")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATUS_UNSPECIFIED: _ClassVar[Goodbye.Status]
@@ -392,6 +392,8 @@ class Goodbye(_message.Message):
     STATUS_LEAVING: Goodbye.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     status: Goodbye.Status
     reason: str
-    def __init__(self, status: _Optional[_Union[Goodbye.Status, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    run_id: str
+    def __init__(self, status: _Optional[_Union[Goodbye.Status, str]] = ..., reason: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...

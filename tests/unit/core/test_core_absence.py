@@ -280,7 +280,7 @@ def test_records_name_the_absent(seed: int) -> None:
 @settings(deadline=None, max_examples=10)
 @given(seed=SEEDS)
 def test_outcomes_close_the_steps_again_without_the_reports(policy: AbsencePolicy, seed: int) -> None:
-    """The log of a server that skips: stand-ins for losses are in it, and count whatever is done from then on."""
+    """The log of a server that skips: stand-ins for losses are in it, whatever the policy is from then on."""
     chosen = AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.02, name="drfa", local_steps=3)
     for these in (settings_of("top-k"), chosen):
         run = Absences(PROBLEM, these, seed)
