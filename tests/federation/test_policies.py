@@ -118,7 +118,7 @@ def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_b
     assert not (federation.directory / "model-best.safetensors").exists()
 
 
-def test_a_worker_that_is_killed_and_comes_after_the_end_is_told_and_leaves_no_journal(
+def test_a_worker_that_comes_after_the_end_leaves_no_journal_of_a_process_before_it(
     tmp_path: Path,
 ) -> None:
     config = config_of(15, faults={"stragglers": SKIP})
