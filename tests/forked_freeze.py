@@ -1,7 +1,7 @@
-"""Imported last by the process that becomes the daemons: what it has imported by then is garbage to none of them.
+"""Imported last by the process that becomes the daemons: what it has imported by then is no daemon's garbage.
 
-Each daemon collects its garbage once it is set up. Looking through PyTorch's objects for it, and copying their
-memory for that, took each a third of a second.
+Each daemon collects its garbage once it is set up. Looking through PyTorch's objects for it, and copying
+their memory for that, took each a third of a second.
 """
 
 from __future__ import annotations

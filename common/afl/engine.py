@@ -526,12 +526,12 @@ class RoundEngine:
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
             np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
-            settings = self.algorithm.settings
+            algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
                 position.round,
                 self._losses,
-                self.dual_weights,
+                algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
             )
         self._open(self._following((payload.header,)))

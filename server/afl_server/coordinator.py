@@ -39,7 +39,7 @@ from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
-from afl_server.dual_history import DualHistory
+from afl_server.dual_window import DualWindow
 from afl_server.gate import Gate
 from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
@@ -122,7 +122,7 @@ class Coordinator:
         self.first_round: tuple[float, int] | None = None
         """When this process closed its first round, and which."""
         self.randomness = randomness
-        self.dual_history = DualHistory.of(config)
+        self.dual_window = DualWindow.of(config)
         self.downlink = Downlink(self)
         # Where whole payloads are kept, closing a step folds all of them at once.
         at_once = config.workers if self.engine.policy.leaves_out else 1
@@ -505,7 +505,7 @@ class Coordinator:
         summary = self.engine.last_round
         if summary is not None and summary is not self.records.round:
             self.round_started_at = time.monotonic()
-            self.dual_history.add(summary.round, summary.dual_weights)
+            self.dual_window.add(summary.round, summary.dual_weights)
             self.records.train_round(summary, seconds=moment.round_seconds, up=up, down=down)
             if self.first_round is None:
                 self.first_round = (time.monotonic(), summary.round)
