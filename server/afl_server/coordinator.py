@@ -416,6 +416,7 @@ class Coordinator:
                 digest, self.residual_norm = await self.on_engine(self._own_state)
                 self.engine.expect_digest(digest)
             absent, unanswered = self.engine.absent(), self.engine.missing()
+            counted = [worker for worker in self.engine.participants if worker not in absent]
             opening = await self.on_engine(self.engine.advance)
             self.tallies.absent_reports += len(absent)
             self.incidents.count(Incident.ABSENT, absent)
@@ -436,6 +437,7 @@ class Coordinator:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
                     await self.downlink.heal(self.engine.last_evaluation)
                 await self.downlink.open(opening, closed)
+                self.downlink.acknowledge(closed, counted)
             outputs = self._outputs(self._record(closed, moment), opening)
             if outputs or opening is None:
                 snapshot = await self._snapshot_in_turn()

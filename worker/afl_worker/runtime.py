@@ -271,9 +271,13 @@ class WorkerProcess:
         return self._settings.parameters.named(position.round)
 
     def _answered(self, connection: Connection, ack: Ack) -> None:
-        """What a late report carried is part of a later one."""
+        """What a late report carried is part of a later one; one that counted is not kept."""
         if self._settings is None:
             raise ProtocolError("an answer to a report before the Welcome")
+        if ack.status is AckStatus.ACCEPTED:
+            if self._participant is not None:
+                self._participant.counted(ack.worker, ack.position)
+            return
         rounds = self._named(ack.position)
         LOG.warning(
             "the server answers worker %d, %s: %s",
