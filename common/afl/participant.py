@@ -183,6 +183,10 @@ class Participant:
             )
         digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
         asked = committed.participants
+        for worker in self.workers if asked is not None else ():
+            if worker not in asked and self.reported(worker) < step.position:
+                # A process that owes a report is sent no other step: this one was closed with it.
+                self.forget(worker)
         for worker in self.workers:
             if asked is not None and worker not in asked:
                 continue
@@ -245,6 +249,11 @@ class Participant:
             self._side.halves[worker].put_back(report, payloads)
         self.forget(worker)
         return True
+
+    def counted(self, worker: int, position: Position) -> None:
+        """The worker's report for ``position`` is in a step that is closed for good."""
+        if self.held(worker, position) is not None:
+            self.forget(worker)
 
     def forget(self, worker: int) -> None:
         """The worker's last report will not be asked for again: free its memory."""

@@ -56,11 +56,7 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
-        self.history = (
-            None
-            if self.config.server.http is None
-            else History(self.config.workers, self.config.algorithm.restart_length)
-        )
+        self.history = None if self.config.server.http is None else History(self.config.workers)
 
     @staticmethod
     def claim(directory: Path) -> None:

@@ -101,9 +101,9 @@ class Session:
         """Say goodbye and end after what is queued has been sent."""
         if self.state is State.ENDED:
             return
-        self._outbox.put_nowait(
-            control(pb.ServerFrame(goodbye=pb.Goodbye(status=number(status), reason=reason)))
-        )
+        run_id = self._coordinator.run_id if status is GoodbyeStatus.FINISHED else ""
+        goodbye = pb.Goodbye(status=number(status), reason=reason, run_id=run_id)
+        self._outbox.put_nowait(control(pb.ServerFrame(goodbye=goodbye)))
         self._outbox.put_nowait(None)
         self.state = State.ENDED
 

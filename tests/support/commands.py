@@ -38,6 +38,7 @@ _PREPARED.set_forkserver_preload(
         "torch",
         "torch.func",
         "yaml",
+        "forked_freeze",
     ]
 )
 

@@ -315,6 +315,15 @@ class Journals:
             self._folder.parent.rmdir()
 
 
+def remove_left_behind(folder: Path, run_id: str, workers: Sequence[int]) -> None:
+    """Remove what processes of these workers left of a run that is complete, but for what is in use."""
+    for worker in workers:
+        if any((folder / run_id).glob(f"worker-{worker}.*")):
+            # Nothing but room on the disk depends on it.
+            with contextlib.suppress(StorageError, InUseError):
+                Journals(folder, run_id, b"", [worker], "process").remove()
+
+
 def _room_for(length: int) -> int:
     """Bytes of a place for entries of about this length: index sections and signs vary in length."""
     return -(-(length + length // JOURNAL_SPARE + HEAD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -64,7 +64,7 @@ from afl.wire.frames import (
 from afl.wire.settings import RunSettings
 from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
-from afl_worker.journal import Journals
+from afl_worker.journal import Journals, remove_left_behind
 from afl_worker.options import WorkerOptions
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
@@ -141,6 +141,9 @@ class WorkerProcess:
                 )
                 if self._journals is not None:
                     self._journals.remove()
+                elif RUN_ID.fullmatch(ending.run_id):
+                    # A process of these workers before this one may have been killed as the run ended.
+                    remove_left_behind(self._options.journal, ending.run_id, self._options.workers)
                 self.is_over = True
                 return ending.reason
             if was_welcomed:
@@ -247,9 +250,13 @@ class WorkerProcess:
         return self._settings.parameters.named(position.round)
 
     def _answered(self, connection: Connection, ack: Ack) -> None:
-        """What a late report carried is part of a later one."""
+        """What a late report carried is part of a later one; one that counted is not kept."""
         if self._settings is None:
             raise ProtocolError("an answer to a report before the Welcome")
+        if ack.status is AckStatus.ACCEPTED:
+            if self._participant is not None:
+                self._participant.counted(ack.worker, ack.position)
+            return
         rounds = self._named(ack.position)
         LOG.warning(
             "the server answers worker %d, %s: %s",
