@@ -182,13 +182,13 @@ class Participant:
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
         digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
-        asked = committed.participants
-        for worker in self.workers if asked is not None else ():
+        asked = frozenset(self.workers) if committed.participants is None else committed.participants
+        for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
                 # A process that owes a report is sent no other step: this one was closed with it.
                 self.forget(worker)
         for worker in self.workers:
-            if asked is not None and worker not in asked:
+            if worker not in asked:
                 continue
             if self.reported(worker) != step.position:
                 answer = self._finite_answer(worker, committed, digest)

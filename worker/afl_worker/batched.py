@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from afl.errors import TaskError
 from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
+from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.vectors import scale as multiply
 from afl_worker.oracle import TaskOracle
@@ -79,7 +79,9 @@ class BatchedOracle(TaskOracle):
         return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
-        module = self.module(next(iter(self._rows)), training=True)
+        first = next(iter(self._rows))
+        self._seed(Purpose.TASK_IN_GRADIENT, first, round_)
+        module = self.module(first, training=True)
         assert module is self._lossy.module
         batches = [self.minibatch(worker, round_) for worker in self._rows]
         trained = {
