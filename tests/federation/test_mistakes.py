@@ -34,6 +34,8 @@ class Site(afl.Classification):
         x, y = torch.ones(count, 5), torch.zeros(count, dtype=torch.int64)
         if os.environ.get("SITE") == "float64":
             x = x.double()
+        if os.environ.get("SITE") == "raising":
+            x = {}["age"]
         return afl.WorkerData(train=(x, y), test=(x, y))
 
 
@@ -157,3 +159,26 @@ def test_the_page_says_what_the_command_says(number: int, federation: Federation
     for wanted in seen:
         assert re.search(wanted, process.text), f"{wanted!r} is not in\n{process.text}"
     assert "Traceback" not in process.text
+
+
+def test_what_a_task_s_code_raises_names_its_line_at_both_ends(federation: Federation) -> None:
+    process = worker("3", *NAMED, site="raising")(federation)
+    process.expect(2)
+    line = TASK.splitlines().index('            x = {}["age"]') + 1
+    said = (
+        "worker 3, before its first round: Site.data(3) raised KeyError: 'age' "
+        f"(site_task.py:{line}, in data)"
+    )
+    assert said in process.text
+    assert f'site_task.py", line {line}, in data' in process.text.splitlines()[2], (
+        "the traceback begins there"
+    )
+    told = federation.server.wait_for("worker_failed", saying="KeyError")["message"]
+    assert told.startswith(said.replace(": Site", " failed: Site"))
+    assert told.splitlines()[1] == "Traceback (most recent call last):"
+
+
+def test_a_device_that_is_not_there_is_said_before_any_server_is_looked_for(federation: Federation) -> None:
+    process = worker("3", "--device", "gpu")(federation)
+    process.expect(2)
+    assert process.text == "afl-worker: --device gpu: no such device; write auto, cpu, cuda or cuda:N\n"
