@@ -39,8 +39,8 @@ class DualWindow:
         self._block = block
         most = max(2, min(MOST_ROUNDS, MOST_VALUES // workers))
         self._stride = max(1, -(-BLOCKS * block // most)) if most >= POINTS else 1
-        """Where there is no memory for all rounds of the blocks, one of so many; of very many workers, the last
-        rounds that there is memory for."""
+        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many workers,
+        the last rounds that there is memory for."""
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
             maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )
@@ -98,7 +98,7 @@ class DualWindow:
         }
 
     def _begins(self, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """1 for a round in which a block begins, or before which one has begun in a round that is not kept."""
+        """1 for a round in which a block begins, or one since the last that was kept."""
         if not self._block:
             return np.zeros(len(rounds), dtype=np.int64)
         blocks, before = (rounds - 1) // self._block, (rounds - 1 - self._stride) // self._block

@@ -31,14 +31,13 @@ _PREPARED.set_forkserver_preload(
         "grpc_health.v1.health",
         "numpy",
         "prometheus_client",
-        "pydantic",
+        "pydantic.main",
         "rich.live",
         "safetensors.torch",
         "sklearn.datasets",
         "torch",
         "torch.func",
         "yaml",
-        "forked_freeze",
     ]
 )
 
