@@ -6,14 +6,18 @@ A new page needs an entry in :data:`PAGES`; its blocks are then followed as :mod
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from documentation_exempt import NOT_RUN
-from documentation_reader import Page, PageError, Reader, Replacement
+from documentation_reader import MINIMAL, Page, PageError, Reader, Replacement
 
 from afl.tasks.registry import load_task
 from afl.tracking.following import Following
@@ -21,10 +25,15 @@ from support import Federation
 from support.identities import Identities, Pair, tls
 from support.pages import ROOT, blocks
 
+DATA = os.environ.get("AFL_DATA")
+"""Where the data sets are; the tests themselves do without it but for the whole version of one page."""
+
 __all__ = ["NOT_RUN", "PAGES", "REPLACEMENTS", "follow"]
 
 SMALL = "--set task.name=synthetic --set workers=4 --set algorithm.rounds=6 --set evaluation.every=3"
 IN_SMALL = "Fashion-MNIST is not everywhere, and 2000 rounds take minutes"
+
+TOP_K = "afl run server.yaml --set run.directory=runs/top-k --set algorithm.uplink.name=top-k"
 
 SERVER = "afl-server --config deploy/server.yaml"
 TLS = (
@@ -81,7 +90,8 @@ def readme_holds(reader: Reader) -> None:
 def first_hour_holds(reader: Reader) -> None:
     """What each section has led to."""
     runs = reader.top / "hospital" / "runs"
-    for run in ("first", "top-k", "own", "separate", "machines"):
+    made = ("first", "own", "separate", "machines", *(() if reader.is_quick else ("top-k",)))
+    for run in made:
         summary = json.loads((runs / run / "summary.json").read_text(encoding="utf-8"))
         assert summary["result"] == "ok", run
         assert summary["rounds"] == (20 if reader.is_quick else 300)
@@ -199,6 +209,54 @@ def protocol_picture(text: str) -> None:
             raise PageError(f"{name} is not in both the picture and the schema")
 
 
+# docs/network.md and docs/reproduction.md
+
+
+def small_fashion_mnist(folder: Path) -> None:
+    """Random images in Fashion-MNIST's own files."""
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 256, (1000, 28, 28), dtype=np.uint8)
+    labels = np.arange(1000, dtype=np.uint8) % 10
+    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+        header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+        (raw / f"train-{kind}-ubyte").write_bytes(header + values.tobytes())
+
+
+def network_presumes(reader: Reader) -> None:
+    """Data, and an experiment that is small enough."""
+    small_fashion_mnist(reader.top / "data")
+    folder = reader.top / "small"
+    folder.mkdir()
+    method = {"rand-k": {"label": "AFL-Com(R)", "config": "rand-k.yaml"}}
+    parts = {"main": {"title": "One method", "seeds": [1]}}
+    experiment = {"title": "Two workers", "methods": method, "parts": parts}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
+    config = {**MINIMAL, "task": {"name": "fashion-mnist", "options": {"hidden": []}}}
+    (folder / "rand-k.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def reproduction_presumes(reader: Reader) -> None:
+    """The data sets, or for the short version some images of the size of one."""
+    if reader.is_quick:
+        small_fashion_mnist(reader.top / "DIR")
+    elif DATA is None:
+        pytest.skip("the data sets of $AFL_DATA are not here")
+    else:
+        (reader.top / "DIR").symlink_to(DATA)
+
+
+def reproduction_holds(reader: Reader) -> None:
+    """Something was drawn, and drawn again."""
+    drawn = [text for command, text in reader.said.items() if "fashion-mnist" in command]
+    assert len(drawn) == 2
+    assert all("drawn: main" in text for text in drawn)
+
+
+LINKS = "python -m afl_lab.bench.links --data-dir data --set evaluation.every=10"
+SMALL_LINKS = f"{LINKS} --experiment small --methods rand-k --rounds 10"
+FEW = "--skip-search --seeds 1 --set algorithm.rounds=2 --set evaluation.every=2 --results small"
+
 PAGES: Mapping[str, Page] = {
     page.path: page
     for page in (
@@ -213,14 +271,21 @@ PAGES: Mapping[str, Page] = {
         ),
         Page("docs/compressors.md"),
         Page("docs/first-hour.md", holds=first_hour_holds, modules=("cryptography",), has_whole=True),
+        Page("docs/kubernetes.md", modules=("cryptography",), programs=("kubectl",)),
         Page("docs/guide.md", holds=guide_holds, modules=("cryptography",), programs=("openssl",)),
-        Page(
-            "docs/models.md", presumes=models_presumes, names=models_names
-        ),
+        Page("docs/models.md", presumes=models_presumes, names=models_names),
+        Page("docs/network.md", presumes=network_presumes, has_whole=True),
         Page("docs/observability.md", programs=("prometheus",)),
         Page(
             "docs/protocol.md",
             pictures={"worker process                                        server": protocol_picture},
+        ),
+        Page(
+            "docs/reproduction.md",
+            presumes=reproduction_presumes,
+            holds=reproduction_holds,
+            modules=("matplotlib",),
+            has_whole=True,
         ),
         Page("docs/security.md", presumes=security_presumes, modules=("cryptography",)),
         Page("docs/status-page.md"),
@@ -312,13 +377,18 @@ REPLACEMENTS = (
             command,
             f"{command} --set algorithm.rounds=20 --processes 1",
             "300 rounds",
-            quick=True,
+            version="short",
         )
         for command in (
             "afl run server.yaml",
-            "afl run server.yaml --set run.directory=runs/top-k --set algorithm.uplink.name=top-k",
             "afl run server.yaml --set run.directory=runs/own",
         )
+    ),
+    *(
+        Replacement(
+            "docs/first-hour.md", command, "", "what the README's test has is not done again", version="short"
+        )
+        for command in ("python test_task.py", TOP_K)
     ),
     *(
         Replacement(
@@ -327,9 +397,70 @@ REPLACEMENTS = (
             f"afl-server --config server.yaml --set algorithm.rounds=20 --set run.directory=runs/{run}",
             "300 rounds",
             part=True,
-            quick=True,
+            version="short",
         )
         for run in ("separate", "machines")
+    ),
+    *(
+        Replacement(
+            "docs/kubernetes.md",
+            f"kubectl create {what}",
+            f"kubectl create --dry-run=client -o name {what}",
+            "there is no cluster",
+            part=True,
+        )
+        for what in ("namespace", "secret generic -n afl afl-server", "secret generic -n afl afl-workers")
+    ),
+    *(
+        Replacement(
+            "docs/network.md",
+            f"{LINKS}{mbit} --out links.jsonl",
+            f"{LINKS}{mbit} --out links.jsonl --table docs/network/links.jsonl",
+            "33 processes and many minutes; with --table the options are read and nothing is run",
+            version="short",
+        )
+        for mbit in ("", " --mbit 0")
+    ),
+    Replacement(
+        "docs/network.md",
+        "--table links.jsonl",
+        "--table docs/network/links.jsonl",
+        "nothing was run",
+        part=True,
+        version="short",
+    ),
+    *(
+        Replacement(
+            "docs/network.md",
+            f"{LINKS}{mbit} --out links.jsonl",
+            f"{SMALL_LINKS}{mbit} --out links.jsonl",
+            "a method with two workers instead of three with ten, over ten rounds",
+        )
+        for mbit in ("", " --mbit 0")
+    ),
+    *(
+        Replacement(
+            "docs/reproduction.md",
+            f"afl reproduce {experiment} --jobs 2",
+            f"afl reproduce {experiment} --jobs 2 {options}",
+            "an afternoon",
+            part=True,
+            version=version,
+        )
+        for experiment, options, version in (
+            ("fashion-mnist", f"--parts main {FEW}", ""),
+            ("cifar10", "--draw", "short"),
+            ("scaling", "--draw", "short"),
+            ("cifar10", FEW, "whole"),
+            ("scaling", f"--parts femnist-20 digits-500 cifar10-dirichlet-100 {FEW}", "whole"),
+        )
+    ),
+    Replacement(
+        "docs/reproduction.md",
+        "afl reproduce fashion-mnist --draw",
+        "afl reproduce fashion-mnist --draw --parts main --results small",
+        "the runs are there",
+        part=True,
     ),
     Replacement(
         "docs/models.md",

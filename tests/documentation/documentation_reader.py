@@ -119,7 +119,7 @@ class Replacement:
         old: whole lines of a block, or with ``part`` any words of one.
         new: what stands there instead; several lines are several commands.
         why: the reason.
-        quick: only in the short version of a page that has a whole one.
+        version: ``short`` or ``whole``, where it is only in that version of a page that has both.
         needs: a module without which it is not made.
         lacks: a module with which it is not made.
     """
@@ -129,7 +129,7 @@ class Replacement:
     new: str
     why: str
     part: bool = False
-    quick: bool = False
+    version: str = ""
     needs: str = ""
     lacks: str = ""
 
@@ -284,7 +284,9 @@ class Reader:
         self._replacements = [
             each
             for each in replacements
-            if each.page == page.path and each.quick <= is_quick and each.is_made
+            if each.page == page.path
+            and each.version in {"", "short" if is_quick else "whole"}
+            and each.is_made
         ]
         self._not_run = not_run
         self._servers: list[Server] = []
