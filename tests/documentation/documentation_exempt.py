@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shlex
 import shutil
@@ -93,7 +94,7 @@ def image(words: Sequence[str]) -> None:
     must((ROOT / words[words.index("-f") + 1]).is_file(), f"there is no {words[words.index('-f') + 1]}")
     target = words[words.index("--target") + 1]
     must(f" AS {target}\n" in text, f"{CONTAINERFILE.name} has no target {target}")
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in itertools.pairwise(words):
         name = value.partition("=")[0]
         must(
             option != "--build-arg" or f"ARG {name}=" in text, f"{CONTAINERFILE.name} has no argument {name}"

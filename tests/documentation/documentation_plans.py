@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -37,9 +38,13 @@ TOP_K = "afl run server.yaml --set run.directory=runs/top-k --set algorithm.upli
 
 SERVER = "afl-server --config deploy/server.yaml"
 TLS = (
-    "--set server.listen=:50051 --set server.tls.certificate=certs/server.pem --set server.tls.key=certs/server.key"
-    " --set server.tls.client_ca=certs/ca.pem"
+    "--set server.listen=:50051 --set server.tls.certificate=certs/server.pem"
+    " --set server.tls.key=certs/server.key --set server.tls.client_ca=certs/ca.pem"
 )
+
+
+OUTSIDE = "afl-worker --id {} --server server.example.org:50051 --ca ca.pem"
+THREE = f"{OUTSIDE.format('3')} --certificate worker-3.pem --key worker-3.key"
 
 
 def four_workers(ca: str, certificate: str, key: str) -> str:
@@ -80,6 +85,11 @@ def readme_holds(reader: Reader) -> None:
     summary = json.loads((reader.top / "my_run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["result"] == "ok"
     assert summary["last"]["worst_accuracy"] > 0.8
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    files = r"^\| `([^`/]+\.(?:yaml|jsonl|json|safetensors)|state)/?` \|"
+    assert {path.name for path in (reader.top / "my_run").iterdir()} == set(
+        re.findall(files, text, re.MULTILINE)
+    )
     assert (reader.top / "plots").is_dir()
     assert (reader.top / "exported" / "card.json").is_file()
 
@@ -115,7 +125,7 @@ def _tensors(model: bytes) -> bytes:
 
 
 def guide_holds(reader: Reader) -> None:
-    """The configuration and the certificates that the commands have made run, and a site's own key speaks for it."""
+    """What the commands have made makes a federation, and a site's own key speaks for it."""
     config: dict[str, Any] = reader.configurations[0]
     config["task"] = {"name": "synthetic", "batch_size": 8}
     config["algorithm"]["rounds"] = 5
@@ -270,7 +280,13 @@ PAGES: Mapping[str, Page] = {
             programs=("make",),
         ),
         Page("docs/compressors.md"),
-        Page("docs/first-hour.md", holds=first_hour_holds, modules=("cryptography",), has_whole=True),
+        Page(
+            "docs/first-hour.md",
+            holds=first_hour_holds,
+            whole_texts=("run           2026",),
+            modules=("cryptography",),
+            has_whole=True,
+        ),
         Page("docs/kubernetes.md", modules=("cryptography",), programs=("kubectl",)),
         Page("docs/guide.md", holds=guide_holds, modules=("cryptography",), programs=("openssl",)),
         Page("docs/models.md", presumes=models_presumes, names=models_names),
@@ -333,16 +349,15 @@ REPLACEMENTS = (
     ),
     Replacement(
         "README.md",
-        "afl-worker --id 3 --server server.example.org:50051 --ca ca.pem --certificate worker-3.pem --key worker-3.key"
-        " --data-dir data",
+        f"{THREE} --data-dir data",
         four_workers("certs/ca.pem", "certs/worker-N.pem", "certs/worker-N.key"),
         "all four workers are on this machine, where the files are still in certs",
     ),
     Replacement(
         "README.md",
         f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true",
-        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true {SMALL} --set run.directory=runs/third\n"
-        "afl-worker --id 0-3 --server 10.8.0.1:50051 --insecure",
+        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true {SMALL}"
+        " --set run.directory=runs/third\nafl-worker --id 0-3 --server 10.8.0.1:50051 --insecure",
         f"{IN_SMALL}; the sentence below it has the workers",
     ),
     Replacement(
@@ -478,24 +493,22 @@ REPLACEMENTS = (
     ),
     Replacement(
         "docs/security.md",
-        "afl-worker --id 3 --server server.example.org:50051 --ca ca.pem",
-        f"{SECURED} --set run.directory=runs/tls\nafl-worker --id 0-3 --server server.example.org:50051 --ca ca.pem",
+        OUTSIDE.format("3"),
+        f"{SECURED} --set run.directory=runs/tls\n{OUTSIDE.format('0-3')}",
         "it needs a server, and all four workers",
     ),
     Replacement(
         "docs/security.md",
-        "afl-worker --id 3 --server server.example.org:50051 --ca ca.pem --certificate worker-3.pem --key worker-3.key",
+        THREE,
         f"{SECURED} --set server.tls.client_ca=made/ca.pem --set run.directory=runs/mutual\n"
-        "afl-worker --id 0-2 --server server.example.org:50051 --ca ca.pem --certificate made/others.pem"
-        " --key made/others.key\n"
-        "afl-worker --id 3 --server server.example.org:50051 --ca ca.pem --certificate worker-3.pem --key worker-3.key",
+        f"{OUTSIDE.format('0-2')} --certificate made/others.pem --key made/others.key\n{THREE}",
         "it needs a server, and all four workers",
     ),
     Replacement(
         "docs/security.md",
-        "afl-worker --id 3 --server server.example.org:50051 --ca ca.pem --token-file token-3",
+        f"{OUTSIDE.format('3')} --token-file token-3",
         f"{SECURED} --set server.tokens=made/tokens --set run.directory=runs/tokens\n"
-        "afl-worker --id 0-3 --server server.example.org:50051 --ca ca.pem --token-file token-3",
+        f"{OUTSIDE.format('0-3')} --token-file token-3",
         "it needs a server, and all four workers",
     ),
     Replacement(

@@ -1,15 +1,18 @@
 """Does what a page says, block by block, as somebody who reads it would.
 
-What is other than on the page, always: ports are free ones, other machines' names are this machine, and nothing is
+Always other than on the page: ports are free ones, other machines' names are this machine, and nothing is
 installed. All else that is other is in the tables of :mod:`documentation_plans`.
 
 - ``python`` and ``yaml`` with the comment ``# NAME`` on the first line are written to that file.
 - ``python`` without it is executed, with the page's names.
-- ``yaml`` without it is a configuration or a part of one, and is loaded as the server does; with ``apiVersion`` it is a
-  manifest, and is held against Kubernetes' schema.
-- ``toml`` with entry points is installed, as far as Python can see. ``json`` is a log line, with the event's fields.
-- ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker that a run
-  needs is started when the page does something else than to ask the server how it is, so that there is a server to ask.
+- ``yaml`` without it is a configuration or a part of one, and is loaded as the server does; with
+  ``apiVersion`` it is a manifest, and is held against Kubernetes' schema.
+- ``toml`` with entry points is installed, as far as Python can see.
+- ``json`` is a log line, with its event's fields.
+- ``ini`` is a unit's environment, ``dockerfile`` part of an image.
+- ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker
+  that a run needs is started when the page does something else than to ask the server how it is, so that there
+  is a server to ask.
 - ``text`` is what the block before it has printed.
 """
 
@@ -181,7 +184,8 @@ class Page:
         names: what Python blocks without a file find defined.
         holds: looks at what following the page has led to.
         back_at: headings at which the reader goes back to the first folder.
-        pictures: first lines of ``text`` blocks that nothing prints, and what checks them.
+        pictures: first lines of blocks that are only looked at, such as a drawing, and what checks them.
+        whole_texts: how the first lines of ``text`` blocks begin that the short version does not print.
         modules: what must be installed.
         programs: what must be on this machine.
         has_whole: whether there is a version of minutes besides the short one.
@@ -193,6 +197,7 @@ class Page:
     holds: Callable[[Reader], None] = lambda reader: None
     back_at: Sequence[str] = ()
     pictures: Mapping[str, Callable[[str], None]] = field(default_factory=dict)
+    whole_texts: Sequence[str] = ()
     modules: Sequence[str] = ()
     programs: Sequence[str] = ()
     has_whole: bool = False
@@ -323,6 +328,10 @@ class Reader:
         return block is not None and block.language == "text" and _first_line(block) not in self.page.pictures
 
     def _block(self, block: Block, is_shown: bool) -> None:
+        check = self.page.pictures.get(_first_line(block))
+        if check is not None:
+            check(block.text)
+            return
         handle = {
             "python": self._python,
             "yaml": self._yaml,
@@ -421,7 +430,7 @@ class Reader:
         units = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "deploy" / "systemd").iterdir())
         for line in text.splitlines():
             name, equals, _ = line.partition("=")
-            if not equals or name not in units:
+            if not equals or not re.search(rf"\b{re.escape(name)}\b", units):
                 raise PageError(f"no unit reads {line}")
 
     def _must_be_shown(self, name: str) -> None:
@@ -429,10 +438,7 @@ class Reader:
             raise PageError(f"{name} is not here, and no page shows it")
 
     def _text(self, text: str) -> None:
-        check = self.page.pictures.get(text.partition("\n")[0].strip())
-        if check is not None:
-            check(text)
-        elif not (self.is_quick and self.page.has_whole):
+        if not (self.is_quick and text.startswith(tuple(self.page.whole_texts))):
             compare(text, self._printed)
 
     # Commands.

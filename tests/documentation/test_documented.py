@@ -1,4 +1,4 @@
-"""Every page that shows commands or code has somebody who follows it, and what it says in passing is so too."""
+"""Every page that shows commands or code is followed, and what it says in passing is so too."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def test_what_is_not_run_is_there(exempt: NotRun) -> None:
 def test_what_a_page_is_planned_with_is_there(page: str) -> None:
     plan, found = PAGES[page], blocks(page)
     assert set(plan.back_at) <= {block.section for block in found}
-    first_lines = {block.text.partition("\n")[0].strip() for block in found if block.language == "text"}
+    first_lines = {block.text.partition("\n")[0].strip() for block in found}
     assert plan.pictures.keys() <= first_lines
+    for beginning in plan.whole_texts:
+        assert any(line.startswith(beginning) for line in first_lines), beginning
 
 
 @pytest.mark.parametrize("page", pages())
