@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 FEDERATION_TIMEOUT_S = 400
 """Federations are several processes that each import torch: on a busy machine a test may take minutes."""
 
-OF_PROCESSES = frozenset({"deployment", "federation", "faults"})
+OF_PROCESSES = frozenset({"deployment", "documentation", "federation", "faults"})
 """The folders whose tests run federations."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support.pages import blocks
+
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "compressors.md"
 
 RUN = """
 import numpy as np
@@ -56,9 +56,8 @@ print("the page's compressor ran")
 
 
 def block(language: str) -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 1, f"{PAGE.name} has {len(found)} blocks of {language}"
-    return str(found[0])
+    (found,) = blocks("docs/compressors.md", language)
+    return found.text
 
 
 @pytest.fixture

@@ -1,0 +1,533 @@
+"""How each page is followed: what it presumes, what is other than it says, and what of it cannot be run here.
+
+A new page needs an entry in :data:`PAGES`; its blocks are then followed as :mod:`documentation_reader` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from documentation_exempt import NOT_RUN
+from documentation_reader import MINIMAL, Page, PageError, Reader, Replacement
+
+from afl.tasks.registry import load_task
+from afl.tracking.following import Following
+from support import Federation
+from support.identities import Identities, Pair, tls
+from support.pages import ROOT, blocks
+
+DATA = os.environ.get("AFL_DATA")
+"""Where the data sets are; the tests themselves do without it but for the whole version of one page."""
+
+__all__ = ["NOT_RUN", "PAGES", "REPLACEMENTS", "follow"]
+
+SMALL = "--set task.name=synthetic --set workers=4 --set algorithm.rounds=6 --set evaluation.every=3"
+IN_SMALL = "Fashion-MNIST is not everywhere, and 2000 rounds take minutes"
+
+TOP_K = "afl run server.yaml --set run.directory=runs/top-k --set algorithm.uplink.name=top-k"
+
+SERVER = "afl-server --config deploy/server.yaml"
+TLS = (
+    "--set server.listen=:50051 --set server.tls.certificate=certs/server.pem"
+    " --set server.tls.key=certs/server.key --set server.tls.client_ca=certs/ca.pem"
+)
+
+
+OUTSIDE = "afl-worker --id {} --server server.example.org:50051 --ca ca.pem"
+THREE = f"{OUTSIDE.format('3')} --certificate worker-3.pem --key worker-3.key"
+
+
+def four_workers(ca: str, certificate: str, key: str) -> str:
+    """The commands of workers 0 to 3, in whose file names N is the id."""
+    return "\n".join(
+        f"afl-worker --id {n} --server server.example.org:50051"
+        f" --ca {ca} --certificate {certificate} --key {key}".replace("-N.", f"-{n}.")
+        for n in range(4)
+    )
+
+
+def a_run(reader: Reader, directory: str) -> None:
+    """A small run that is complete, in this directory."""
+    reader.run(f"{SERVER} {SMALL} --set run.directory={directory}")
+    reader.run("afl-worker --id 0-3 --server 127.0.0.1:50051")
+    reader.settle()
+
+
+# README.md
+
+
+def an_environment(reader: Reader) -> None:
+    """What make finds installed: it has nothing to fetch."""
+    folder = reader.top.parent / "venv"
+    folder.mkdir()
+    (folder / "bin").symlink_to(reader.programs)
+    for stamp in (".tasks", ".dev"):
+        (folder / stamp).touch()
+
+
+def readme_names(reader: Reader) -> dict[str, Any]:
+    """``module`` is the module of the task that was trained."""
+    return {"module": load_task("synthetic", {}).model()}
+
+
+def readme_holds(reader: Reader) -> None:
+    """The task of one's own has learned, and the run has written what the table says."""
+    summary = json.loads((reader.top / "my_run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["result"] == "ok"
+    assert summary["last"]["worst_accuracy"] > 0.8
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    files = r"^\| `([^`/]+\.(?:yaml|jsonl|json|safetensors)|state)/?` \|"
+    assert {path.name for path in (reader.top / "my_run").iterdir()} == set(
+        re.findall(files, text, re.MULTILINE)
+    )
+    assert (reader.top / "plots").is_dir()
+    assert (reader.top / "exported" / "card.json").is_file()
+
+
+# docs/first-hour.md
+
+
+def first_hour_holds(reader: Reader) -> None:
+    """What each section has led to."""
+    runs = reader.top / "hospital" / "runs"
+    made = ("first", "own", "separate", "machines", *(() if reader.is_quick else ("top-k",)))
+    for run in made:
+        summary = json.loads((runs / run / "summary.json").read_text(encoding="utf-8"))
+        assert summary["result"] == "ok", run
+        assert summary["rounds"] == (20 if reader.is_quick else 300)
+        assert summary["last"]["worst_accuracy"] > (0.2 if reader.is_quick else 0.5)
+    checked = reader.said["afl check task.py:Hospital --config server.yaml"]
+    assert "task:Hospital" in checked
+    assert "720 to train on, 180 to test on" in " ".join(checked.split())
+    assert "LayerNorm" in reader.said["python use.py"]
+    # Separate processes of the same seed have made what afl run has.
+    models = [(runs / run / "model-final.safetensors").read_bytes() for run in ("own", "separate")]
+    assert _tensors(models[0]) == _tensors(models[1])
+
+
+def _tensors(model: bytes) -> bytes:
+    """What follows the header, which names the run."""
+    length = int.from_bytes(model[:8], "little")
+    return model[8 + length :]
+
+
+# docs/guide.md
+
+
+def guide_holds(reader: Reader) -> None:
+    """What the commands have made makes a federation, and a site's own key speaks for it."""
+    config: dict[str, Any] = reader.configurations[0]
+    config["task"] = {"name": "synthetic", "batch_size": 8}
+    config["algorithm"]["rounds"] = 5
+    certs = reader.top / "certs"
+    config["server"] |= {"listen": "localhost:0", "http": "127.0.0.1:0"}
+    config["server"]["tls"] = tls(Pair(certs / "server.pem", certs / "server.key"), certs / "ca.pem")
+    config["run"]["directory"] = str(reader.top / "federation" / "run")
+    made = Pair(reader.top / "worker-0.pem", reader.top / "worker-0.key")
+    sent = [Pair(certs / f"worker-{number}.pem", certs / f"worker-{number}.key") for number in (1, 2)]
+    with Federation(config, reader.top / "federation") as federation:
+        where = f"localhost:{federation.port}"
+        trusted = ("--ca", str(certs / "ca.pem"))
+        outside = federation.start("1", *trusted, *made.worker_options, server=where)
+        outside.expect(3)
+        assert "speaks for worker 0, not for worker 1" in outside.text
+        for worker, pair in enumerate((made, *sent)):
+            federation.start(str(worker), *trusted, *pair.worker_options, server=where)
+        federation.finish()
+
+
+# docs/security.md
+
+
+def security_presumes(reader: Reader) -> None:
+    """Files as another authority has made them, under the names that the page's commands have."""
+    identities = Identities(reader.top / "made")
+    server, three = identities.server(), identities.worker("3")
+    identities.worker("0-2", name="others")
+    (reader.top / "token-3").write_bytes(identities.token("0-3").read_bytes())
+    (reader.top / "token-3").chmod(0o600)
+    (reader.top / "ca.pem").symlink_to(identities.ca)
+    (reader.top / "worker-3.pem").symlink_to(three.certificate)
+    (reader.top / "worker-3.key").symlink_to(three.key)
+    (reader.top / "made" / "server.pem").exists()
+    assert server.key.is_file()
+
+
+SECURED = (
+    f"{SERVER} {SMALL} --set server.listen=:50051"
+    " --set server.tls.certificate=made/server.pem --set server.tls.key=made/server.key"
+)
+
+
+# docs/tracking.md
+
+
+def tracking_holds(reader: Reader) -> None:
+    """The tracker that is shown is told of a round."""
+    found: dict[str, Any] = {}
+    exec((reader.top / "my_tracker.py").read_text(encoding="utf-8"), found)
+    told: list[tuple[object, ...]] = []
+    found["print"] = lambda *words: told.append(words)
+    folder = reader.top / "tracked"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"event": "round", "round": 1, "loss_max": 0.5}\n')
+    following = Following({"printer": found["Printer"]()}, "run-1", folder, reader.configuration({}))
+    following.start()
+    following.end("finished")
+    assert told == [("begins", "run-1", "afl-com"), (1, 0.5), ("finished",)]
+    assert (reader.top / "plots").is_dir()
+
+
+# docs/models.md
+
+
+def models_presumes(reader: Reader) -> None:
+    """A complete run of the README's own task, in the folder that the page names."""
+    for block in blocks("README.md"):
+        name = block.text.partition("\n")[0].removeprefix("# ")
+        if name in {"my_task.py", "make_data.py", "my_run.yaml"}:
+            (reader.top / name).write_text(block.text, encoding="utf-8")
+    reader.run("python make_data.py")
+    few = "--set algorithm.rounds=6 --set evaluation.every=3 --set run.directory=runs/fashion-mnist"
+    reader.run(f"afl-server --config my_run.yaml {few}")
+    reader.run("afl-worker --id 0-1 --server 127.0.0.1:50051 --task my_task:MyTask")
+    reader.settle()
+
+
+def models_names(reader: Reader) -> dict[str, Any]:
+    """``MyTask`` is the class of the task that was trained."""
+    found: dict[str, Any] = {}
+    exec((reader.top / "my_task.py").read_text(encoding="utf-8"), found)
+    return {"MyTask": found["MyTask"]}
+
+
+def protocol_picture(text: str) -> None:
+    """The messages in the picture are those of the schema."""
+    schema = (ROOT / "proto" / "afl" / "v1" / "federation.proto").read_text(encoding="utf-8")
+    for name in ("Join", "Welcome", "Ready", "Step", "Commit", "Report", "Goodbye"):
+        if f" {name}" not in text or f"message {name} {{" not in schema:
+            raise PageError(f"{name} is not in both the picture and the schema")
+
+
+# docs/network.md and docs/reproduction.md
+
+
+def small_fashion_mnist(folder: Path) -> None:
+    """Random images in Fashion-MNIST's own files."""
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 256, (1000, 28, 28), dtype=np.uint8)
+    labels = np.arange(1000, dtype=np.uint8) % 10
+    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+        header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+        (raw / f"train-{kind}-ubyte").write_bytes(header + values.tobytes())
+
+
+def network_presumes(reader: Reader) -> None:
+    """Data, and an experiment that is small enough."""
+    small_fashion_mnist(reader.top / "data")
+    folder = reader.top / "small"
+    folder.mkdir()
+    method = {"rand-k": {"label": "AFL-Com(R)", "config": "rand-k.yaml"}}
+    parts = {"main": {"title": "One method", "seeds": [1]}}
+    experiment = {"title": "Two workers", "methods": method, "parts": parts}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
+    config = {**MINIMAL, "task": {"name": "fashion-mnist", "options": {"hidden": []}}}
+    (folder / "rand-k.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def reproduction_presumes(reader: Reader) -> None:
+    """The data sets, or for the short version some images of the size of one."""
+    if reader.is_quick:
+        small_fashion_mnist(reader.top / "DIR")
+    elif DATA is None:
+        pytest.skip("the data sets of $AFL_DATA are not here")
+    else:
+        (reader.top / "DIR").symlink_to(DATA)
+
+
+def reproduction_holds(reader: Reader) -> None:
+    """Something was drawn, and drawn again."""
+    drawn = [text for command, text in reader.said.items() if "fashion-mnist" in command]
+    assert len(drawn) == 2
+    assert all("drawn: main" in text for text in drawn)
+
+
+LINKS = "python -m afl_lab.bench.links --data-dir data --set evaluation.every=10"
+SMALL_LINKS = f"{LINKS} --experiment small --methods rand-k --rounds 10"
+FEW = "--skip-search --seeds 1 --set algorithm.rounds=2 --set evaluation.every=2 --results small"
+
+PAGES: Mapping[str, Page] = {
+    page.path: page
+    for page in (
+        Page(
+            "README.md",
+            presumes=an_environment,
+            names=readme_names,
+            holds=readme_holds,
+            back_at=("A first federation across machines",),
+            modules=("cryptography", "matplotlib"),
+            programs=("make",),
+        ),
+        Page("docs/compressors.md"),
+        Page(
+            "docs/first-hour.md",
+            holds=first_hour_holds,
+            whole_texts=("run           2026",),
+            modules=("cryptography",),
+            has_whole=True,
+        ),
+        Page("docs/kubernetes.md", modules=("cryptography",), programs=("kubectl",)),
+        Page("docs/guide.md", holds=guide_holds, modules=("cryptography",), programs=("openssl",)),
+        Page("docs/models.md", presumes=models_presumes, names=models_names),
+        Page("docs/network.md", presumes=network_presumes, has_whole=True),
+        Page("docs/observability.md", programs=("prometheus",)),
+        Page(
+            "docs/protocol.md",
+            pictures={"worker process                                        server": protocol_picture},
+        ),
+        Page(
+            "docs/reproduction.md",
+            presumes=reproduction_presumes,
+            holds=reproduction_holds,
+            modules=("matplotlib",),
+            has_whole=True,
+        ),
+        Page("docs/security.md", presumes=security_presumes, modules=("cryptography",)),
+        Page("docs/status-page.md"),
+        Page("docs/theory.md"),
+        Page(
+            "docs/tracking.md",
+            presumes=lambda reader: [a_run(reader, f"runs/{name}") for name in ("first", "second")] and None,
+            holds=tracking_holds,
+            modules=("matplotlib",),
+        ),
+    )
+}
+"""Every page that has blocks."""
+
+REPLACEMENTS = (
+    Replacement(
+        "README.md",
+        "make demo",
+        'make demo VENV=../venv ARGS="--workers 3 --rounds 6 --processes 1"',
+        "nothing is installed; and six rounds",
+        needs="sklearn",
+    ),
+    Replacement(
+        "README.md",
+        "make demo",
+        "make --dry-run demo VENV=../venv",
+        "its images come with scikit-learn",
+        lacks="sklearn",
+    ),
+    Replacement(
+        "README.md", "make test", "make test VENV=../venv JOBS=0 ARGS=--version", "a test runs this already"
+    ),
+    Replacement(
+        "README.md",
+        "afl run server.yaml",
+        "afl run server.yaml --set algorithm.rounds=20 --processes 1",
+        "300 rounds",
+    ),
+    Replacement("README.md", SERVER, f"{SERVER} {SMALL}", IN_SMALL),
+    Replacement(
+        "README.md",
+        f"{SERVER} {TLS}",
+        f"{SERVER} {TLS} {SMALL} --set run.directory=runs/second",
+        f"{IN_SMALL}; a run beside the one before needs a folder of its own",
+    ),
+    Replacement(
+        "README.md",
+        f"{THREE} --data-dir data",
+        four_workers("certs/ca.pem", "certs/worker-N.pem", "certs/worker-N.key"),
+        "all four workers are on this machine, where the files are still in certs",
+    ),
+    Replacement(
+        "README.md",
+        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true",
+        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true {SMALL}"
+        " --set run.directory=runs/third\nafl-worker --id 0-3 --server 10.8.0.1:50051 --insecure",
+        f"{IN_SMALL}; the sentence below it has the workers",
+    ),
+    Replacement(
+        "README.md",
+        "afl-worker --id 3 --server 127.0.0.1:50051 --data-dir data",
+        "afl-worker --id 0-3 --server 127.0.0.1:50051 --data-dir data",
+        "all four workers, in one process",
+    ),
+    Replacement("README.md", "runs/NAME", "runs/fashion-mnist", "the name of the run", part=True),
+    Replacement(
+        "README.md",
+        '"model-final.safetensors"',
+        '"runs/fashion-mnist/model-final.safetensors"',
+        "the reader is not in the run's folder",
+        part=True,
+    ),
+    Replacement(
+        "README.md",
+        "afl plot runs/first runs/second",
+        "afl plot runs/fashion-mnist runs/second",
+        "the names of the runs",
+    ),
+    Replacement(
+        "README.md",
+        "afl-server --config my_run.yaml",
+        "python make_data.py\nafl-server --config my_run.yaml",
+        "the sentence before says so",
+    ),
+    *(
+        Replacement(
+            "docs/first-hour.md",
+            command,
+            f"{command} --set algorithm.rounds=20 --processes 1",
+            "300 rounds",
+            version="short",
+        )
+        for command in (
+            "afl run server.yaml",
+            "afl run server.yaml --set run.directory=runs/own",
+        )
+    ),
+    *(
+        Replacement(
+            "docs/first-hour.md", command, "", "what the README's test has is not done again", version="short"
+        )
+        for command in ("python test_task.py", TOP_K)
+    ),
+    *(
+        Replacement(
+            "docs/first-hour.md",
+            f"afl-server --config server.yaml --set run.directory=runs/{run}",
+            f"afl-server --config server.yaml --set algorithm.rounds=20 --set run.directory=runs/{run}",
+            "300 rounds",
+            part=True,
+            version="short",
+        )
+        for run in ("separate", "machines")
+    ),
+    *(
+        Replacement(
+            "docs/kubernetes.md",
+            f"kubectl create {what}",
+            f"kubectl create --dry-run=client -o name {what}",
+            "there is no cluster",
+            part=True,
+        )
+        for what in ("namespace", "secret generic -n afl afl-server", "secret generic -n afl afl-workers")
+    ),
+    *(
+        Replacement(
+            "docs/network.md",
+            f"{LINKS}{mbit} --out links.jsonl",
+            f"{LINKS}{mbit} --out links.jsonl --table docs/network/links.jsonl",
+            "33 processes and many minutes; with --table the options are read and nothing is run",
+            version="short",
+        )
+        for mbit in ("", " --mbit 0")
+    ),
+    Replacement(
+        "docs/network.md",
+        "--table links.jsonl",
+        "--table docs/network/links.jsonl",
+        "nothing was run",
+        part=True,
+        version="short",
+    ),
+    *(
+        Replacement(
+            "docs/network.md",
+            f"{LINKS}{mbit} --out links.jsonl",
+            f"{SMALL_LINKS}{mbit} --out links.jsonl",
+            "a method with two workers instead of three with ten, over ten rounds",
+        )
+        for mbit in ("", " --mbit 0")
+    ),
+    *(
+        Replacement(
+            "docs/reproduction.md",
+            f"afl reproduce {experiment} --jobs 2",
+            f"afl reproduce {experiment} --jobs 2 {options}",
+            "an afternoon",
+            part=True,
+            version=version,
+        )
+        for experiment, options, version in (
+            ("fashion-mnist", f"--parts main {FEW}", ""),
+            ("cifar10", "--draw", "short"),
+            ("scaling", "--draw", "short"),
+            ("cifar10", FEW, "whole"),
+            ("scaling", f"--parts femnist-20 digits-500 cifar10-dirichlet-100 {FEW}", "whole"),
+        )
+    ),
+    Replacement(
+        "docs/reproduction.md",
+        "afl reproduce fashion-mnist --draw",
+        "afl reproduce fashion-mnist --draw --parts main --results small",
+        "the runs are there",
+        part=True,
+    ),
+    Replacement(
+        "docs/models.md",
+        "afl export runs/fashion-mnist --out exported --force --torchscript --onnx",
+        "afl export runs/fashion-mnist --out exported --force --torchscript --onnx --task my_task:MyTask",
+        "the task is not an installed one, and the page says what then",
+    ),
+    Replacement(
+        "docs/models.md",
+        " --onnx",
+        "",
+        "onnx is not installed",
+        part=True,
+        lacks="onnx",
+    ),
+    Replacement(
+        "docs/security.md",
+        OUTSIDE.format("3"),
+        f"{SECURED} --set run.directory=runs/tls\n{OUTSIDE.format('0-3')}",
+        "it needs a server, and all four workers",
+    ),
+    Replacement(
+        "docs/security.md",
+        THREE,
+        f"{SECURED} --set server.tls.client_ca=made/ca.pem --set run.directory=runs/mutual\n"
+        f"{OUTSIDE.format('0-2')} --certificate made/others.pem --key made/others.key\n{THREE}",
+        "it needs a server, and all four workers",
+    ),
+    Replacement(
+        "docs/security.md",
+        f"{OUTSIDE.format('3')} --token-file token-3",
+        f"{SECURED} --set server.tokens=made/tokens --set run.directory=runs/tokens\n"
+        f"{OUTSIDE.format('0-3')} --token-file token-3",
+        "it needs a server, and all four workers",
+    ),
+    Replacement(
+        "docs/theory.md",
+        "python -m afl_lab.bounds --workers 4 16 64 256 --centres 2",
+        "python -m afl_lab.bounds --workers 4 16 --centres 2 --rounds 9",
+        "5 minutes",
+    ),
+    Replacement("docs/theory.md", "--rounds 10000", "--rounds 100", "1.5 minutes", part=True),
+)
+"""All that is other than on the pages, but for what the reader does everywhere."""
+
+
+def follow(path: str, folder: Path, *, is_quick: bool = True) -> None:
+    """Do what a page says, in an empty folder."""
+    page = PAGES[path]
+    for module in page.modules:
+        pytest.importorskip(module)
+    for program in page.programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not on this machine")
+    Reader(page, folder, replacements=REPLACEMENTS, not_run=NOT_RUN, is_quick=is_quick).follow()
