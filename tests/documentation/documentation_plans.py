@@ -219,6 +219,42 @@ def protocol_picture(text: str) -> None:
             raise PageError(f"{name} is not in both the picture and the schema")
 
 
+# docs/costs.md, docs/dual-weights.md and docs/from-flower.md
+
+
+def costs_presumes(reader: Reader) -> None:
+    """A project of one's own."""
+    reader.run("afl new hospital")
+    reader.run("cd hospital")
+
+
+WEIGHTS = re.findall(
+    r"^(?:worker \d|restarts) .*$",
+    (ROOT / "docs" / "first-hour.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def the_first_hours_weights(text: str) -> None:
+    """The curves are those that the first hour shows."""
+    if text.splitlines() != WEIGHTS:
+        raise PageError("the curves are not those of docs/first-hour.md")
+
+
+def flower_holds(reader: Reader) -> None:
+    """Flower's files are Python, and the third site is served as the page says."""
+    for name in ("client_app.py", "server_app.py"):
+        compile((reader.top / "hospital" / name).read_text(encoding="utf-8"), name, "exec")
+    said = dict(fedavg=0.55, **{"afl-com": 0.875})
+    for run, worst in said.items():
+        summary = json.loads((reader.top / run / "summary.json").read_text(encoding="utf-8"))
+        assert summary["last"]["worst_worker"] == 2
+        # Another processor rounds otherwise, and the site tests on 40 examples.
+        assert abs(summary["last"]["worst_accuracy"] - worst) <= 0.075, run
+    separate = json.loads((reader.top / "separate" / "summary.json").read_text(encoding="utf-8"))
+    assert separate["last"]["worst_accuracy"] == summary["last"]["worst_accuracy"]
+
+
 # docs/network.md and docs/reproduction.md
 
 
@@ -279,7 +315,11 @@ PAGES: Mapping[str, Page] = {
             modules=("cryptography", "matplotlib"),
             programs=("make",),
         ),
+        Page("docs/algorithm.md"),
         Page("docs/compressors.md"),
+        Page("docs/costs.md", presumes=costs_presumes),
+        Page("docs/dual-weights.md", pictures={WEIGHTS[0]: the_first_hours_weights}),
+        Page("docs/from-flower.md", holds=flower_holds),
         Page(
             "docs/first-hour.md",
             holds=first_hour_holds,

@@ -11,8 +11,8 @@ installed. All else that is other is in the tables of :mod:`documentation_plans`
 - ``json`` is a log line, with its event's fields.
 - ``ini`` is a unit's environment, ``dockerfile`` part of an image.
 - ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker
-  that a run needs is started when the page does something else than to ask the server how it is, so that there
-  is a server to ask.
+  that a run needs is started when the page does something else than to ask the server how it is, so that
+  there is a server to ask.
 - ``text`` is what the block before it has printed.
 """
 
@@ -48,7 +48,7 @@ import afl_worker.main
 from afl.cli.main import make_afl_parser
 from afl.config import Config, config_from_mapping, load_config
 from afl.events import check_line
-from afl_server.opening import stored_config
+from afl_server.stored import stored_config
 from afl_worker.main import parse_ids
 from support import Process
 from support.pages import ROOT, Block, blocks, command_lines
@@ -382,6 +382,7 @@ class Reader:
     def _written(self, text: str, ending: str) -> bool:
         name = _name_of(text, ending)
         if name:
+            (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text, encoding="utf-8")
             if ending == "py":
                 compile(text, name, "exec")
