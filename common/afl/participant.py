@@ -183,10 +183,11 @@ class Participant:
             )
         digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
         asked = committed.participants
-        for worker in self.workers if asked is not None else ():
-            if worker not in asked and self.reported(worker) < step.position:
-                # A process that owes a report is sent no other step: this one was closed with it.
-                self.forget(worker)
+        if asked is not None:
+            for worker in set(self.workers) - asked:
+                if self.reported(worker) < step.position:
+                    # A process that owes a report is sent no other step: that one was closed with it.
+                    self.forget(worker)
         for worker in self.workers:
             if asked is not None and worker not in asked:
                 continue
