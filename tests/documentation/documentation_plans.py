@@ -24,7 +24,7 @@ from afl.tasks.registry import load_task
 from afl.tracking.following import Following
 from support import Federation
 from support.identities import Identities, Pair, tls
-from support.pages import ROOT, blocks
+from support.pages import PROJECT, ROOT, blocks, inline
 
 DATA = os.environ.get("AFL_DATA")
 """Where the data sets are; the tests themselves do without it but for the whole version of one page."""
@@ -94,6 +94,21 @@ def readme_holds(reader: Reader) -> None:
     assert (reader.top / "exported" / "card.json").is_file()
 
 
+# README.md of a project that `afl new` makes
+
+
+def project_presumes(reader: Reader) -> None:
+    """The project."""
+    reader.run("afl new hospital")
+    reader.folder = reader.top / "hospital"
+
+
+def project_holds(reader: Reader) -> None:
+    """The folders that it names are there, and a second run is one."""
+    for folder in ("runs/first/logs", "runs/separate"):
+        assert (reader.folder / folder).is_dir(), folder
+
+
 # docs/first-hour.md
 
 
@@ -152,15 +167,19 @@ def guide_holds(reader: Reader) -> None:
 def security_presumes(reader: Reader) -> None:
     """Files as another authority has made them, under the names that the page's commands have."""
     identities = Identities(reader.top / "made")
-    server, three = identities.server(), identities.worker("3")
+    identities.server()
+    three = identities.worker("3")
     identities.worker("0-2", name="others")
-    (reader.top / "token-3").write_bytes(identities.token("0-3").read_bytes())
+    # Worker 3's token is made by hand, as the page says; the line in the server's file is for all four.
+    make, digest = [line for line in inline("docs/security.md", "openssl", "tr") if "token-3" in line]
+    reader.run(make)
+    reader.run(digest)
     (reader.top / "token-3").chmod(0o600)
+    line = f"0-3 sha256:{reader.said[digest].split()[0]}\n"
+    (reader.top / "made" / "tokens").write_text(line, encoding="utf-8")
     (reader.top / "ca.pem").symlink_to(identities.ca)
     (reader.top / "worker-3.pem").symlink_to(three.certificate)
     (reader.top / "worker-3.key").symlink_to(three.key)
-    (reader.top / "made" / "server.pem").exists()
-    assert server.key.is_file()
 
 
 SECURED = (
@@ -242,7 +261,13 @@ def network_presumes(reader: Reader) -> None:
     parts = {"main": {"title": "One method", "seeds": [1]}}
     experiment = {"title": "Two workers", "methods": method, "parts": parts}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
-    config = {**MINIMAL, "task": {"name": "fashion-mnist", "options": {"hidden": []}}}
+    # More rounds than are waited for: an evaluation every 10 of them must come.
+    algorithm = {**MINIMAL["algorithm"], "rounds": 50}
+    config = {
+        **MINIMAL,
+        "algorithm": algorithm,
+        "task": {"name": "fashion-mnist", "options": {"hidden": [], "partition": "iid"}},
+    }
     (folder / "rand-k.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
@@ -279,6 +304,7 @@ PAGES: Mapping[str, Page] = {
             modules=("cryptography", "matplotlib"),
             programs=("make",),
         ),
+        Page(PROJECT, presumes=project_presumes, holds=project_holds),
         Page("docs/compressors.md"),
         Page(
             "docs/first-hour.md",
@@ -386,6 +412,21 @@ REPLACEMENTS = (
         "python make_data.py\nafl-server --config my_run.yaml",
         "the sentence before says so",
     ),
+    Replacement(PROJECT, "@CLASS@", "Hospital", "`afl new` fills it in", part=True),
+    Replacement(PROJECT, "python test_task.py", "", "what the README's test has is not done again"),
+    Replacement(
+        PROJECT,
+        "afl run server.yaml",
+        "afl run server.yaml --set algorithm.rounds=20 --processes 1",
+        "300 rounds",
+    ),
+    Replacement(
+        PROJECT,
+        "afl-server --config server.yaml --set run.directory=runs/separate",
+        "afl-server --config server.yaml --set run.directory=runs/separate --set algorithm.rounds=20",
+        "300 rounds",
+    ),
+    Replacement(PROJECT, "--id 0 ", "--id 0-2 ", "the sentence before has the others", part=True),
     *(
         Replacement(
             "docs/first-hour.md",

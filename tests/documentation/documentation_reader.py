@@ -11,8 +11,8 @@ installed. All else that is other is in the tables of :mod:`documentation_plans`
 - ``json`` is a log line, with its event's fields.
 - ``ini`` is a unit's environment, ``dockerfile`` part of an image.
 - ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker
-  that a run needs is started when the page does something else than to ask the server how it is, so that there
-  is a server to ask.
+  that a run needs is started when the page does something else than to ask the server how it is, so that
+  there is a server to ask.
 - ``text`` is what the block before it has printed.
 """
 
@@ -29,6 +29,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -53,7 +54,7 @@ from afl_worker.main import parse_ids
 from support import Process
 from support.pages import ROOT, Block, blocks, command_lines
 
-COMMAND_S = 120.0
+COMMAND_S = 400.0
 """A command that has not ended by then hangs."""
 
 OURS = ("afl", "afl-server", "afl-worker")
@@ -72,6 +73,7 @@ PROGRAMS = frozenset(
         "printf",
         "prometheus",
         "python",
+        "tr",
     }
 )
 """What is run. Whatever else a page names must be in :data:`documentation_plans.NOT_RUN`."""
@@ -658,34 +660,47 @@ def _plain(printed: str) -> str:
 
 
 def _piped(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=COMMAND_S,
-    )
-    return done.returncode, done.stdout
+    with _started(command, folder, environment, subprocess.PIPE) as process:
+        printed, _ = process.communicate(timeout=COMMAND_S)
+        return process.returncode, printed.decode(errors="replace")
 
 
 def _on_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
     ours, its = pty.openpty()
     printed = bytearray()
+    deadline = time.monotonic() + COMMAND_S
     try:
-        process = subprocess.Popen(
-            command, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=its, stderr=its
-        )
-        while process.poll() is None or select.select([ours], [], [], 0)[0]:
-            if select.select([ours], [], [], 0.1)[0]:
-                printed += os.read(ours, 1 << 16)
-        return process.returncode, printed.decode(errors="replace")
+        with _started(command, folder, environment, its) as process:
+            while process.poll() is None or select.select([ours], [], [], 0)[0]:
+                if select.select([ours], [], [], 0.1)[0]:
+                    printed += os.read(ours, 1 << 16)
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(command, COMMAND_S)
+            return process.returncode, printed.decode(errors="replace")
     finally:
         os.close(its)
         os.close(ours)
+
+
+@contextlib.contextmanager
+def _started(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process group of its own, of which nothing is left."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _is_ready(url: str) -> bool:
