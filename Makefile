@@ -2,7 +2,7 @@
 # make test     all tests that take less than minutes each (make test ARGS=--slow: the others too)
 # make lint     formatting, types, imports, generated files
 # make proto    write the protobuf modules again after a change of proto/
-# make docs     write the tables of README.md and docs, and the generated files of deploy, again
+# make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/
 # make policy   checkov over deploy/, from an environment of its own (.venv-policy): it pins much of what we use
 # make bench    what a round costs, beside gRPC's own floor
 # make clean    remove what was made here, the environment .venv too
@@ -31,14 +31,15 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m afl_lab.readme --check
+	$(BIN)/python -m afl_lab.docs --check
 	$(BIN)/python -m afl_lab.protobuf --check
 
 proto: $(VENV)/.dev
 	PYTHON=$(abspath $(BIN))/python sh proto/generate.sh
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m afl_lab.readme --write
+	$(BIN)/python -m afl_lab.docs --write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 policy: $(VENV)/.dev .venv-policy/bin/checkov
 	AFL_CHECKOV=$(abspath .venv-policy/bin/checkov) $(BIN)/python -m pytest tests/deployment/test_pod_security.py $(ARGS)
@@ -51,7 +52,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m afl_lab.bench.rounds $(ARGS)
 
 clean:
-	rm -rf .venv .venv-policy build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-policy build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find common server worker lab tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 venv: $(VENV)/.dev

@@ -196,7 +196,10 @@ def lock(path: Path, what: str) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise InUseError(f"{what} is in use by another process: {path} is locked") from None
+        raise InUseError(
+            f"{what} is in use by another process: {path} is locked; end that process, or name another "
+            "directory"
+        ) from None
     except BaseException:
         os.close(handle)
         raise

@@ -18,7 +18,7 @@ from afl.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.buffer_mean import BufferMean
 from afl.codecs.payload import check_header
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
-from afl.held_reports import HeldReports
+from afl.held_reports import HeldReports, with_stand_ins
 from afl.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
@@ -443,7 +443,9 @@ class RoundEngine:
         assert outcome.step.position == self.step.position
         assert outcome.step.kind is self.step.kind
         if outcome.payload is not None:
-            self.collector.replay(outcome.losses, outcome.payload, outcome.unsent)
+            # Whatever the policy is now: another may have closed the step.
+            losses = with_stand_ins(outcome.losses, outcome.unsent)
+            self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -524,12 +526,12 @@ class RoundEngine:
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
             np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
-            settings = self.algorithm.settings
+            algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
                 position.round,
                 self._losses,
-                self.dual_weights,
+                algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
             )
         self._open(self._following((payload.header,)))

@@ -48,15 +48,33 @@ _MEANINGS = {
 }
 
 
+def why_unwritable(error: OSError) -> str:
+    """Why a folder cannot be made or written, for a message."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is there, where a folder is needed"
+    return error.strerror or str(error)
+
+
 def place(worker: int, rounds: str) -> str:
     """Where something happened, for a message: ``worker 3, round 5``."""
     return f"worker {worker}, {rounds}"
+
+
+ADVICE_NON_FINITE = "lower algorithm.eta_w, or look for NaN in the data (`afl check` does)"
+"""What most often helps where a number is not finite."""
 
 
 class AflError(Exception):
     """Base of every error that a user, an operator or a peer can cause."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
+
+
+def placed(where: str, error: AflError) -> AflError:
+    """The error with where it happened before its message, for ``raise ... from error``."""
+    failure = AflError(f"{where}: {error}")
+    failure.exit_code = error.exit_code
+    return failure
 
 
 class ConfigError(AflError):
@@ -69,6 +87,10 @@ class TaskError(AflError):
     """A user's task that cannot be trained: no parameters, BatchNorm without a policy, and the like."""
 
     exit_code = ExitCode.CONFIG
+
+
+class TaskCodeError(TaskError):
+    """A task whose own code raised; the cause is what it raised."""
 
 
 class DataError(AflError):

@@ -117,7 +117,11 @@ class HeldReports(Collector):
         return {**self._inner.unsent(), **self._stood_in}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
-        """With the losses that stood in."""
-        stood_in = unsent.get(_STAND_INS)
-        counted = losses if stood_in is None else np.where(np.isnan(losses), stood_in, losses)
-        self._inner.replay(counted, payload, unsent)
+        """Passed on."""
+        self._inner.replay(losses, payload, unsent)
+
+
+def with_stand_ins(losses: NDArray[np.float64], unsent: Arrays) -> NDArray[np.float64]:
+    """The losses of a closed step, ``[m]``, with those that stood in for absent workers' own."""
+    stood_in = unsent.get(_STAND_INS)
+    return losses if stood_in is None else np.where(np.isnan(losses), stood_in, losses)

@@ -17,7 +17,7 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer,
 
 from afl import events
 from afl._version import __version__
-from afl.config.address import Address
+from afl.config.address import Address, why_not_listened
 from afl.errors import AddressError
 
 LOG = logging.getLogger("afl.http")
@@ -130,9 +130,7 @@ class HttpPages(abc.ABC):
                 host, address.port, self._respond, server_class=server_class, handler_class=_QuietHandler
             )
         except OSError as error:
-            raise AddressError(
-                f"{option}: cannot listen on {address}: {error.strerror}; name another port, or go without"
-            ) from error
+            raise AddressError(f"{option}: cannot listen on {address}: {why_not_listened(error)}") from error
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(CLOSING_CHECK_S,), name="afl-http", daemon=True

@@ -10,6 +10,7 @@ from torch import nn
 
 from afl.buffers import BufferPolicy
 from afl.errors import TaskError
+from afl.own_code import calling
 from afl.parameters import DIGEST_BYTES, ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Task
@@ -23,7 +24,8 @@ def build_module(task: Task, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = task.model()
+        with calling(f"{type(task).__name__}.model()"):
+            module = task.model()
     if not isinstance(module, nn.Module):
         raise TaskError(
             f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"

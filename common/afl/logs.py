@@ -39,3 +39,6 @@ def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    if level != "debug":
+        # Its own reports at exit say nothing of a run.
+        logging.getLogger("torch").setLevel(logging.WARNING)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from afl.buffers import BufferPolicy, ModuleBuffers
 from afl.errors import TaskError
@@ -61,6 +62,12 @@ class ParameterVector:
         named = list(module.named_parameters())
         trainable = [(name, p) for name, p in named if p.requires_grad]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        for name, parameter in named:
+            if is_lazy(parameter):
+                raise TaskError(
+                    f"the parameter {name} of the model {type(module).__name__} has no shape yet (a lazy "
+                    "layer); call the module once on an example batch in model(), or give the layer its size"
+                )
         self.dim = sum(p.numel() for _, p in trainable)
         if self.dim == 0:
             raise TaskError(
@@ -74,7 +81,8 @@ class ParameterVector:
         for name, parameter in trainable:
             if not parameter.dtype.is_floating_point:
                 raise TaskError(
-                    f"the parameter {name} is {parameter.dtype}; trainable parameters are real floating-point"
+                    f"the parameter {name} is {parameter.dtype}; trainable parameters are real "
+                    "floating-point: convert it, or set requires_grad = False"
                 )
             stop = start + parameter.numel()
             is_view = parameter.dtype == torch.float32

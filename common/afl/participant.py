@@ -182,9 +182,13 @@ class Participant:
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
         digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
-        asked = committed.participants
+        asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
-            if asked is not None and worker not in asked:
+            if worker not in asked and self.reported(worker) < step.position:
+                # A process that owes a report is sent no other step: this one was closed with it.
+                self.forget(worker)
+        for worker in self.workers:
+            if worker not in asked:
                 continue
             if self.reported(worker) != step.position:
                 answer = self._finite_answer(worker, committed, digest)
@@ -245,6 +249,11 @@ class Participant:
             self._side.halves[worker].put_back(report, payloads)
         self.forget(worker)
         return True
+
+    def counted(self, worker: int, position: Position) -> None:
+        """The worker's report for ``position`` is in a step that is closed for good."""
+        if self.held(worker, position) is not None:
+            self.forget(worker)
 
     def forget(self, worker: int) -> None:
         """The worker's last report will not be asked for again: free its memory."""
@@ -320,7 +329,7 @@ class Participant:
             metrics, examples = self._oracle.evaluate(worker)
             for name, value in metrics.items():
                 if not np.isfinite(value):
-                    raise NonFiniteError(f"the metric {name} is {value} on the test data of worker {worker}")
+                    raise NonFiniteError(f"the metric {name} is {value} on the test data")
             residual = self._side.halves[worker].residual
             report = Report(
                 worker,

@@ -76,5 +76,6 @@ class DivergenceWatch:
             return
         raise DivergedError(
             f"the run has diverged: {self._last}; the highest was above faults.divergence.max_loss "
-            f"({self._max_loss:g}) at {self._in_a_row} evaluation{'s' if self._in_a_row > 1 else ''} in a row"
+            f"({self._max_loss:g}) at {self._in_a_row} evaluation{'s' if self._in_a_row > 1 else ''} in "
+            "a row; lower algorithm.eta_w or algorithm.eta_q"
         )

@@ -41,6 +41,9 @@ class Purpose(enum.IntEnum):
     LOSS_MINIBATCH = 11
     DOWNLINK_COMPRESSOR = 12
     VALIDATION_SPLIT = 13
+    TASK_IN_GRADIENT = 14
+    TASK_IN_LOSS = 15
+    TASK_IN_EVALUATION = 16
 
 
 _UNUSED = np.random.SeedSequence(0)

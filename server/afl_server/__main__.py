@@ -2,7 +2,13 @@
 
 import sys
 
-from afl_server.main import main
+from afl.cli.entry import enter
+
+
+def main() -> int:
+    """The command; returns the exit code."""
+    return enter("afl-server", "afl_server.main")
+
 
 if __name__ == "__main__":
     sys.exit(main())

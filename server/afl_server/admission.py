@@ -63,11 +63,14 @@ class Admission:
         outside = next((worker for worker in message.workers if worker >= self.workers), None)
         if outside is not None:
             return (
-                f"worker {outside} is out of range: the run has {self.workers} workers, "
-                f"0 to {self.workers - 1}"
+                f"worker {outside} is out of range: the run has {self.workers} workers; start it with an "
+                f"--id from 0 to {self.workers - 1}"
             )
         if message.layout_hash and message.layout_hash != self.layout_hash:
-            return "the model's layout is not the run's: names, shapes, types and order must be the same"
+            return (
+                "the model's layout is not the run's: names, shapes, types and order must be the same; "
+                "install the same version of the task at both ends, and start the worker again"
+            )
         return ""
 
     def of_ready(self, message: pb.Ready) -> str:
@@ -75,13 +78,13 @@ class Admission:
         if message.layout_hash != self.layout_hash:
             return (
                 f"the model's layout differs: this worker's has {message.dim} trainable parameters, the "
-                f"run's {self.dim}; names, shapes, types and order must be the same (is the task's "
-                "version, or an option of it, another?)"
+                f"run's {self.dim}; names, shapes, types and order must be the same; install the "
+                "same version of the task at both ends"
             )
         if not hmac.compare_digest(message.realization_digest, self.realization_digest):
             return (
                 "the shared randomness differs: this worker draws another first realization from the same "
-                "seed, so it would decode wrongly (is its afl or a compressor plugin another version?)"
+                "seed, so it would decode wrongly; install the same afl and compressors at both ends"
             )
         return ""
 

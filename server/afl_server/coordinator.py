@@ -39,7 +39,7 @@ from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
-from afl_server.dual_history import DualHistory
+from afl_server.dual_window import DualWindow
 from afl_server.gate import Gate
 from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
@@ -122,7 +122,7 @@ class Coordinator:
         self.first_round: tuple[float, int] | None = None
         """When this process closed its first round, and which."""
         self.randomness = randomness
-        self.dual_history = DualHistory.of(config)
+        self.dual_window = DualWindow.of(config)
         self.downlink = Downlink(self)
         # Where whole payloads are kept, closing a step folds all of them at once.
         at_once = config.workers if self.engine.policy.leaves_out else 1
@@ -270,7 +270,7 @@ class Coordinator:
 
     async def farewell(self) -> None:
         """Wait for the disk and, bounded, until every session has read its goodbye; at the end of the run
-        also for workers that were away."""
+        also for workers that have been away for so short a time that they may come back."""
         self.deadline.cancel()
         deadline = time.monotonic() + FAREWELL_TIMEOUT_S
         is_end = self.result.result()[0] is ExitCode.OK
@@ -278,7 +278,7 @@ class Coordinator:
             waiting = [asyncio.ensure_future(session.is_over.wait()) for session in self.roster]
             if waiting:
                 await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            elif is_end and len(self.informed) < self.config.workers:
+            elif is_end and not self.informed.issuperset(self.roster.returning()):
                 await asyncio.sleep(FAREWELL_CHECK_S)
             else:
                 break
@@ -416,6 +416,7 @@ class Coordinator:
                 digest, self.residual_norm = await self.on_engine(self._own_state)
                 self.engine.expect_digest(digest)
             absent, unanswered = self.engine.absent(), self.engine.missing()
+            counted = [worker for worker in self.engine.participants if worker not in absent]
             opening = await self.on_engine(self.engine.advance)
             self.tallies.absent_reports += len(absent)
             self.incidents.count(Incident.ABSENT, absent)
@@ -436,6 +437,7 @@ class Coordinator:
                 if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
                     await self.downlink.heal(self.engine.last_evaluation)
                 await self.downlink.open(opening, closed)
+                self.downlink.acknowledge(closed, counted)
             outputs = self._outputs(self._record(closed, moment), opening)
             if outputs or opening is None:
                 snapshot = await self._snapshot_in_turn()
@@ -505,7 +507,7 @@ class Coordinator:
         summary = self.engine.last_round
         if summary is not None and summary is not self.records.round:
             self.round_started_at = time.monotonic()
-            self.dual_history.add(summary.round, summary.dual_weights)
+            self.dual_window.add(summary.round, summary.dual_weights)
             self.records.train_round(summary, seconds=moment.round_seconds, up=up, down=down)
             if self.first_round is None:
                 self.first_round = (time.monotonic(), summary.round)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from afl import events
 from afl.engine import Evaluation, Opening
 from afl.messages import NOWHERE, Kind, Position, Step
-from afl.wire.frames import ack_frame
+from afl.wire.frames import ack_frame, receipt_frame
 from afl_server.broadcast import Broadcast
 from afl_server.incidents import Incident
 from afl_server.model import model_payloads
@@ -87,8 +87,9 @@ class Downlink:
     async def catch_up(self, session: Session) -> None:
         """Bring a session's model to the open step, and let it follow what is already under way."""
         engine = self._run.engine
+        # Whatever the policy is now: a process before this one may have closed steps without the late.
         for worker, reported in session.reported.items():
-            if engine.policy.skips_late and engine.is_late(worker, reported):
+            if engine.is_late(worker, reported):
                 self._run.tallies.late_reports += 1
                 session.send(ack_frame(engine.late_ack(worker, reported), Kind.TRAIN))
         if not self._open.is_for(session.workers):
@@ -115,6 +116,14 @@ class Downlink:
                 session.send(self._repeated(asked))
         if self._streaming is not None:
             session.send(self._streaming)
+
+    def acknowledge(self, closed: Step, reported: Sequence[int]) -> None:
+        """Tell workers whose models are in a closed step, and whose process is not sent the next one, that
+        they need not be kept."""
+        for worker in reported if closed.kind is Kind.TRAIN else ():
+            owner = self._run.roster.owner(worker)
+            if owner is not None and owner.state is State.READY and not self._open.is_for(owner.workers):
+                owner.send(receipt_frame(worker, closed.position))
 
     async def go_on_with(self, session: Session) -> None:
         """Send the open step to a session that owes nothing any more, whatever its model is."""

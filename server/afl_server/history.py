@@ -2,7 +2,7 @@
 
 Rounds share a fixed number of buckets. When these are full, neighbours are merged and each holds twice as
 many rounds, so that the whole run fits whatever its length. Of dual weights a bucket keeps each worker's
-least and largest, so that merging hides no peak; the last few blocks are kept apart, as they were.
+least and largest, so that merging hides no peak; the last rounds as they were are in ``dual_window.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ BUCKETS = 256
 """Points of a curve: more than a screen resolves, few enough that a page of ten curves is small."""
 
 MOST_FOLLOWED = 4096
-"""Up to so many workers each has curves of its own (21 MB at most); of more, only what is said of all."""
-
-RECENT_BLOCKS = 3
+"""Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all."""
 
 SPREAD = (0.0, 0.25, 0.75, 1.0)
 """The quantiles over the workers that are kept of each evaluation."""
@@ -66,8 +64,6 @@ class View:
         width: rounds in a bucket.
         low: the least dual weight in each bucket, ``[buckets, n]``; NaN where an earlier process ran it.
         high: the largest, likewise.
-        recent_rounds: the last rounds kept one by one.
-        recent: the dual weights in them, ``[recent_rounds, n]``.
         spacing: every how many-th evaluation there is; the last is always among them.
         accuracy: ``[evaluations, n]``; NaN where there is none.
         loss: likewise.
@@ -79,8 +75,6 @@ class View:
     buckets: list[Bucket]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
-    recent_rounds: list[int]
-    recent: NDArray[np.float32]
     spacing: int
     evaluations: list[Standing]
     accuracy: NDArray[np.float32]
@@ -93,10 +87,9 @@ class History:
 
     Args:
         workers: m.
-        block: B, rounds between restarts of the dual weights; 0 where they never restart.
     """
 
-    def __init__(self, workers: int, block: int = 0) -> None:
+    def __init__(self, workers: int) -> None:
         self._lock = threading.Lock()
         self.workers = workers
         self.follows = workers <= MOST_FOLLOWED
@@ -106,10 +99,6 @@ class History:
         self._buckets: list[Bucket] = []
         self._low = np.empty((BUCKETS, columns), dtype=np.float32)
         self._high = np.empty((BUCKETS, columns), dtype=np.float32)
-        self._stride = max(1, math.ceil(RECENT_BLOCKS * block / BUCKETS))
-        self._recent_rounds = np.zeros(BUCKETS, dtype=np.int64)
-        self._recent = np.empty((BUCKETS, columns), dtype=np.float32)
-        self._recent_count = 0
         self._evaluations: list[Standing] = []
         self._spacing = 1
         self._evaluated = 0
@@ -126,11 +115,6 @@ class History:
         with self._lock:
             self.version += 1
             self._fold(bucket, dual_weights)
-            if dual_weights is not None and self.follows and bucket.round % self._stride == 0:
-                place = self._recent_count % BUCKETS
-                self._recent_rounds[place] = bucket.round
-                self._recent[place] = dual_weights
-                self._recent_count += 1
 
     def _fold(self, bucket: Bucket, dual_weights: NDArray[np.float64] | None) -> None:
         if not self._buckets or self._buckets[-1].rounds >= self._width:
@@ -186,15 +170,11 @@ class History:
         columns = list(workers) if self.follows else []
         with self._lock:
             rounds, evaluated = len(self._buckets), len(self._evaluations)
-            recent = min(self._recent_count, BUCKETS)
-            order = np.arange(self._recent_count - recent, self._recent_count) % BUCKETS
             return View(
                 self._width,
                 [Bucket(**vars(bucket)) for bucket in self._buckets],
                 self._low[:rounds, columns],
                 self._high[:rounds, columns],
-                self._recent_rounds[order].tolist(),
-                self._recent[order][:, columns],
                 self._spacing,
                 list(self._evaluations),
                 self._accuracy[:evaluated, columns],

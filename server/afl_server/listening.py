@@ -3,18 +3,10 @@ writes to standard error past the log and does not say why."""
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 
-from afl.config.address import Address, is_wildcard
+from afl.config.address import Address, is_wildcard, why_not_listened
 from afl.errors import AddressError
-
-_REASONS = {
-    errno.EADDRINUSE: "another process listens there; name another port, or end that process",
-    errno.EADDRNOTAVAIL: "it is not an address of this machine",
-    errno.EACCES: "ports below 1024 need more rights than this process has",
-}
 
 
 def check_listen(key: str, address: Address) -> None:
@@ -35,7 +27,10 @@ def check_listen(key: str, address: Address) -> None:
             for entry in socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
         ]
     except socket.gaierror as error:
-        raise AddressError(f"{key}: cannot listen on {address}: no such host ({error.strerror})") from error
+        raise AddressError(
+            f"{key}: cannot listen on {address}: no such host ({error.strerror}); name an address of "
+            "this machine"
+        ) from error
     failure: OSError | None = None
     for family, kind, protocol, _, place in found:
         try:
@@ -48,6 +43,4 @@ def check_listen(key: str, address: Address) -> None:
         else:
             return
     assert failure is not None
-    number = failure.errno or 0
-    reason = _REASONS.get(number, os.strerror(number))
-    raise AddressError(f"{key}: cannot listen on {address}: {reason}") from failure
+    raise AddressError(f"{key}: cannot listen on {address}: {why_not_listened(failure)}") from failure

@@ -91,20 +91,6 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
         raise
 
 
-def stored_config(directory: Path, overrides: list[str]) -> Config:
-    """The configuration of the run in a directory, to go on with.
-
-    Raises:
-        ConfigError: if there is no run that can be gone on with.
-    """
-    if not (directory / STATE_FOLDER).is_dir():
-        raise ConfigError(
-            f"--resume {directory}: no run that can be gone on with is there (no folder {STATE_FOLDER})"
-        )
-    config = load_config(directory / CONFIG_FILE, overrides)
-    return config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
-
-
 def _clear(directory: Path) -> None:
     """A server that ended before its first checkpoint has left nothing that counts."""
     metrics = directory / METRICS_FILE

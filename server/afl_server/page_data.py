@@ -206,10 +206,7 @@ class PageData:
                 name: [_short(view.spread[:, kind, place].tolist()) for place in range(len(SPREAD))]
                 for kind, name in enumerate(("accuracy", "loss"))
             },
-            **_axes(view),
-            "curves": [_curves(view, place, worker) for place, worker in enumerate(shown)]
-            if self._history.follows
-            else [],
+            **self._curves(view, shown),
         }
 
     def worker(self, worker: int) -> dict[str, Any]:
@@ -235,9 +232,29 @@ class PageData:
             "seconds": _number(run.report_seconds[worker]),
         }
         if self._history.follows:
-            view = self._history.view([worker])
-            found |= {**_axes(view), "curves": [_curves(view, 0, worker)]}
+            found |= self._curves(self._history.view([worker]), [worker])
         return found
+
+    def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
+        """Of the workers that the view is of, with their axes."""
+        followed = workers if self._history.follows else []
+        recent_rounds, recent = self._run.dual_window.curves(followed)
+        return {
+            "round": [bucket.round for bucket in view.buckets],
+            "recent_round": recent_rounds,
+            "evaluation_round": [point.round for point in view.evaluations],
+            "curves": [
+                {
+                    "worker": worker,
+                    "weight_low": _short(view.low[:, place].tolist()),
+                    "weight_high": _short(view.high[:, place].tolist()),
+                    "recent_weight": _short(recent[:, place].tolist()),
+                    "accuracy": _short(view.accuracy[:, place].tolist()),
+                    "loss": _short(view.loss[:, place].tolist()),
+                }
+                for place, worker in enumerate(followed)
+            ],
+        }
 
     def _shown_workers(self) -> list[int]:
         workers, history = self._run.config.workers, self._history
@@ -283,25 +300,6 @@ def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float])
         )
 
     return sorted(range(workers), key=key) if accuracy else list(range(workers))
-
-
-def _axes(view: View) -> dict[str, Any]:
-    return {
-        "round": [bucket.round for bucket in view.buckets],
-        "recent_round": view.recent_rounds,
-        "evaluation_round": [point.round for point in view.evaluations],
-    }
-
-
-def _curves(view: View, place: int, worker: int) -> dict[str, Any]:
-    return {
-        "worker": worker,
-        "weight_low": _short(view.low[:, place].tolist()),
-        "weight_high": _short(view.high[:, place].tolist()),
-        "recent_weight": _short(view.recent[:, place].tolist()),
-        "accuracy": _short(view.accuracy[:, place].tolist()),
-        "loss": _short(view.loss[:, place].tolist()),
-    }
 
 
 def _picked(values: Sequence[float], rows: Sequence[int]) -> list[float | None]:

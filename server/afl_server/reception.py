@@ -76,7 +76,9 @@ class Reception:
             rival = await self._run.roster.rival(worker, message.incarnation)
             if rival is not None:
                 self.refuse(
-                    session, f"worker {worker} is taken: another process ({rival.peer}) runs it and answers"
+                    session,
+                    f"worker {worker} is taken: another process ({rival.peer}) runs it and answers; "
+                    "start this one with another --id, or end that one",
                 )
                 return
             replaced = self._run.roster.owner(worker)
@@ -156,10 +158,9 @@ class Reception:
         rounds = self._run.settings.parameters.named(position.round)
         where = place(message.worker, rounds)
         LOG.error(
-            "%s failed: %s\n%s",
+            "%s failed: %s",
             where,
-            message.message,
-            message.traceback,
+            "\n".join(part for part in (message.message, message.traceback.rstrip()) if part),
             extra=events.WorkerFailed(worker=message.worker, round=position.round or None).extra,
         )
         is_non_finite = int(message.cause) == FailureCause.NON_FINITE

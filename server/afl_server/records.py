@@ -22,7 +22,7 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
-from afl.errors import ConfigError, ExitCode, StorageError
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
@@ -56,11 +56,7 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
-        self.history = (
-            None
-            if self.config.server.http is None
-            else History(self.config.workers, self.config.algorithm.restart_length)
-        )
+        self.history = None if self.config.server.http is None else History(self.config.workers)
 
     @staticmethod
     def claim(directory: Path) -> None:
@@ -169,7 +165,10 @@ class RunRecords:
         if is_ours:
             return ""
         if not self.directory.is_dir():
-            return f"the run directory {self.directory} is gone"
+            return (
+                f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
+                "another one"
+            )
         return f"{path} is gone, or another file has its place"
 
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
@@ -378,7 +377,7 @@ class RunRecords:
 
     def _unwritten(self, name: str, error: Exception) -> StorageError:
         if not self.directory.is_dir():
-            return StorageError(f"{name} cannot be written: the run directory {self.directory} is gone")
+            return StorageError(f"{name} cannot be written: {self.lost()}")
         reason = error.strerror if isinstance(error, OSError) else error
         return StorageError(f"{self.directory / name} cannot be written: {reason}")
 
@@ -412,4 +411,6 @@ def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:
 
 
 def _unwritable(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"run.directory: {directory} cannot be written: {error.strerror}")
+    return ConfigError(
+        f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
+    )

@@ -16,6 +16,10 @@ LOG = logging.getLogger("afl.server")
 PROBE_TIMEOUT_S = 5.0
 """How long a session may take to prove that it is alive when another claims one of its workers."""
 
+RETURN_S = 10.0
+"""How long after it was lost a worker is expected back: those that live try again every second or two, and a
+supervisor starts another process within a few."""
+
 
 class Roster:
     """The open sessions of a run.
@@ -30,7 +34,7 @@ class Roster:
         self._owners: dict[int, Session] = {}
         self._incarnations: dict[int, bytes] = {}
         self._lost_at: dict[int, float] = {}
-        self._alone_since = time.monotonic()
+        self._began = self._alone_since = time.monotonic()
 
     @property
     def alone_for(self) -> float:
@@ -90,6 +94,16 @@ class Roster:
             return None
         now = time.monotonic()
         return now - self._lost_at.get(worker, now)
+
+    def returning(self) -> list[int]:
+        """Workers without a session that may be on their way: lost, or not seen since this process began, for
+        no longer than :data:`RETURN_S`."""
+        since = time.monotonic() - RETURN_S
+        return [
+            worker
+            for worker in range(self._workers)
+            if worker not in self._owners and self._lost_at.get(worker, self._began) > since
+        ]
 
     def newcomers(self, session: Session) -> list[int]:
         """The session's workers that another process, or none, ran before."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from afl.errors import ProtocolError
 from afl.fault_points import reached
 from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
-from afl.security.identity import WorkerIds
+from afl.security.identity import MOST_WORKERS_A_SESSION, WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -33,9 +33,6 @@ from afl_server.gate import Identity
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
-
-MAX_WORKERS_A_SESSION = 65536
-
 
 HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
@@ -104,9 +101,9 @@ class Session:
         """Say goodbye and end after what is queued has been sent."""
         if self.state is State.ENDED:
             return
-        self._outbox.put_nowait(
-            control(pb.ServerFrame(goodbye=pb.Goodbye(status=number(status), reason=reason)))
-        )
+        run_id = self._coordinator.run_id if status is GoodbyeStatus.FINISHED else ""
+        goodbye = pb.Goodbye(status=number(status), reason=reason, run_id=run_id)
+        self._outbox.put_nowait(control(pb.ServerFrame(goodbye=goodbye)))
         self._outbox.put_nowait(None)
         self.state = State.ENDED
 
@@ -226,8 +223,8 @@ def read_join(message: pb.Join) -> tuple[int, ...]:
     workers = tuple(message.workers)
     if not workers:
         raise ProtocolError("a Join that names no worker")
-    if len(workers) > MAX_WORKERS_A_SESSION:
-        raise ProtocolError(f"a Join of {len(workers)} workers; {MAX_WORKERS_A_SESSION} are the most")
+    if len(workers) > MOST_WORKERS_A_SESSION:
+        raise ProtocolError(f"a Join of {len(workers)} workers; {MOST_WORKERS_A_SESSION} are the most")
     if list(workers) != sorted(set(workers)):
         raise ProtocolError("the workers of a Join must be ascending and each named once")
     return workers

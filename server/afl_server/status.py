@@ -45,7 +45,7 @@ def snapshot(coordinator: Coordinator) -> dict[str, Any]:
         "uplink_float_equivalents": tallies.uplink.float_equivalents,
         "downlink_float_equivalents": tallies.downlink.float_equivalents,
         "dual_weights": engine.dual_weights.tolist(),
-        "dual_history": coordinator.dual_history.view(),
+        "dual_history": coordinator.dual_window.view(),
         "directory": str(records.directory),
     }
 

@@ -33,7 +33,7 @@ from afl.durable import (
     write_whole,
 )
 from afl.engine import Evaluation, Outcome
-from afl.errors import ConfigError, StorageError
+from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.fault_points import reached
 from afl.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.sizing import largest_log
@@ -98,7 +98,9 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(folder / "lock", f"the run in {folder.parent}")
         except OSError as error:
-            raise ConfigError(f"run.directory: {folder} cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"run.directory: {folder} cannot be written: {why_unwritable(error)}; name another directory"
+            ) from error
         self._log = -1
         self._log_bytes = 0
         self._log_start = 0

@@ -23,8 +23,8 @@ from afl import __version__
 from afl.config import load_config
 
 PARSERS: dict[str, Callable[[], ArgumentParser]] = {
-    "afl-server": afl_server.main._parser,
-    "afl-worker": afl_worker.main._parser,
+    "afl-server": afl_server.main.make_server_parser,
+    "afl-worker": afl_worker.main.make_worker_parser,
 }
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

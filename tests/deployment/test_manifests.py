@@ -239,11 +239,11 @@ def test_the_commands_are_the_daemons_own(documents: list[Document], tmp_path: P
             assert not [word for word in words if "$(" in word], "every variable is known"
             assert words[0] == name
             if name == "afl-server":
-                parsed = afl_server.main._parser().parse_args(words[1:])
+                parsed = afl_server.main.make_server_parser().parse_args(words[1:])
                 assert str(parsed.config.parent) in mounts
                 assert parsed.config.name in of_kind(documents, "ConfigMap")[0]["data"]
                 continue
-            parsed = afl_worker.main._parser().parse_args(words[1:])
+            parsed = afl_worker.main.make_worker_parser().parse_args(words[1:])
             assert afl_worker.main.parse_ids(parsed.id) == (ordinal,)
             host, _, port = parsed.server.partition(":")
             assert {"name": "grpc", "port": int(port), "targetPort": "grpc"} in the(

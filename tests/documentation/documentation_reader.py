@@ -511,7 +511,7 @@ class Reader:
         return {**kept, "PATH": path, "COLUMNS": "140", "LINES": "60", "TERM": "xterm", **self.environment}
 
     def _start_server(self, line: str, arguments: Sequence[str]) -> None:
-        options = afl_server.main._parser().parse_args(list(arguments))
+        options = make_server_parser().parse_args(list(arguments))
         if options.help_config:
             self._printed = self.said[line] = self._run(line, on_terminal=False)
             return
@@ -531,7 +531,7 @@ class Reader:
 
     def _start_worker(self, line: str, arguments: Sequence[str]) -> None:
         self.settle()
-        options = afl_worker.main._parser().parse_args(list(arguments))
+        options = make_worker_parser().parse_args(list(arguments))
         ids = set(parse_ids(options.id))
         host = options.server.rpartition(":")[0]
         waiting = [server for server in self._servers if not server.is_complete and not server.ids & ids]
@@ -603,8 +603,8 @@ def parse(words: Sequence[str]) -> None:
     """
     parsers = {
         "afl": make_afl_parser,
-        "afl-server": afl_server.main._parser,
-        "afl-worker": afl_worker.main._parser,
+        "afl-server": make_server_parser,
+        "afl-worker": make_worker_parser,
     }
     program = words[0]
     if program not in parsers:

@@ -12,7 +12,7 @@ from support import Drill, Faults, result_of, run_together
 
 def test_twenty_kills_and_five_cuts(tmp_path: Path):
     config = config_of("top-k", checkpoint_every=25)
-    config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 250}
+    config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 150}
     config["evaluation"] = {"every": 50}
     expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
     drill = Drill(config, tmp_path / "chaos", GROUPS)

@@ -88,7 +88,7 @@ def test_a_server_that_dies_before_its_run_begins_leaves_the_directory_free(tmp_
 
 def test_a_server_that_is_stopped_as_an_evaluation_closes_keeps_its_best_model(tmp_path: Path, undisturbed):
     """The eighth step is the first evaluation, and the best so far: it is written before the server goes."""
-    held_up = {VARIABLE: "server.before-log:8:delay=4"}
+    held_up = {VARIABLE: "server.before-log:8:delay=3"}
     with Proxy() as door, Federation(config_of("top-k"), tmp_path, environment=held_up) as federation:
         for ids in GROUPS:
             federation.start(ids, "--task", TASK, server=door.address)
@@ -100,7 +100,7 @@ def test_a_server_that_is_stopped_as_an_evaluation_closes_keeps_its_best_model(t
         federation.server.expect(130)
         assert [line["round"] for line in federation.records("evaluation")] == [7]
         assert federation.model_metadata("best")["rounds_applied"] == "7"
-        federation.start_server()
+        federation.start_server(environment={VARIABLE: ""})
         door.aim(federation.port)
         federation.finish()
     assert result_of(federation) == undisturbed("top-k")

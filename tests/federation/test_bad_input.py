@@ -536,12 +536,15 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             processes[name].expect(status)
             assert processes[name].text.count(said) == 1
             assert "Traceback" not in processes[name].text
-        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}); trying again in"
+        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
         assert all(
             line["message"].startswith(refused) for line in processes["wrong port"].logged("reconnecting")
         )
         (end,) = processes["wrong port"].logged("ended")
-        assert end["message"].endswith(f"the last try: nothing listens at 127.0.0.1:{port}")
+        assert end["message"].endswith(
+            f"the last try: nothing listens at 127.0.0.1:{port}; is the server running, and is this its "
+            "server.listen?"
+        )
     finally:
         for process in processes.values():
             process.close()
@@ -643,7 +646,10 @@ def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
         federation.server.expect(ExitCode.DIVERGED)
         diverging.expect(ExitCode.DIVERGED)
         other.expect(ExitCode.ABORTED)
-    reason = "worker 1, round 5: the loss is nan"
+    reason = (
+        "worker 1, round 5: the loss is nan; lower algorithm.eta_w, or look for NaN in the data (`afl "
+        "check` does)"
+    )
     assert federation.summary()["reason"] == reason
     assert federation.summary()["result"] == "diverged"
     assert reason in diverging.text

@@ -275,7 +275,10 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path)
         federation.server.expect(ExitCode.STORAGE)
         worker.expect(ExitCode.ABORTED)
         (end,) = federation.server.logged("run_over")
-        assert end["message"] == f"the run directory {federation.directory} is gone"
+        assert end["message"] == (
+            f"the run directory {federation.directory} is gone; bring it back from a backup, or begin "
+            "again in another one"
+        )
         assert end["code"] == ExitCode.STORAGE
         assert f"the run was stopped: {end['message']}" in worker.text
         assert "Traceback" not in federation.server.text + worker.text
@@ -359,7 +362,7 @@ def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) 
 
 
 def test_a_stopped_process_goes_on_where_residuals_must_not_be_lost(tmp_path: Path) -> None:
-    config = {**with_rounds(SLOW, 100), "faults": {"lost_residual": "refuse"}}
+    config = {**with_rounds(SLOW, 30), "faults": {"lost_residual": "refuse"}}
     with Federation(config, tmp_path / "run") as federation:
         first = federation.start("0-1", *SLOW_TASK)
         federation.wait_until(lambda status: status["round"] >= 1)
@@ -415,9 +418,9 @@ def test_ipv6_and_a_dead_proxy(tmp_path: Path) -> None:
 
 def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path) -> None:
     """Each step takes twice the peer timeout; then a line goes dead without a word."""
-    rounds = 3
-    config = with_rounds(SLOW, rounds, heartbeat="500ms", peer_timeout="3s")
-    config["task"] = {**config["task"], "options": {"pause": 6.0}}
+    rounds = 2
+    config = with_rounds(SLOW, rounds, heartbeat="500ms", peer_timeout="2s")
+    config["task"] = {**config["task"], "options": {"pause": 4.0}}
     with Proxy() as proxy, Federation(config, tmp_path / "run") as federation:
         federation.start("0", *SLOW_TASK)
         distant = federation.start("1", *SLOW_TASK, server=proxy.address)
@@ -432,7 +435,7 @@ def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path
         assert federation.server.logged("worker_ready", workers="[1]")
         (again,) = distant.logged("joined_again")
         assert again["message"] == f"joined again: run {again['run_id']}, round {again['round']}"
-        assert 2 <= again["round"] <= rounds
+        assert again["round"] == 2
         assert len(federation.server.logged("peer_timeout")) == 1
     reference = Reference.of(config)
     assert len(reference.losses) == rounds

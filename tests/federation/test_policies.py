@@ -13,7 +13,7 @@ import support
 from afl.config import config_from_mapping
 from afl.errors import ExitCode
 from afl_lab.simulation.run import simulate
-from support import Federation, run_together
+from support import Federation, Proxy, run_together
 
 SLOW_TASK = ("--task", "tests_tasks:Slow")
 SKIP = {"policy": "skip", "deadline": "300ms", "quorum": 0.5}
@@ -43,12 +43,12 @@ def absent(federation: Federation, event: str = "round") -> list[list[int]]:
 def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_late_with(
     tmp_path: Path,
 ) -> None:
-    config = config_of(300, faults={"stragglers": {**SKIP, "deadline": "700ms"}})
+    config = config_of(120, faults={"stragglers": {**SKIP, "deadline": "700ms"}})
     with Federation(config, tmp_path) as federation:
         for ids in ("0", "1"):
             federation.start(ids, *SLOW_TASK)
         sleeper = federation.start("2", *SLOW_TASK)
-        for round_ in (20, 120):
+        for round_ in (10, 50):
             federation.wait_until(lambda status, due=round_: status["round"] >= due)
             sleeper.send_signal(signal.SIGSTOP)
             before = federation.metrics()["afl_absent_reports_total"]
@@ -62,10 +62,46 @@ def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_la
         assert federation.server.logged("digest_mismatch") == []
         assert federation.server.logged("reconnecting") == []
     rounds = absent(federation)
-    assert len(rounds) == 300
+    assert len(rounds) == 120
     # On a busy machine another may be late as well.
-    assert 6 <= sum(2 in entry for entry in rounds) <= 100
+    assert 6 <= sum(2 in entry for entry in rounds) <= 60
     assert 2 not in absent(federation, "evaluation")[-1]
+
+
+def test_a_run_may_be_gone_on_with_under_another_policy_and_its_workers_live_on(tmp_path: Path) -> None:
+    config = config_of(100_000, faults={"stragglers": {**SKIP, "deadline": "500ms"}})
+    waits = ["--set", 'faults.stragglers={"policy": "wait"}']
+    with Federation(config, tmp_path) as federation:
+        listen = ["--set", f"server.listen={federation.address}"]
+        for ids in ("0", "1", "2"):
+            federation.start(ids, *SLOW_TASK)
+        sleeper = federation.workers[2]
+        federation.wait_until(lambda status: status["round"] >= 5)
+        sleeper.send_signal(signal.SIGSTOP)
+        federation.wait_until(lambda _: federation.metrics()["afl_absent_reports_total"] >= 2)
+
+        federation.server.kill()
+        federation.start_server(*listen, *waits)
+        federation.server.wait_for("worker_ready", count=2)
+        last_without = federation.status()["round"]
+        sleeper.send_signal(signal.SIGCONT)
+        federation.wait_until(lambda status: status["round"] >= last_without + 5)
+        assert sleeper.logged("put_back", worker=2), "what it was late with is not lost"
+        assert federation.metrics()["afl_late_reports_total"] >= 1
+
+        federation.workers[1].kill()
+        federation.server.terminate()
+        federation.server.expect(130)
+        last_with = federation.summary()["rounds"]
+        federation.start_server(*listen)
+        federation.wait_until(lambda status: status["round"] >= last_with + 2)
+        federation.server.terminate()
+        federation.server.expect(130)
+        assert not any(server.logged("lost_residual") for server in federation.servers)
+    rounds = absent(federation)
+    assert [2] in rounds[:last_without]
+    assert rounds[last_without:last_with] == [[]] * (last_with - last_without)
+    assert all(1 in entry for entry in rounds[last_with:])
 
 
 def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_best(tmp_path: Path) -> None:
@@ -80,6 +116,29 @@ def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_b
     assert evaluation["workers"][2] == {}
     assert federation.summary()["best"] is None
     assert not (federation.directory / "model-best.safetensors").exists()
+
+
+def test_a_worker_that_comes_after_the_end_leaves_no_journal_of_a_process_before_it(
+    tmp_path: Path,
+) -> None:
+    config = config_of(15, faults={"stragglers": SKIP})
+    config["workers"] = 2
+    journal = tmp_path / "journal"
+    options = (*SLOW_TASK, "--journal", str(journal))
+    with Proxy() as door, Federation(config, tmp_path) as federation:
+        # It is through with its imports by the time it is let in.
+        successor = federation.start("1", *options, server=door.address)
+        federation.start("0", *options)
+        first = federation.start("1", *options)
+        federation.wait_until(lambda _: any(journal.glob("*/worker-1.journal")))
+        first.kill()
+        federation.workers.remove(first)
+        federation.wait_until(lambda status: status["state"] == "over")
+        assert any(journal.glob("*/worker-1.journal"))
+        door.aim(federation.port)
+        federation.finish()
+    assert not successor.logged("joined")
+    assert not journal.exists()
 
 
 @pytest.mark.slow
@@ -153,18 +212,21 @@ def test_a_loss_that_stays_too_high_ends_the_run(tmp_path: Path) -> None:
     assert [line["round"] for line in federation.records("evaluation")] == [5, 10]
     reason = federation.summary()["reason"]
     assert reason.startswith("the run has diverged: after round 10 the loss of worker ")
-    assert reason.endswith("above faults.divergence.max_loss (1e-09) at 2 evaluations in a row")
+    assert (
+        "above faults.divergence.max_loss (1e-09) at 2 evaluations in a row; lower algorithm.eta_w" in reason
+    )
 
 
 def test_a_server_without_workers_gives_up_and_can_go_on(tmp_path: Path) -> None:
-    config = config_of(60, faults={}, give_up_after="12s")
-    config["task"] = {**config["task"], "options": {"pause": 0.05}}
-    with Federation(config, tmp_path) as federation:
-        federation.start("0-2", *SLOW_TASK)
+    config = config_of(60, faults={}, give_up_after="4s")
+    with Proxy() as door, Federation(config, tmp_path) as federation:
+        # Its start does not count.
+        federation.start("0-2", *SLOW_TASK, server=door.address)
+        door.aim(federation.port)
         federation.wait_until(lambda status: status["round"] >= 10)
         federation.workers[0].kill()
         federation.server.expect(ExitCode.LOST_WORKERS)
-        assert federation.summary()["reason"] == "no worker had a session for server.give_up_after (12s)"
+        assert federation.summary()["reason"] == "no worker had a session for server.give_up_after (4s)"
         federation.start_server("--set", "server.give_up_after=1h")
         federation.start("0-2", *SLOW_TASK)
         federation.server.expect(0)

@@ -113,7 +113,7 @@ def test_an_address_that_is_taken_ends_a_worker_with_its_name(tmp_path: Path) ->
         arguments = ["-m", "afl_worker", "--id", "0", "--server", "127.0.0.1:1", "--http", where]
         worker = Process("worker 0", arguments, folder=tmp_path)
         worker.expect(6)
-        assert f"--http: cannot listen on {where}: Address already in use" in worker.text
+        assert f"--http: cannot listen on {where}: another process listens there" in worker.text
         worker.close()
 
 

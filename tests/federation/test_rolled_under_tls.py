@@ -27,7 +27,7 @@ SLOWLY_S = 0.05
 
 
 def config_of(compressor: str, **server: Any) -> dict[str, Any]:
-    algorithm = {"name": "afl-com", "rounds": 120, "eta_w": 0.5, "eta_q": 0.3, "block": 7}
+    algorithm = {"name": "afl-com", "rounds": 80, "eta_w": 0.5, "eta_q": 0.3, "block": 7}
     own = {"checkpoint_every": 10, "heartbeat": "0.2s", **server}
     return {**CONFIG, "algorithm": {**algorithm, "uplink": COMPRESSORS[compressor]}, "server": own}
 
@@ -132,14 +132,14 @@ def silos(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Silos]:
 def test_a_certificate_is_rotated_and_worker_and_server_are_rolled(
     silos: Silos, compressor: str, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:
-    silos.reach(5)
+    silos.reach(3)
     silos.pairs["1"].write(silos.old.issue_for_worker("1"))
     silos.cut()
-    silos.reach(15)
+    silos.reach(6)
     silos.roll_worker("2")
-    silos.reach(25)
+    silos.reach(12)
     silos.roll_server()
-    silos.reach(35)
+    silos.reach(18)
 
     expiry = silos.federation.metrics()["afl_certificate_expiry_seconds"]
     silos.server_pair.write(silos.old.issue_for_server(days=40))
@@ -155,16 +155,16 @@ def test_the_authority_is_replaced_in_three_steps_and_no_round_is_lost(
 ) -> None:
     stale = silos.old.worker("2", "stale")
     new = Identities(silos.old.folder / "new", "new-ca")
-    silos.reach(5)
+    silos.reach(3)
     silos.trust(silos.old, new)
     silos.cut()
-    silos.reach(15)
+    silos.reach(8)
 
     silos.server_pair.write(new.issue_for_server())
     for ids, pair in silos.pairs.items():
         pair.write(new.issue_for_worker(ids))
         silos.cut()
-    silos.reach(25)
+    silos.reach(18)
 
     silos.trust(new)
     silos.cut()

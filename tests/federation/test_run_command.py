@@ -179,6 +179,10 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
         (["server.yaml", "--restarts", "-1"], "--restarts -1"),
         (["server.yaml", "--task", "../mine.py:Doomed"], "not in or below the folder"),
         (["nowhere.yaml"], "nowhere.yaml"),
+        (
+            ["server.yaml", "--set", "run.directory=server.yaml/run"],
+            "run.directory: server.yaml/run cannot be written: a file is there, where a folder is",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(

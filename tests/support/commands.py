@@ -31,7 +31,7 @@ _PREPARED.set_forkserver_preload(
         "grpc_health.v1.health",
         "numpy",
         "prometheus_client",
-        "pydantic",
+        "pydantic.main",
         "rich.live",
         "safetensors.torch",
         "sklearn.datasets",

@@ -16,7 +16,7 @@ from afl.errors import ExitCode
 from afl.messages import Kind, Position, Step
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.coordinator import Coordinator
-from afl_server.dual_history import DualHistory
+from afl_server.dual_window import DualWindow
 from afl_server.incidents import Incidents
 from afl_server.records import RunRecords
 from afl_server.tallies import Tallies
@@ -92,7 +92,7 @@ class FakeRun:
         self.step_opened_at = time.monotonic()
         self.step_seconds = {Kind.TRAIN: 0.05}
         self.outcome_seconds = 0.001
-        self.dual_history = DualHistory.of(self.config)
+        self.dual_window = DualWindow.of(self.config)
         self.incidents = Incidents(workers)
         self.residual_norm: float | None = None
         self.report_seconds = list(self.generator.gamma(20, 0.002, workers))
@@ -138,7 +138,7 @@ class FakeRun:
                 count.add(PAYLOAD, FrameContent(Traffic.GRADIENT, values=PAYLOAD - 20), workers)
                 count.float_equivalents += workers * PAYLOAD / 4
             summary = RoundSummary(number, number, loss, self._weights.copy())
-            self.dual_history.add(number, self._weights)
+            self.dual_window.add(number, self._weights)
             self.records.train_round(
                 summary, seconds=0.05, up=self.tallies.uplink, down=self.tallies.downlink
             )

@@ -2,7 +2,13 @@
 
 import sys
 
-from afl_worker.main import main
+from afl.cli.entry import enter
+
+
+def main() -> int:
+    """The command; returns the exit code."""
+    return enter("afl-worker", "afl_worker.main")
+
 
 if __name__ == "__main__":
     sys.exit(main())

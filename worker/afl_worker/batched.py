@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from afl.errors import TaskError
 from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
+from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.vectors import scale as multiply
 from afl_worker.oracle import TaskOracle
@@ -56,7 +56,8 @@ class BatchedOracle(TaskOracle):
             small = min(sizes, key=sizes.__getitem__)
             raise TaskError(
                 f"worker {small} has minibatches of {sizes[small]} examples and others of "
-                f"{max(sizes.values())}; gradients can be computed in one call only where all are of one size"
+                f"{max(sizes.values())}; worker.batch_oracles needs one size for all: lower "
+                "task.batch_size, or leave it out"
             )
         self._lossy = _Loss(task, vector.module)
         self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=device)
@@ -78,7 +79,9 @@ class BatchedOracle(TaskOracle):
         return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
-        module = self.module(next(iter(self._rows)), training=True)
+        first = next(iter(self._rows))
+        self._seed(Purpose.TASK_IN_GRADIENT, first, round_)
+        module = self.module(first, training=True)
         assert module is self._lossy.module
         batches = [self.minibatch(worker, round_) for worker in self._rows]
         trained = {

@@ -47,10 +47,11 @@ class Lost:
 
 @dataclass(frozen=True)
 class Farewell:
-    """The server said goodbye."""
+    """The server said goodbye; ``run_id`` names the run that is complete, if that is why."""
 
     status: GoodbyeStatus
     reason: str
+    run_id: str = ""
 
 
 Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
@@ -197,7 +198,7 @@ class Connection:
                 status = GoodbyeStatus(frame.goodbye.status)
             except ValueError:
                 raise ProtocolError(f"unknown status of a goodbye: {frame.goodbye.status}") from None
-            self._inbox.put(Farewell(status, frame.goodbye.reason))
+            self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
             return True
         return False
 

@@ -198,9 +198,10 @@ class Journal:
         for name, own in self._identity.values().items():
             found = record.values[name]
             if found != own:
+                what = "another model" if name == "layout" else f"{name.replace('_', ' ')} {found}, not {own}"
                 raise ConfigError(
-                    f"{self._path} is the journal of {name.replace('_', ' ')} {found}, not {own}; name "
-                    "another directory with --journal, or remove the file"
+                    f"{self._path} is the journal of {what}; name another directory with --journal, or "
+                    "remove the file"
                 )
 
     def _open(self) -> None:
@@ -312,6 +313,15 @@ class Journals:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
             self._folder.parent.rmdir()
+
+
+def remove_left_behind(folder: Path, run_id: str, workers: Sequence[int]) -> None:
+    """Remove what processes of these workers left of a run that is complete, but for what is in use."""
+    for worker in workers:
+        if any((folder / run_id).glob(f"worker-{worker}.*")):
+            # Nothing but room on the disk depends on it.
+            with contextlib.suppress(StorageError, InUseError):
+                Journals(folder, run_id, b"", [worker], "process").remove()
 
 
 def _room_for(length: int) -> int:

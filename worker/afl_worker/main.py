@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -14,84 +13,60 @@ from typing import Any
 
 import yaml
 
-from afl import events
+from afl.cli.failures import failed
 from afl.cli.parser import common_options, make_parser, stay_option
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.logs import set_up_logs
-from afl.security.identity import checked_token
+from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
 from afl_worker.credentials import TOKEN_VARIABLE, CredentialFiles
-from afl_worker.http import WorkerPages
-from afl_worker.runtime import DEFAULT_JOURNAL, WorkerOptions, WorkerProcess
-
-LOG = logging.getLogger("afl.worker")
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class _InterruptedError(BaseException):
-    """A signal asked the process to end.
-
-    No ``Exception``: it is not the task's, and passes what catches those.
-    """
+from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
         options = _options(parsed)
+        http = None if parsed.http is None else _http_address(parsed.http)
+        for number in STOP_SIGNALS:
+            signal.signal(number, _leave_at_once)
+        # PyTorch takes seconds to import: what is wrong with the command line is said before.
+        from afl_worker.taking_part import take_part  # noqa: PLC0415
+
+        return take_part(options, http, stays=parsed.stay)
     except AflError as error:
-        print(f"afl-worker: {error}", file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    for number in _STOP_SIGNALS:
-        signal.signal(number, _interrupt)
-    process = WorkerProcess(options)
-    pages: WorkerPages | None = None
-    try:
-        if parsed.http is not None:
-            pages = WorkerPages(process, _http_address(parsed.http))
-        reason = process.run()
-        LOG.info("%s", reason, extra=events.Ended(code=0).extra)
-        if parsed.stay:
-            _wait_for_a_signal()
-    except AflError as error:
-        LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
-            "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=_cause(error)
-        )
-        return error.exit_code
-    except _InterruptedError as error:
-        if process.is_over:
-            return ExitCode.OK
-        LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
-        process.leave(f"stopped by {error}")
-        return ExitCode.INTERRUPTED
-    finally:
-        if pages is not None:
-            pages.close()
-    return ExitCode.OK
+        return failed("afl-worker", error)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
     """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids.
 
     Raises:
-        ConfigError: if it is not of that form, or names an id twice.
+        ConfigError: if it is not of that form, or names an id twice, or too many.
     """
     ids: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise ConfigError(f"--id {text}: {part.strip()!r} is no worker id; write 3, 0-9 or 3,7")
-        ids.extend(range(int(first), int(last or first) + 1))
+        stop = int(last or first)
+        if stop > LARGEST_WORKER_ID or len(ids) + stop - int(first) >= MOST_WORKERS_A_SESSION:
+            raise ConfigError(
+                f"--id {text}: ids are 0 to {LARGEST_WORKER_ID}, and one process hosts at most "
+                f"{MOST_WORKERS_A_SESSION} of them; start several processes for more"
+            )
+        ids.extend(range(int(first), stop + 1))
     if len(set(ids)) < len(ids):
-        raise ConfigError(f"--id {text}: a worker is named twice")
+        twice = next(one for one in sorted(ids) if ids.count(one) > 1)
+        raise ConfigError(f"--id {text}: worker {twice} is named twice; name each once")
     return tuple(sorted(ids))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_worker_parser() -> argparse.ArgumentParser:
+    """The parser of its command line."""
     parser = make_parser(
         "afl-worker",
         "Take part in a federation as one or several workers, over one connection. "
@@ -179,7 +154,7 @@ def _options(parsed: argparse.Namespace) -> WorkerOptions:
         try:
             give_up_after = Duration(parsed.give_up_after)
         except ValueError as error:
-            raise ConfigError(f"--give-up-after: {error}") from error
+            raise ConfigError(f"--give-up-after: {error}; write for example 30s, 10m, 2h or never") from error
     if parsed.data_dir:
         os.environ["AFL_DATA"] = parsed.data_dir
     try:
@@ -205,12 +180,6 @@ def _http_address(text: str) -> Address:
         return parse_listen(text)
     except AddressError as error:
         raise ConfigError(f"--http: {error}") from error
-
-
-def _wait_for_a_signal() -> None:
-    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
-    while True:
-        signal.pause()
 
 
 def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles:
@@ -261,17 +230,12 @@ def _task_option(text: str) -> tuple[str, Any]:
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--task-option {text}: the value is not YAML") from error
+        raise ConfigError(
+            f"--task-option {text}: the value is not YAML; put it in quotes, as in '{key}=\"...\"'"
+        ) from error
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    # A second signal, of either kind, ends the process at once.
-    for each in _STOP_SIGNALS:
-        signal.signal(each, signal.SIG_DFL)
-    raise _InterruptedError(signal.Signals(number).name)
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    """The traceback worth showing: of what a task raised, not of an error that says all in its message."""
-    cause = error.__cause__
-    return cause if cause is not None and not isinstance(cause, AflError) else None
+def _leave_at_once(number: int, _frame: FrameType | None) -> None:
+    # Nothing has begun, and an exception could be lost in whatever is being imported.
+    os.write(sys.stderr.fileno(), f"afl-worker: stopped by {signal.Signals(number).name}\n".encode())
+    os._exit(ExitCode.INTERRUPTED)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from afl.errors import DataError, TaskError
 from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
-from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, take_batch
+from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
 
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
@@ -82,19 +82,23 @@ class TaskOracle:
         vector.buffers.host(data)
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
-        """The minibatch is a pure function of (seed, worker, round), drawn without replacement."""
+        """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what the
+        task draws from PyTorch's own generator, dropout for one."""
         local = self._local[worker]
+        self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
         batch = self.minibatch(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
         loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TaskError(
-                f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed"
+                f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed: "
+                "the mean over the batch, without .item()"
             )
         if not loss.requires_grad:
             raise TaskError(
-                f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters"
+                f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters; "
+                "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
             )
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
@@ -106,6 +110,7 @@ class TaskOracle:
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """On a minibatch of its own, as evaluation sees the model, without a gradient."""
         local = self._local[worker]
+        self._seed(Purpose.TASK_IN_LOSS, worker, round_)
         batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
         with torch.no_grad():
             loss = self._task.loss(self.module(worker, training=False), batch)
@@ -114,17 +119,46 @@ class TaskOracle:
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
+        self._seed(Purpose.TASK_IN_EVALUATION, worker)
         module = self.module(worker, training=False)
         totals: dict[str, float] = {}
         with torch.no_grad():
             for start in range(0, local.test_count, self._evaluation_batch_size):
                 stop = min(start + self._evaluation_batch_size, local.test_count)
                 batch = self._batch(local.test, torch.arange(start, stop))
-                for name, value in self._task.metrics(module, batch).items():
-                    totals[name] = totals.get(name, 0.0) + float(value) * (stop - start)
-        if "loss" not in totals:
-            raise TaskError(f"{type(self._task).__name__}.metrics must return `loss` among its values")
+                for name, value in self._metrics(module, batch).items():
+                    totals[name] = totals.get(name, 0.0) + value * (stop - start)
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+
+    def _metrics(self, module: nn.Module, batch: Batch) -> dict[str, float]:
+        what = f"{type(self._task).__name__}.metrics"
+        found: object = self._task.metrics(module, batch)
+        if not isinstance(found, Mapping) or "loss" not in found:
+            got = (
+                f"the keys {', '.join(map(str, found))}" if isinstance(found, Mapping) else _described(found)
+            )
+            raise TaskError(f"{what} returned {got}; a dict of scalar tensors with a `loss` is needed")
+        numbers = {}
+        for name, value in found.items():
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TaskError(
+                    f"{what} returned {_described(value)} as {name}; a scalar tensor is needed, the mean "
+                    "over the batch"
+                ) from error
+        return numbers
+
+    def _seed(self, purpose: Purpose, worker: int, round_: int = 0) -> None:
+        """Seed PyTorch's generator of the device.
+
+        ``torch.manual_seed`` would seed those of all devices, and takes ninety times as long (measured).
+        """
+        seed = int(self._randomness.stream(purpose, round_, worker).words(1)[0])
+        if self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
 
     def batch_size(self, worker: int) -> int:
         """Examples of a minibatch of the worker's."""
@@ -165,12 +199,16 @@ class TaskOracle:
 
 
 def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: torch.device) -> _Local:
+    for examples, what in ((own.train, "train"), (own.test, "test")):
+        problem = form_problem(examples)
+        if problem:
+            raise DataError(f"what the task gives worker {worker} as {what} cannot be used: {problem}")
     train_count, test_count = example_count(own.train), example_count(own.test)
     for count, what in ((train_count, "training"), (test_count, "test")):
         if count == 0:
             raise DataError(
                 f"worker {worker} has no {what} examples ({train_count} training, {test_count} test); "
-                "each worker needs at least one of each: check the partition"
+                "each worker needs at least one of each: look at how the task divides its data"
             )
     if train_count < batch_size:
         if not task.allow_smaller_batch:

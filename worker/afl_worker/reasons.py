@@ -15,19 +15,34 @@ _REASONS = (
         r"certificate has expired",
         "the certificate of {there} has expired, by this machine's clock; renew it there",
     ),
-    (r"certificate is not yet valid", "the certificate of {there} is not valid yet, by this machine's clock"),
+    (
+        r"certificate is not yet valid",
+        "the certificate of {there} is not valid yet, by this machine's clock; is that right?",
+    ),
     (
         r"Hostname Verification Check failed",
         "the certificate of {there} does not name {name}; use a name that it has, or give --server-name",
     ),
-    (r"CERTIFICATE_VERIFY_FAILED", "the certificate of {there} is not by an authority in --ca {authorities}"),
+    (
+        r"CERTIFICATE_VERIFY_FAILED",
+        "the certificate of {there} is not by an authority in --ca {authorities}; give its own authority",
+    ),
     (r"WRONG_VERSION_NUMBER", "{there} does not speak TLS; set its server.tls, or leave out --ca"),
     (r"HTTP proxy returned", "the environment's proxy refused to connect to {address}; --no-proxy avoids it"),
-    (r"Connection refused", "nothing listens at {there}"),
-    (r"lookup error|lookup failed|DNS resolution failed|Domain name not found", "no such host: {host}"),
-    (r"No route to host|Network is unreachable", "the network has no way to {there}"),
+    (
+        r"Connection refused",
+        "nothing listens at {there}; is the server running, and is this its server.listen?",
+    ),
+    (
+        r"lookup error|lookup failed|DNS resolution failed|Domain name not found",
+        "no such host: {host}; is the name in --server right, and does this machine's DNS know it?",
+    ),
+    (
+        r"No route to host|Network is unreachable",
+        "the network has no way to {there}; is there a firewall or a VPN between?",
+    ),
     (r"keepalive|ping timeout", "a ping to {there} was not answered"),
-    (r"timed out", "{there} does not answer"),
+    (r"timed out", "{there} does not answer; is there a firewall between?"),
     (
         r"parsing HTTP/2|Method not found|Unknown service|http2 header with status",
         "what answers at {there} is not an afl server (is it the port of server.listen?)",
@@ -54,11 +69,14 @@ def plain_reason(code: str, details: str, address: Address, files: CredentialFil
     """
     there = str(address)
     peer = _PEER.search(details)
-    if peer is not None and int(peer[2]) != address.port:
+    is_server = peer is None or int(peer[2]) == address.port
+    if peer is not None and not is_server:
         there = f"{urllib.parse.unquote(peer[1])}, the environment's proxy (--no-proxy avoids it)"
     for pattern, reason in _REASONS:
         if re.search(pattern, details, re.IGNORECASE):
-            return reason.format(
+            # What to do is about the server, not about a proxy before it.
+            shown = reason if is_server or "{there}" not in reason else reason.partition(";")[0]
+            return shown.format(
                 address=address,
                 there=there,
                 host=address.host,

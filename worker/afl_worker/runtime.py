@@ -9,19 +9,17 @@ import random
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import torch
 
 from afl import events
 from afl._version import __version__
 from afl.algorithms.registry import ALGORITHMS, WorkerSide
-from afl.config.address import Address
 from afl.config.quantities import shown_seconds
 from afl.errors import (
+    ADVICE_NON_FINITE,
     AflError,
     ConfigError,
     LostServerError,
@@ -29,8 +27,8 @@ from afl.errors import (
     ProtocolError,
     RefusedError,
     RunAbortedError,
-    TaskError,
     place,
+    placed,
 )
 from afl.fault_points import reached
 from afl.initialization import build_vector, realization_digest
@@ -45,10 +43,12 @@ from afl.messages import (
     Position,
     Report,
 )
+from afl.own_code import as_failure, worth_tracing
 from afl.participant import CommittedStep, Participant
 from afl.randomness import SEED_BYTES, SharedRandomness
 from afl.tasks.base import TaskContext
 from afl.tasks.registry import load_task
+from afl.tasks.workers_data import worker_data
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (
@@ -64,8 +64,8 @@ from afl.wire.frames import (
 from afl.wire.settings import RunSettings
 from afl_worker.batched import BatchedOracle
 from afl_worker.connection import Connection, Farewell, Lost
-from afl_worker.credentials import CredentialFiles
-from afl_worker.journal import Journals
+from afl_worker.journal import Journals, remove_left_behind
+from afl_worker.options import WorkerOptions
 from afl_worker.oracle import TaskOracle
 from afl_worker.timings import TimedOracle, Timings
 
@@ -88,41 +88,20 @@ FAILURE_DRAIN_S = 10.0
 """How long a failing worker waits for its traceback to reach the server."""
 
 
-DEFAULT_JOURNAL = Path("afl-journal")
-
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What the command line says.
-
-    Attributes:
-        workers: the hosted ids, ascending.
-        task: ``module:Class``, or a name the server must agree with, or ``None`` for the server's choice.
-        journal: the folder in which journals are kept, if the run keeps any.
-        task_options: the task's options that are this machine's own, such as where its data is.
-        credentials: what this process shows of itself, and what it knows the server by.
-        give_up_after: seconds without a server before the worker gives up; ``None`` for never.
-    """
-
-    workers: tuple[int, ...]
-    server: Address
-    task: str | None = None
-    device: str = "auto"
-    give_up_after: float | None = 600.0
-    use_proxy: bool = True
-    journal: Path = DEFAULT_JOURNAL
-    task_options: Mapping[str, Any] = field(default_factory=dict)
-    credentials: CredentialFiles = field(default_factory=CredentialFiles)
-
-
 class WorkerProcess:
-    """Runs the hosted workers until the run is over."""
+    """Runs the hosted workers until the run is over.
+
+    Raises:
+        ConfigError: if there is no such device.
+    """
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
+        self._device = _device(options.device)
         self._incarnation = os.urandom(16)
         self._run_id = ""
         self._settings: RunSettings | None = None
@@ -162,6 +141,9 @@ class WorkerProcess:
                 )
                 if self._journals is not None:
                     self._journals.remove()
+                elif RUN_ID.fullmatch(ending.run_id):
+                    # A process of these workers before this one may have been killed as the run ended.
+                    remove_left_behind(self._options.journal, ending.run_id, self._options.workers)
                 self.is_over = True
                 return ending.reason
             if was_welcomed:
@@ -268,9 +250,13 @@ class WorkerProcess:
         return self._settings.parameters.named(position.round)
 
     def _answered(self, connection: Connection, ack: Ack) -> None:
-        """What a late report carried is part of a later one."""
+        """What a late report carried is part of a later one; one that counted is not kept."""
         if self._settings is None:
             raise ProtocolError("an answer to a report before the Welcome")
+        if ack.status is AckStatus.ACCEPTED:
+            if self._participant is not None:
+                self._participant.counted(ack.worker, ack.position)
+            return
         rounds = self._named(ack.position)
         LOG.warning(
             "the server answers worker %d, %s: %s",
@@ -355,7 +341,7 @@ class WorkerProcess:
             raise ProtocolError(f"the algorithm {settings.algorithm!r}, which this version does not have")
         randomness = SharedRandomness(welcome.seed)
         torch.set_num_threads(settings.threads)
-        device = _device(self._options.device)
+        device = self._device
         self._settings = settings
         try:
             name = self._options.task or settings.task
@@ -367,7 +353,7 @@ class WorkerProcess:
             )
             vector = build_vector(task, randomness, device)
             context = TaskContext(settings.workers, randomness)
-            data = {worker: task.data(worker, context) for worker in self._options.workers}
+            data = {worker: worker_data(task, worker, context) for worker in self._options.workers}
             oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
                 task,
                 vector,
@@ -393,7 +379,7 @@ class WorkerProcess:
                 settings.journal,
             )
             kept = journals.read()
-        except AflError as error:
+        except Exception as error:  # noqa: BLE001  # a task's data and model may be anything; the server hears of it
             self._fail(connection, self._options.workers[0], NOWHERE, error)
         self._journals = journals
         self._randomness = randomness
@@ -457,26 +443,22 @@ class WorkerProcess:
         cause = FailureCause.TASK
         if isinstance(error, NonFiniteError):
             cause = FailureCause.NON_FINITE
-        elif isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+            error = NonFiniteError(f"{error}; {ADVICE_NON_FINITE}")
+        elif isinstance(error.__cause__ or error, torch.cuda.OutOfMemoryError | MemoryError):
             cause = FailureCause.OUT_OF_MEMORY
+        failure = as_failure(error)
+        raised = worth_tracing(failure)
         connection.send_control(
             failure=pb.Failure(
                 worker=worker,
                 position=_message(position),
                 cause=number(cause),
-                message=str(error) or type(error).__name__,
-                traceback="".join(traceback.format_exception(error)),
+                message=str(failure),
+                traceback="" if raised is None else "".join(traceback.format_exception(raised)),
             )
         )
         connection.close(drain_s=FAILURE_DRAIN_S)
-        where = place(worker, self._named(position))
-        if isinstance(error, AflError):
-            failure = AflError(f"{where}: {error}")
-            failure.exit_code = error.exit_code
-            raise failure from error
-        raise TaskError(
-            f"{where}: the task's code raised {type(error).__name__}: {error} (the traceback is above)"
-        ) from error
+        raise placed(place(worker, self._named(position)), failure) from failure
 
     @staticmethod
     def _raise_if_final(farewell: Farewell) -> None:
@@ -509,8 +491,14 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise TaskError(f"--device {name}: torch sees no CUDA device here; use --device cpu or auto")
+        raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu or auto")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise TaskError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error
+        raise ConfigError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"--device {name}: the devices here are cuda:0 to cuda:{count - 1}; name one of them"
+        )
+    return device

@@ -114,6 +114,10 @@ class ServerAlgorithm(Collector):
     sends_dual_weights: ClassVar[bool] = True
     """Whether a worker is told its dual weight."""
 
+    reports_bring_weights: ClassVar[bool] = False
+    """Whether a round's weights are known from its reports only: :attr:`dual_weights` has them once it is
+    closed."""
+
     settings: AlgorithmSettings
     params: Tensor
 

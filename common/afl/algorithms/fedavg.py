@@ -24,6 +24,7 @@ class FedAvgServer(ServerAlgorithm):
     """``w <- sum_i a_i w_i / sum_i a_i``, with ``a_i = 1`` or worker i's number of training examples."""
 
     sends_dual_weights = False
+    reports_bring_weights = True
 
     def __init__(self, settings: AlgorithmSettings, params: Tensor) -> None:
         self.settings = settings

@@ -2,6 +2,13 @@
 
 import sys
 
-from afl.cli.main import main
+from afl.cli.entry import enter
 
-sys.exit(main())
+
+def main() -> int:
+    """The command; returns the exit code."""
+    return enter("afl", "afl.cli.main")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from afl.config.address import parse_target
 from afl.durable import write_whole
-from afl.errors import AddressError, ConfigError, ExitCode, StorageError
+from afl.errors import AddressError, ConfigError, ExitCode, StorageError, why_unwritable
 from afl.security.certificates import KeyPair, read_file
 from afl.security.identity import TokenEntry, new_token, parse_tokens, token_hash
 
@@ -105,7 +105,9 @@ class _Folder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{path} cannot be made: {error.strerror or error}") from error
+            raise StorageError(
+                f"{path} cannot be made: {why_unwritable(error)}; name another directory"
+            ) from error
 
     def authority(self, now: dt.datetime) -> Authority:
         """The one that is there, or a new one."""
@@ -124,9 +126,15 @@ class _Folder:
             )
         if certificate.exists():
             self._kept += 1
-            return Authority.read(
-                read_file(certificate, "the authority"), read_file(key, "the authority's key")
-            )
+            try:
+                return Authority.read(
+                    read_file(certificate, "the authority"), read_file(key, "the authority's key")
+                )
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{certificate} and {key}: {error}; bring them back, or name another directory for a new "
+                    "authority"
+                ) from error
         authority = Authority.make(now)
         self.write_pair("ca", authority.own())
         return authority
@@ -175,7 +183,9 @@ class _Folder:
             f"made in {self._path}: {', '.join(made) or 'nothing'}{kept}",
             f"keep {self._path / 'ca.key'} to yourself: who has it can speak for any worker",
             f"for the server: {settings}",
-            "for worker 0: --ca ca.pem --certificate worker-0.pem --key worker-0.key",
+            "for worker 0: --ca ca.pem --certificate worker-0.pem --key worker-0.key"
+            if (self._path / "worker-0.pem").exists()
+            else "for workers: name how many with --workers N, and each gets a certificate",
         ]
 
     def _write(self, name: str, content: bytes, mode: int) -> None:

@@ -29,7 +29,7 @@ from afl.cli.local_federation import (
 from afl.cli.view import compared, facts, make_console
 from afl.config import config_from_mapping, dump_config
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.extras import INSTALL_HINT
 
 HELP = "run a real federation on this machine, without a network"
@@ -209,7 +209,7 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             if any(keep.iterdir()):
                 raise ConfigError(f"--keep {keep}: the directory is not empty; name a new one")
         except OSError as error:
-            raise ConfigError(f"--keep {keep}: {error.strerror}") from error
+            raise ConfigError(f"--keep {keep}: {why_unwritable(error)}; name a new directory") from error
         yield keep
         return
     directory = Path(tempfile.mkdtemp(prefix="afl-demo-"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
 from afl.cli import certs, demo, export, inspection, new, run, status, theory
+from afl.cli.failures import failed
 from afl.cli.parser import make_parser
 from afl.errors import AflError, ExitCode
 
@@ -50,20 +50,18 @@ def commands() -> Mapping[str, Command]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    options = make_afl_parser().parse_args(arguments)
+    options, unknown = make_afl_parser().parse_known_args(arguments)
+    if unknown:
+        # argparse would show the usage of `afl` itself.
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     command: Command = options.own
     try:
         return command.run(options)
     except AflError as error:
-        print(f"afl {options.command}: {error}", file=sys.stderr)
-        return error.exit_code
+        return failed(f"afl {options.command}", error)
     except KeyboardInterrupt:
         print(f"afl {options.command}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
 
 
 def make_afl_parser() -> argparse.ArgumentParser:
@@ -77,5 +75,5 @@ def make_afl_parser() -> argparse.ArgumentParser:
     for name, command in commands().items():
         own = parsers.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         command.add_options(own)
-        own.set_defaults(own=command)
+        own.set_defaults(own=command, parser=own)
     return parser

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from afl.durable import write_whole
-from afl.errors import ConfigError, ExitCode, StorageError
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable
 
 HELP = "write a small project: a task, its configuration and its test"
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             f"{folder} is there already, and nothing is overwritten; choose another name"
         ) from error
     except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"{folder} cannot be written here: {why_unwritable(error)}") from error
     class_name = class_name_of(name)
     print(f"Written to {folder}: {', '.join(FILES)}")
     print()

@@ -20,7 +20,7 @@ from afl.cli.local_federation import (
 )
 from afl.cli.view import make_console, summary_table
 from afl.config import Config, load_config
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.task_paths import as_module_path
 
 HELP = "run a server and its workers on this machine"
@@ -90,6 +90,12 @@ def run(options: argparse.Namespace) -> ExitCode:
         f"{config.workers} worker{'s' * (config.workers != 1)}; their logs: {plan.logs}",
         soft_wrap=True,
     )
+    try:
+        plan.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
+        ) from error
     with Children() as children:
         federation = LocalFederation(plan, children)
         federation.start()

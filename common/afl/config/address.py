@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -89,13 +90,16 @@ def is_wildcard(host: str) -> bool:
     return address is not None and address.is_unspecified
 
 
-def check_plaintext(address: Address, *, insecure: bool, option: str = "server.insecure") -> None:
+def check_plaintext(
+    address: Address, *, insecure: bool, key: str = "server.listen", option: str = "server.insecure"
+) -> None:
     """Refuse to go without TLS where others could read or alter what is sent.
 
     Args:
         address: what is listened on or connected to without TLS.
         insecure: whether the operator wrote out that this is wanted.
-        option: how the operator would write it, for the message.
+        key: what the address is called, for the message.
+        option: how the operator would write that plaintext is wanted.
 
     Raises:
         ConfigError: if ``address`` is not loopback and ``insecure`` is false.
@@ -103,10 +107,22 @@ def check_plaintext(address: Address, *, insecure: bool, option: str = "server.i
     if insecure or address.is_loopback:
         return
     raise ConfigError(
-        f"{address} is reachable from other machines, and without TLS anyone between could read and alter the"
-        f" model and the updates; set server.tls, or use a loopback address such as 127.0.0.1:{address.port},"
-        f" or set {option} to true if the network itself is trusted"
+        f"{key}: {address} is reachable from other machines, and without TLS anyone between could read "
+        "and alter the model and the updates; set server.tls, or use a loopback address such as "
+        f"127.0.0.1:{address.port}, or set {option} to true if the network itself is trusted"
     )
+
+
+_NOT_LISTENED: Final = {
+    errno.EADDRINUSE: "another process listens there; name another port, or end that process",
+    errno.EADDRNOTAVAIL: "it is not an address of this machine; name one that is, or :PORT for all of them",
+    errno.EACCES: "ports below 1024 need more rights than this process has; name a higher one",
+}
+
+
+def why_not_listened(error: OSError) -> str:
+    """Why an address cannot be listened on, and what to do."""
+    return _NOT_LISTENED.get(error.errno or 0, error.strerror or str(error))
 
 
 def _split(text: str) -> tuple[str, int]:

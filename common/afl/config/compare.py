@@ -16,6 +16,7 @@ _FREE: Final = frozenset(
         "run.trackers",
         "faults.divergence",
         "faults.lost_residual",
+        "faults.stragglers",
     }
 )
 """What may change between the parts of a run: what only the server does, not what is computed."""

@@ -1,4 +1,4 @@
-"""The schema as documentation: ``afl-server --help-config`` and the README's table.
+"""The schema as documentation: ``afl-server --help-config`` and the reference's table.
 
 ``python -m afl.config.document --markdown`` prints the table, without the option the help text.
 """

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from afl.config import describe, explain, rules
 from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
 from afl.config.schema import Config
-from afl.config.source import LARGEST_TEXT, Tree, Value, read_yaml
+from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
 
 _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 """Bytes: what is read at most, since no character of UTF-8 has more than four."""
@@ -131,7 +131,7 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
         del tree.origins[stale]
     tree.problems = [problem for problem in tree.problems if problem.key[: len(path)] != path]
     tree.origins.update({(*path, *below): origin for below, origin in value.origins.items()})
-    tree.origins.setdefault(path, value.origin(()))
+    tree.origins.setdefault(path, value.origin(()) if value.origins else Origin(where))
     tree.problems.extend(
         Problem((*path, *p.key), p.found, p.accepted, p.nearest, p.note, p.where) for p in value.problems
     )

@@ -166,8 +166,9 @@ class _Reader:
         )
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             mark = error.problem_mark
-            detail = "; ".join(part for part in (error.context, error.problem) if part)
-            return self.refusal(mark.line + 1, f"at column {mark.column + 1}: {detail}", accepted)
+            return self.refusal(
+                mark.line + 1, f"at column {mark.column + 1}: {_in_words(error, text)}", accepted
+            )
         if isinstance(error, yaml.reader.ReaderError):
             line = text.count("\n", 0, error.position) + 1
             return self.refusal(line, f"the character U+{error.character:04X}", "printable text")
@@ -293,3 +294,18 @@ class _Reader:
 def _line(event: yaml.Event) -> int:
     assert event.start_mark is not None
     return int(event.start_mark.line) + 1
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What the parser says, and first what it most often means."""
+    detail = "; ".join(part for part in (error.context, error.problem) if part)
+    assert error.problem_mark is not None
+    lines = text.splitlines()
+    line = lines[error.problem_mark.line] if error.problem_mark.line < len(lines) else ""
+    if "'\\t'" in detail:
+        return f"a tab, where YAML takes spaces only ({detail})"
+    if "mapping values are not allowed" in detail:
+        return f"a second colon, or a line indented under a value, or no colon in the line before ({detail})"
+    if "${" in line and "flow" in detail:
+        return f"${{...}} between {{ }} or [ ], where it must be in quotes ({detail})"
+    return detail

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afl.errors import AflError, ConfigError, StorageError
+from afl.errors import AflError, ConfigError, StorageError, why_unwritable
 from afl.handover.card import card_of
 from afl.handover.card_page import page_of
 from afl.handover.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
@@ -24,6 +24,7 @@ from afl.handover.source import Source, find
 from afl.randomness import SharedRandomness
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.registry import load_task
+from afl.tasks.workers_data import worker_data
 
 PAGE_FILE = "README.md"
 
@@ -72,7 +73,9 @@ def export(request: Request) -> dict[str, Any]:
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
             (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{request.out} cannot be written: {error.strerror or error}") from error
+        raise StorageError(
+            f"{request.out} cannot be written: {why_unwritable(error)}; name another folder with --out"
+        ) from error
     return card
 
 
@@ -141,7 +144,7 @@ def _sample(found: Source, task: Task) -> Tensor:
     config = found.config
     context = TaskContext(config.workers, SharedRandomness.from_int(config.run.seed or 0))
     try:
-        examples = task.data(0, context).test
+        examples = worker_data(task, 0, context).test
     except AflError as error:
         raise ConfigError(
             f"a program is checked on a sample, and worker 0's data is not here ({error}); give the shape of "

@@ -80,6 +80,7 @@ def write_program(form: Format, module: nn.Module, sample: Tensor, folder: Path)
         ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
     """
     path = folder / FILES[form]
+    _answered(module, sample)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -106,8 +107,7 @@ def write_program(form: Format, module: nn.Module, sample: Tensor, folder: Path)
 
 
 def _compare(form: Format, module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
-    with torch.no_grad():
-        wanted = outputs_of(module(sample))
+    wanted = _answered(module, sample)
     try:
         found = run(sample)
     except Exception as error:
@@ -129,6 +129,20 @@ def _compare(form: Format, module: nn.Module, sample: Tensor, run: _Run) -> tupl
             )
         largest, allowed = max(largest, difference), max(allowed, tolerance)
     return largest, allowed
+
+
+def _answered(module: nn.Module, sample: Tensor) -> _Outputs:
+    try:
+        with torch.no_grad():
+            return outputs_of(module(sample))
+    except AflError:
+        raise
+    except Exception as error:
+        kind = str(sample.dtype).removeprefix("torch.")
+        raise ProgramError(
+            f"the model does not take a batch of shape {list(sample.shape)} and type {kind}: "
+            f"{_first_line(error)}; give the shape of one that it takes, as in --input 2x1x28x28"
+        ) from error
 
 
 def outputs_of(value: object) -> _Outputs:

@@ -19,6 +19,10 @@ _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
 
+LARGEST_WORKER_ID: Final = 2**31 - 2
+MOST_WORKERS_A_SESSION: Final = 65536
+"""What one process may host: a Join names each of them."""
+
 TOKEN_BYTES: Final = 32
 """256 random bits: nothing shorter than a search of all of them finds a token of a hash, so that a slow or
 salted hash would add nothing."""

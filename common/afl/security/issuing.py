@@ -53,7 +53,7 @@ class Authority:
             authority = x509.load_pem_x509_certificate(certificate)
             loaded = serialization.load_pem_private_key(key, None)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"the authority's certificate or key cannot be used: {error}") from error
+            raise ConfigError("the authority's certificate or key is not in PEM, or damaged") from error
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise ConfigError("the authority's key is of another kind than `afl certs` makes")
         if loaded.public_key() != authority.public_key():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from afl.buffers import BufferPolicy
+from afl.errors import DataError
 from afl.randomness import SharedRandomness
 
 Batch: TypeAlias = Any
@@ -116,17 +117,69 @@ class Classification(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy of ``model(inputs)`` (logits, ``[n, classes]``) against ``labels`` (int64)."""
-        inputs, labels = batch
-        return nn.functional.cross_entropy(model(inputs), labels)
+        return self._scored(model, batch)[1]
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Mean cross-entropy and accuracy."""
+        logits, loss = self._scored(model, batch)
+        return {"loss": loss, "accuracy": (logits.argmax(dim=1) == batch[1]).to(torch.float64).mean()}
+
+    @staticmethod
+    def _scored(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits and mean cross-entropy."""
         inputs, labels = batch
-        logits = model(inputs)
-        return {
-            "loss": nn.functional.cross_entropy(logits, labels),
-            "accuracy": (logits.argmax(dim=1) == labels).to(torch.float64).mean(),
-        }
+        logits = None
+        try:
+            logits = model(inputs)
+            return logits, nn.functional.cross_entropy(logits, labels)
+        except (IndexError, RuntimeError) as error:
+            problem = _unfit(model, inputs, labels, logits)
+            if problem:
+                raise DataError(problem) from error
+            raise
+
+
+def _unfit(model: nn.Module, inputs: object, labels: object, logits: object) -> str:
+    """Which of the usual mistakes in the data torch has stumbled over; empty if it is none of them."""
+    if logits is None:
+        own = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), None)
+        if isinstance(inputs, Tensor) and own is not None and inputs.dtype != own:
+            return (
+                f"the inputs of a batch are {inputs.dtype} and the model is {own}; convert them in data() "
+                f"(numpy's numbers are float64 unless it is told otherwise)"
+            )
+        return ""
+    if not isinstance(labels, Tensor) or not isinstance(logits, Tensor) or labels.device.type != "cpu":
+        return ""
+    if labels.dtype != torch.int64:
+        return f"the labels of a batch are {labels.dtype}; torch.int64 is needed: convert them in data()"
+    classes = logits.shape[1] if logits.dim() > 1 else 0
+    if classes and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        return (
+            f"the labels of a batch go from {int(labels.min())} to {int(labels.max())}; the model gives "
+            f"{classes} classes, so they must be 0 to {classes - 1}"
+        )
+    return ""
+
+
+def form_problem(examples: object) -> str:
+    """What keeps these from being a worker's examples; empty if nothing does."""
+    if isinstance(examples, Dataset):
+        has_length = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+        return (
+            ""
+            if has_length
+            else f"it is a {type(examples).__name__} without a length, not a map-style dataset"
+        )
+    if isinstance(examples, Tensor) or not isinstance(examples, Sequence):
+        return f"it is a {type(examples).__name__}, not a tuple of tensors or a map-style dataset"
+    if not examples or not all(isinstance(part, Tensor) for part in examples):
+        kinds = ", ".join(type(part).__name__ for part in examples[:4]) or "nothing"
+        return f"it is a sequence of {kinds}; tensors are needed (torch.from_numpy)"
+    lengths = [len(part) if part.dim() else 0 for part in examples]
+    if len(set(lengths)) > 1:
+        return f"its tensors have {lengths} examples; their first dimensions must be equal"
+    return ""
 
 
 def example_count(examples: Examples) -> int:

@@ -15,8 +15,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from afl.errors import ConfigError
+from afl.errors import ConfigError, TaskCodeError
 from afl.extras import INSTALL_HINT, PROVIDED
+from afl.own_code import calling, users_line
 from afl.task_paths import as_module_path
 from afl.tasks.base import Task
 from afl.tasks.options import nearest
@@ -120,8 +121,8 @@ def _named(name: str) -> EntryPoint:
         hint = nearest(name, installed)
         hint = f"{hint} " if hint.startswith("did") else ""
         raise ConfigError(
-            f"task {name}: no such task; {hint}installed: {names}; install the package that has it, or name "
-            "its class: a worker with --task package.module:Class, a run's configuration with task.name"
+            f"task {name}: no such task; {hint}installed: {names}. A class of your own is named with its "
+            "file or module, as in task.py:MyTask (task.name of the configuration, --task of a worker)"
         )
     return installed[name]
 
@@ -129,7 +130,10 @@ def _named(name: str) -> EntryPoint:
 def _imported_path(path: str) -> object:
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        raise ConfigError(f"task {path}: a path is written package.module:Class")
+        raise ConfigError(
+            f"task {path}: a class is written package.module:Class or file.py:Class, with letters, digits "
+            "and underscores in each name"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         # First, as `python -m` has it, but only from here on: what a command itself needs was found without
@@ -140,13 +144,13 @@ def _imported_path(path: str) -> object:
 
 def _imported(what: str, module: str, attribute: str) -> object:
     try:
-        value: Any = importlib.import_module(module)
-    except (ImportError, SyntaxError) as error:
-        missing = (getattr(error, "name", None) or "").partition(".")[0]
-        hint = f": {INSTALL_HINT}" if missing in PROVIDED else ""
-        if missing == module.partition(".")[0]:
-            hint = f"; it is neither installed nor in the current folder ({Path.cwd()})"
-        raise ConfigError(f"{what}: cannot import {module}: {error}{hint}") from error
+        with calling(f"{what}: importing {module}"):
+            value: Any = importlib.import_module(module)
+    except TaskCodeError as failure:
+        error = failure.__cause__
+        if not isinstance(error, ImportError | SyntaxError):
+            raise
+        raise ConfigError(f"{what}: cannot import {module}: {error}{_import_hint(module, error)}") from error
     for step in attribute.split("."):
         if not hasattr(value, step):
             classes = [
@@ -157,13 +161,30 @@ def _imported(what: str, module: str, attribute: str) -> object:
     return value
 
 
+def _import_hint(module: str, error: ImportError | SyntaxError) -> str:
+    """What to do about a module that cannot be imported; empty where the error says it."""
+    if not isinstance(error, ImportError):
+        return ""
+    missing = (error.name or "").partition(".")[0]
+    if missing in PROVIDED:
+        return f": {INSTALL_HINT}"
+    if missing == module.partition(".")[0]:
+        return f"; it is neither installed nor in the current folder ({Path.cwd()})"
+    line = users_line(error)
+    return f" ({line[0]}); install it on this machine, or mend the import" if line else ""
+
+
 def _is_task(value: object) -> bool:
     return inspect.isclass(value) and issubclass(value, Task) and not value.__module__.endswith("tasks.base")
 
 
 def _checked_class(name: str, loaded: object) -> type[Task]:
     if not inspect.isclass(loaded) or not issubclass(loaded, Task):
-        raise ConfigError(f"task {name}: {loaded!r} is not a subclass of afl.Task; name the class itself")
+        what = f"the class {loaded.__name__}" if inspect.isclass(loaded) else repr(loaded)
+        raise ConfigError(
+            f"task {name}: {what} is not a subclass of afl.Task; name the class that is, or derive it from "
+            "afl.Task or afl.Classification"
+        )
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))
         raise ConfigError(f"task {name}: {loaded.__name__} does not define {missing}; every task must")
@@ -184,9 +205,12 @@ def _made(cls: type[Task], name: str, options: Mapping[str, Any]) -> Task:
                 f"task.options.{option}: unknown option of task {name}; {nearest(option, accepted)}"
             )
     try:
-        return cls(**options)
+        signature.bind(**options)
     except TypeError as error:
         raise ConfigError(
             f"task {name}: {cls.__name__}{signature} cannot be made with the options "
             f"{dict(options)!r}: {error}; task.options must match the arguments of its __init__"
         ) from error
+    given = f" with task.options {dict(options)!r}" if options else ""
+    with calling(f"task {name}: making {cls.__name__}{given}"):
+        return cls(**options)

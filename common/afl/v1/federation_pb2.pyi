@@ -175,7 +175,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips", "skips_non_finite")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -193,7 +193,6 @@ class RunSettings(_message.Message):
     PEER_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ORACLES_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
-    SKIPS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     workers: int
     task: str
@@ -212,9 +211,8 @@ class RunSettings(_message.Message):
     peer_timeout_seconds: float
     batch_oracles: bool
     journal: str
-    skips: bool
     skips_non_finite: bool
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips: bool = ..., skips_non_finite: bool = ...) -> None: ...
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")
@@ -377,7 +375,7 @@ class Failure(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., cause: _Optional[_Union[Failure.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("status", "reason")
+    __slots__ = ("status", "reason", "run_id")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATUS_UNSPECIFIED: _ClassVar[Goodbye.Status]
@@ -394,6 +392,8 @@ class Goodbye(_message.Message):
     STATUS_LEAVING: Goodbye.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     status: Goodbye.Status
     reason: str
-    def __init__(self, status: _Optional[_Union[Goodbye.Status, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    run_id: str
+    def __init__(self, status: _Optional[_Union[Goodbye.Status, str]] = ..., reason: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...

@@ -141,6 +141,12 @@ def ack_frame(ack: Ack, kind: Kind) -> Frame:
     return Frame(pb.ServerFrame(acks=[message]).SerializeToString(), FrameContent(traffic_of_kind(kind)))
 
 
+def receipt_frame(worker: int, position: Position) -> Frame:
+    """Tells a worker that its report counted, where no step does."""
+    ack = pb.Ack(worker=worker, position=_position(position), status=number(AckStatus.ACCEPTED))
+    return control(pb.ServerFrame(acks=[ack]))
+
+
 def chunk_frames(
     sender: type[pb.ServerFrame | pb.WorkerFrame],
     payload: Payload,

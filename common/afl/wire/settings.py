@@ -34,8 +34,6 @@ class RunSettings:
     peer_timeout: float
     journal: str = "off"
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
-    skips: bool = False
-    """Whether a report may turn out late, and what it carried must be put back."""
     skips_non_finite: bool = False
 
     @property
@@ -97,7 +95,6 @@ class RunSettings:
             heartbeat=config.server.heartbeat,
             peer_timeout=config.server.peer_timeout,
             journal=config.worker.journal,
-            skips=config.faults.stragglers.policy == "skip",
             skips_non_finite=config.faults.non_finite == "skip",
         )
 
@@ -122,7 +119,6 @@ class RunSettings:
             heartbeat_seconds=self.heartbeat,
             peer_timeout_seconds=self.peer_timeout,
             journal=self.journal,
-            skips=self.skips,
             skips_non_finite=self.skips_non_finite,
         )
 
@@ -163,7 +159,6 @@ class RunSettings:
             heartbeat=message.heartbeat_seconds,
             peer_timeout=message.peer_timeout_seconds,
             journal=message.journal,
-            skips=message.skips,
             skips_non_finite=message.skips_non_finite,
         )
 

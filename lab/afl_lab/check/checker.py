@@ -21,6 +21,7 @@ from afl_lab.check.data import Parts, check_data
 from afl_lab.check.examples import Part, look_at
 from afl_lab.check.findings import Level, Report
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, describe_model
+from afl_lab.check.outputs import check_outputs
 from afl_lab.check.repeating import check_gradients, check_second_process
 from afl_worker.oracle import TaskOracle
 
@@ -110,7 +111,8 @@ def _check(report: Report, config: Config) -> None:
         raise StoppedError
     # Measured before another gradient replaces what the first has left.
     activations = kept_for_backward(task, oracle, min(kept))
-    check_gradients(report, vector, oracle, min(kept))
+    check_gradients(report, oracle, min(kept))
+    check_outputs(report, task, oracle, min(kept))
     # From the beginning again: what was computed has changed buffers.
     check_second_process(report, config, build_vector(task, randomness), parts)
     if report.errors:

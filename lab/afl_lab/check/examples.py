@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from afl.tasks.base import Examples, example_count
+from afl.tasks.base import Examples, example_count, form_problem
 
 MOST_LOOKED_AT = 20_000
 """Examples of one worker that are looked at one by one."""
@@ -59,19 +59,10 @@ class Part:
 
 def look_at(examples: Examples) -> Part:
     """Look at the first :data:`MOST_LOOKED_AT` examples."""
-    if isinstance(examples, Dataset):
-        return _of_dataset(examples)
-    if isinstance(examples, Tensor) or not isinstance(examples, Sequence):
-        return Part(
-            0, problem=f"it is a {type(examples).__name__}, not a tuple of tensors or a map-style dataset"
-        )
-    if not examples or not all(isinstance(part, Tensor) for part in examples):
-        kinds = ", ".join(type(part).__name__ for part in examples) or "nothing"
-        return Part(0, problem=f"it is a sequence of {kinds}; tensors are needed (torch.from_numpy)")
-    lengths = [len(part) if part.dim() else 0 for part in examples]
-    if len(set(lengths)) > 1:
-        return Part(0, problem=f"its tensors have {lengths} examples; their first dimensions must be equal")
-    return _of_tensors(examples)
+    problem = form_problem(examples)
+    if problem:
+        return Part(0, problem=problem)
+    return _of_dataset(examples) if isinstance(examples, Dataset) else _of_tensors(examples)
 
 
 def _of_tensors(parts: Sequence[Tensor]) -> Part:

@@ -10,9 +10,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from afl.config import Config, dump_config
 from afl.parameters import ParameterVector
 from afl_lab.check.blame import blaming
@@ -25,38 +22,22 @@ COMPARED_WORKERS = 4
 """Workers whose examples another process is asked for."""
 
 
-def check_gradients(report: Report, vector: ParameterVector, oracle: TaskOracle, worker: int) -> None:
+def check_gradients(report: Report, oracle: TaskOracle, worker: int) -> None:
     """Compute one gradient twice, from the same batch."""
 
-    def bits(seed: int | None) -> bytes:
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            loss, _, gradient = oracle.gradient(worker, 1)
+    def bits() -> bytes:
+        loss, _, gradient = oracle.gradient(worker, 1)
         return repr(loss).encode() + gradient.numpy().tobytes()
 
     with blaming(report, f"a second gradient of worker {worker}"):
-        if bits(None) == bits(None):
+        if bits() == bits():
             return
-        is_drawn = bits(0) == bits(0)
-    where = f"worker {worker}'s gradient"
-    what = "two calls with the same batch give different numbers"
-    if is_drawn:
-        dropouts = [name for name, part in vector.module.named_modules() if isinstance(part, nn.Dropout)]
-        who = f" ({', '.join(dropouts[:4])})" if dropouts else ""
-        report.add(
-            Level.WARNING,
-            where,
-            f"{what}, since the model draws random numbers{who}",
-            "it learns as well; but a run cannot be repeated to the bit, and a worker that is started again"
-            " does not make the same step",
-        )
-        return
     report.add(
         Level.WARNING,
-        where,
-        what,
-        "does the task draw from a generator of its own, or keep state between calls? Also"
+        f"worker {worker}'s gradient",
+        "two calls with the same batch give different numbers",
+        "a run cannot be repeated to the bit then. Does the task draw from numpy's or Python's generator, or"
+        " from one of its own (torch's is seeded for each gradient), or keep state between calls?"
         " torch.use_deterministic_algorithms(True) names operations that differ from call to call",
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from afl.cli.view import make_console
-from afl.errors import ConfigError, DataError
+from afl.errors import ConfigError, DataError, StorageError, why_unwritable
 from afl.run_files import METRICS_FILE, SUMMARY_FILE
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
 from afl_lab.plots.points import COSTS, Measure, Point, points_of
@@ -71,6 +71,22 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
             empty.append(label)
     if not runs:
         raise ConfigError(f"nothing to draw: no evaluation yet in {', '.join(map(str, files))}")
+    try:
+        written = _drawn(runs, out, title)
+    except OSError as error:
+        raise StorageError(
+            f"--out {out} cannot be written: {why_unwritable(error)}; name another folder"
+        ) from error
+    console = make_console()
+    console.print(_table(runs))
+    for label in empty:
+        console.print(f"{label}: no evaluation yet, so it is left out")
+    for file in written:
+        console.print(f"written: {file}")
+
+
+def _drawn(runs: Sequence[PlottedRun], out: Path, title: str) -> list[Path]:
+    """A figure of each measure that any run has; the files."""
     written = []
     out.mkdir(parents=True, exist_ok=True)
     for measure in MEASURES:
@@ -78,12 +94,7 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
         drawn = [(label, own) for label, own in curves if len(own["round"]["x"])]
         if drawn:
             written += save(cost_figure(title, drawn, measure), out / measure.replace("_", "-"))
-    console = make_console()
-    console.print(_table(runs))
-    for label in empty:
-        console.print(f"{label}: no evaluation yet, so it is left out")
-    for file in written:
-        console.print(f"written: {file}")
+    return written
 
 
 def _is_drawable(value: float | None) -> bool:
@@ -100,7 +111,9 @@ def metrics_file(path: Path) -> Path:
         raise ConfigError(f"{path}: no such file or directory")
     if path.is_file():
         if path.suffix != ".jsonl":
-            raise ConfigError(f"{path}: not a run directory, and not a run's {METRICS_FILE}")
+            raise ConfigError(
+                f"{path}: not a run directory, and not a run's {METRICS_FILE}; name one of them"
+            )
         return path
     if (path / METRICS_FILE).is_file():
         return path / METRICS_FILE
@@ -114,7 +127,8 @@ def labels_of(files: Sequence[Path]) -> list[str]:
     """The directories' names, with as many of the folders above as tell them apart."""
     parts = [file.resolve().parent.parts if file.name == METRICS_FILE else (file.stem,) for file in files]
     if len(set(parts)) < len(parts):
-        raise ConfigError("a run is named twice")
+        twice = [file for file, own in zip(files, parts, strict=True) if parts.count(own) > 1]
+        raise ConfigError(f"a run is named twice: {' and '.join(map(str, twice))}; name each once")
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["/".join(own[-depth:]) for own in parts]
         if len(set(labels)) == len(labels):

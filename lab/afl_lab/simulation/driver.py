@@ -10,13 +10,15 @@ from afl.algorithms.registry import WorkerSide, server_half
 from afl.algorithms.settings import AlgorithmSettings
 from afl.buffer_mean import BufferMean
 from afl.engine import Opening, RoundEngine
-from afl.errors import NonFiniteError, place
+from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, placed
 from afl.initialization import build_vector
 from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
+from afl.own_code import calling
 from afl.participant import CommittedStep, Participant
 from afl.policy import AbsencePolicy
 from afl.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
+from afl.tasks.workers_data import worker_data
 from afl.wire.costs import Lengths, lengths_of
 from afl_worker.batched import BatchedOracle
 from afl_worker.oracle import TaskOracle
@@ -87,7 +89,7 @@ class Driver:
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
-            {worker: task.data(worker, context) for worker in workers},
+            {worker: worker_data(task, worker, context) for worker in workers},
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
@@ -134,11 +136,14 @@ class Driver:
         reports: list[tuple[Report, Lengths]] = []
         answers = self._participant.take(step)
         for worker in opening.participants:
+            where = place(worker, self.engine.algorithm.settings.named(step.step.position.round))
             try:
-                _, (report, payloads) = next(answers)
+                with calling("the task's code"):
+                    _, (report, payloads) = next(answers)
             except NonFiniteError as error:
-                rounds = self.engine.algorithm.settings.named(step.step.position.round)
-                raise NonFiniteError(f"{place(worker, rounds)}: {error}") from error
+                raise NonFiniteError(f"{where}: {error}; {ADVICE_NON_FINITE}") from error
+            except AflError as error:
+                raise placed(where, error) from error
             assert report.worker == worker
             reports.append((report, lengths_of(payloads)))
             ack = self.engine.begin_report(report)

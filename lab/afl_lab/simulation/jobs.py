@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.config import Config, dump_config, load_config
-from afl.errors import ConfigError, StorageError
+from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.run_files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
 ENDED = frozenset({"ok", "diverged"})
@@ -68,12 +68,17 @@ class Job:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY)
         except OSError as error:
-            raise StorageError(f"{self.directory} cannot be made: {error.strerror}") from error
+            raise StorageError(
+                f"{self.directory} cannot be made: {why_unwritable(error)}; name another folder with --out"
+            ) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StorageError(f"another process is simulating the run in {self.directory}") from None
+                raise StorageError(
+                    f"another process is simulating the run in {self.directory}; wait for it, or name "
+                    "another folder with --out"
+                ) from None
             yield
         finally:
             os.close(handle)

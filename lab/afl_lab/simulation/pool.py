@@ -17,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 from afl.errors import AflError, ExitCode
+from afl.own_code import worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
 
@@ -112,10 +113,16 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
                     job.config, job.directory, saves_models=job.saves_models, on_round=on_round
                 )
     except AflError as error:
-        return Outcome(job, None, str(error), error.exit_code)
+        return Outcome(job, None, "\n".join([str(error), *_trace(error)]), error.exit_code)
     except (Exception, SystemExit):  # noqa: BLE001  # a task's own code may raise anything; the others go on
         return Outcome(job, None, traceback.format_exc().rstrip(), ExitCode.INTERNAL)
     return Outcome(job, summary)
+
+
+def _trace(error: AflError) -> list[str]:
+    """The lines of the traceback, where the message does not say all."""
+    raised = worth_tracing(error)
+    return [] if raised is None else ["".join(traceback.format_exception(raised)).rstrip()]
 
 
 class _Worker:

@@ -112,7 +112,8 @@ def serving(body: bytes, code: int = 200) -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        # The end of each test waits for as long as it takes to look whether it should.
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_port}"

@@ -179,9 +179,9 @@ def test_plaintext_stays_on_loopback_unless_it_is_written_out() -> None:
     with pytest.raises(ConfigError) as caught:
         check_plaintext(Address("::", 5), insecure=False)
     assert str(caught.value) == (
-        "[::]:5 is reachable from other machines, and without TLS anyone between could read and alter the"
-        " model and the updates; set server.tls, or use a loopback address such as 127.0.0.1:5, or set"
-        " server.insecure to true if the network itself is trusted"
+        "server.listen: [::]:5 is reachable from other machines, and without TLS anyone between could "
+        "read and alter the model and the updates; set server.tls, or use a loopback address such as "
+        "127.0.0.1:5, or set server.insecure to true if the network itself is trusted"
     )
     with pytest.raises(ConfigError, match="or set --insecure to true"):
         check_plaintext(Address("silo", 5), insecure=False, option="--insecure")

@@ -30,6 +30,7 @@ def test_the_same_configuration_has_no_differences():
         {"server": {"listen": "127.0.0.1:1", "grace": "1s", "state": "machine"}},
         {"run": {"directory": "elsewhere", "description": "Other words.", "trackers": ["tensorboard"]}},
         {"faults": {"divergence": {"max_loss": 5.0, "evaluations": 2}, "lost_residual": "refuse"}},
+        {"faults": {"stragglers": {"policy": "skip", "deadline": "30s", "quorum": 0.8}}},
     ],
 )
 def test_what_the_server_alone_does_may_change(sections):

@@ -572,7 +572,10 @@ AT_THE_TOP = "sections and keys: workers, task, algorithm, evaluation, run, serv
 YAML = "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
 
 
-TAB = "at column 1: while scanning for the next token; found character '\\t' that cannot start any token"
+TAB = (
+    "at column 1: a tab, where YAML takes spaces only (while scanning for the next token; found "
+    "character '\\t' that cannot start any token)"
+)
 UNFINISHED = "while parsing a flow node; expected the node content, but found '<stream end>'"
 
 
@@ -588,6 +591,24 @@ UNFINISHED = "while parsing a flow node; expected the node content, but found '<
             problem(
                 "server.yaml:2",
                 "at column 15: while parsing a flow mapping; expected ',' or '}', but got '<stream end>'",
+                YAML,
+            ),
+        ),
+        (
+            "workers 3\ntask: {}",
+            problem(
+                "server.yaml:2",
+                "at column 5: a second colon, or a line indented under a value, or no colon in the line "
+                "before (mapping values are not allowed here)",
+                YAML,
+            ),
+        ),
+        (
+            "run: {directory: ${NAME}}",
+            problem(
+                "server.yaml:1",
+                "at column 19: ${...} between { } or [ ], where it must be in quotes (while parsing a flow "
+                "mapping; expected ',' or '}', but got '{')",
                 YAML,
             ),
         ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from core_absence import Absences
+from core_absence import POLICY, Absences
 from core_compressors import compressed
 from core_federation import Federation, Problem
 from hypothesis import given, settings
@@ -276,10 +276,11 @@ def test_records_name_the_absent(seed: int) -> None:
         assert evaluation.diverged == evaluation.non_finite == ()
 
 
+@pytest.mark.parametrize("policy", [POLICY, AbsencePolicy()], ids=["skip", "wait"])
 @settings(deadline=None, max_examples=10)
 @given(seed=SEEDS)
-def test_outcomes_close_the_steps_again_without_the_reports(seed: int) -> None:
-    """The log of a server that skips: stand-ins for losses are in it."""
+def test_outcomes_close_the_steps_again_without_the_reports(policy: AbsencePolicy, seed: int) -> None:
+    """The log of a server that skips: stand-ins for losses are in it, whatever the policy is from then on."""
     chosen = AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.02, name="drfa", local_steps=3)
     for these in (settings_of("top-k"), chosen):
         run = Absences(PROBLEM, these, seed)
@@ -304,7 +305,7 @@ def test_outcomes_close_the_steps_again_without_the_reports(seed: int) -> None:
         again = RoundEngine(
             server_half(these, vector.values, SharedRandomness.from_int(7)),
             evaluate_every=4,
-            policy=run.policy,
+            policy=policy,
         )
         for outcome in outcomes:
             again.replay(outcome)
@@ -593,7 +594,7 @@ def test_a_run_diverges_after_so_many_evaluations_above_the_bound_in_a_row() -> 
         watch.require()
     assert str(caught.value) == (
         "the run has diverged: after round 8 the loss of worker 2 is 4; the highest was above "
-        "faults.divergence.max_loss (2) at 2 evaluations in a row"
+        "faults.divergence.max_loss (2) at 2 evaluations in a row; lower algorithm.eta_w or algorithm.eta_q"
     )
 
 

@@ -127,6 +127,8 @@ def test_fedavg_by_samples_by_hand() -> None:
     assert opening is not None
     assert opening.step.position == Position(1, EVALUATION_PHASE)
     assert struct.unpack("<2f", b"".join(opening.payloads[0].sections)) == (3.0, 4.0)
+    assert driven.last_round is not None
+    assert driven.last_round.dual_weights.tolist() == [0.25, 0.75], "known from the first round's reports"
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 0.5, float("nan"), float("inf"), 2.0**60])

@@ -243,4 +243,7 @@ def test_the_numbers_of_purposes_are_those_of_the_protocol() -> None:
         "LOSS_MINIBATCH": 11,
         "DOWNLINK_COMPRESSOR": 12,
         "VALIDATION_SPLIT": 13,
+        "TASK_IN_GRADIENT": 14,
+        "TASK_IN_LOSS": 15,
+        "TASK_IN_EVALUATION": 16,
     }

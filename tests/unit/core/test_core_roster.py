@@ -103,3 +103,22 @@ def test_the_same_process_replaces_its_own_session() -> None:
         return await roster.rival(0, b"same")
 
     assert asyncio.run(come_back()) is None
+
+
+def test_a_worker_is_expected_back_for_a_while_after_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(roster_module.time, "monotonic", lambda: now)
+    roster = Roster(3)
+    steady, lost = session((0,), b"steady"), session((1,), b"lost")
+    for each in (steady, lost):
+        roster.add(each)
+        roster.give(each)
+        roster.remember(each)
+    assert roster.returning() == [2], "it may be starting, as this process was"
+    now += 60.0
+    assert roster.returning() == []
+    roster.remove(lost)
+    now += 9.0
+    assert roster.returning() == [1]
+    now += 2.0
+    assert roster.returning() == []

@@ -14,7 +14,7 @@ ALL = "failed to connect to all addresses; last error:"
 
 SAID = {
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Failed to connect to remote host: Connection refused": (
-        "nothing listens at silo.example.org:50051"
+        "nothing listens at silo.example.org:50051; is the server running, and is this its server.listen?"
     ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote host: Connection refused": (
         "nothing listens at 127.0.0.1:9, the environment's proxy (--no-proxy avoids it)"
@@ -23,9 +23,13 @@ SAID = {
         "the environment's proxy refused to connect to silo.example.org:50051; --no-proxy avoids it"
     ),
     f"{ALL} UNKNOWN: ipv6:%5B2001:db8::1%5D:50051: Failed to connect to remote host: "
-    "getsockopt(SO_ERROR): No route to host": "the network has no way to silo.example.org:50051",
+    "getsockopt(SO_ERROR): No route to host": (
+        "the network has no way to silo.example.org:50051; is there a firewall or a VPN between?"
+    ),
     "errors resolving silo.example.org:50051: [field:hostname lookup error:address lookup failed for "
-    "silo.example.org:50051: Domain name not found]": "no such host: silo.example.org",
+    "silo.example.org:50051: Domain name not found]": (
+        "no such host: silo.example.org; is the name in --server right, and does this machine's DNS know it?"
+    ),
     f"{ALL} UNAVAILABLE: ipv4:127.0.0.1:50051: Failed parsing HTTP/2 (Expected SETTINGS frame as the first "
     "frame, got frame type 79)": (
         "what answers at silo.example.org:50051 is not an afl server (is it the port of server.listen?)"
@@ -44,11 +48,14 @@ SAID = {
     ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
     "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate is not yet valid": (
-        "the certificate of silo.example.org:50051 is not valid yet, by this machine's clock"
+        "the certificate of silo.example.org:50051 is not valid yet, by this machine's clock; is that right?"
     ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
     "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer "
-    "certificate: OK": "the certificate of silo.example.org:50051 is not by an authority in --ca ca.pem",
+    "certificate: OK": (
+        "the certificate of silo.example.org:50051 is not by an authority in --ca ca.pem; give its own "
+        "authority"
+    ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Custom verification check failed with error: UNAUTHENTICATED: "
     "Hostname Verification Check failed.": (
         "the certificate of silo.example.org:50051 does not name silo.example.org; use a name that it has, "

@@ -177,6 +177,38 @@ def test_who_was_told_that_its_report_is_held_is_asked_if_the_sum_begins_again(t
     drive(tmp_path, scenario, name="fedavg")
 
 
+def test_who_is_not_drawn_for_the_losses_is_told_that_its_models_counted(tmp_path: Path) -> None:
+    async def scenario(run: Run) -> None:
+        engine = run.coordinator.engine
+        sessions = [await run.join(worker, process=bytes([65 + worker]) * 16) for worker in range(3)]
+        for session in sessions:
+            await run.ready(session)
+        told: list[tuple[int, int]] = []
+        undrawn: list[tuple[int, int]] = []
+        for round_ in range(1, 4):
+            trained = list(engine.participants)
+            headers = (model_header(run.vector.dim), model_header(run.vector.dim, Role.SNAPSHOT))
+            for worker in trained:
+                report = Report(worker, Position(round_, 0), 1.0, 8, headers)
+                await run.send(sessions[worker], report, run.model())
+                await run.send(sessions[worker], report, run.model(role=Role.SNAPSHOT), index=1)
+            assert engine.step.position == Position(round_, 1)
+            undrawn += [(worker, round_) for worker in trained if worker not in engine.participants]
+            for worker in engine.participants:
+                report = Report(worker, engine.step.position, 1.0, 8)
+                await sessions[worker].receive(report_frame(report, Kind.LOSS).data)
+        for session in sessions:
+            while not session._outbox.empty():
+                item = session._outbox.get_nowait()
+                frame = pb.ServerFrame.FromString(item.data) if isinstance(item, Frame) else pb.ServerFrame()
+                assert all(ack.status == pb.Ack.STATUS_ACCEPTED and not ack.reason for ack in frame.acks)
+                told += [(ack.worker, ack.position.round) for ack in frame.acks if ack.position.phase == 0]
+        assert undrawn, "the seed draws some who train and not measure"
+        assert sorted(told) == sorted(undrawn)
+
+    drive(tmp_path, scenario, name="drfa", eta_q=0.1, sampled=1, rounds=8)
+
+
 def test_who_has_reported_is_not_asked_again(tmp_path: Path) -> None:
     async def scenario(run: Run) -> None:
         session = await run.join(0, 2, process=b"A" * 16)

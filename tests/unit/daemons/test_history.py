@@ -60,24 +60,6 @@ def test_a_peak_of_one_round_survives_merging(peak: int, worker: int) -> None:
     assert (view.low <= view.high).all()
 
 
-def test_the_last_blocks_are_kept_one_by_one() -> None:
-    history = History(2, block=50)
-    for number in range(1, 1001):
-        history.add_round(bucket(number), np.array([number / 1000, 1 - number / 1000]))
-    view = history.view([0])
-    assert view.recent_rounds == list(range(1001 - BUCKETS, 1001))
-    assert view.recent[:, 0].tolist() == pytest.approx([number / 1000 for number in view.recent_rounds])
-
-
-def test_of_long_blocks_every_few_rounds_are_kept() -> None:
-    history = History(1, block=1000)
-    for number in range(1, 4001):
-        history.add_round(bucket(number), np.ones(1))
-    rounds = history.view([0]).recent_rounds
-    assert rounds[-1] - rounds[0] >= 3 * 1000 - 24
-    assert len(set(np.diff(rounds))) == 1
-
-
 @pytest.mark.parametrize("evaluations", COUNTS)
 def test_the_first_and_the_last_evaluation_are_there(evaluations: int) -> None:
     history = History(2)

@@ -22,8 +22,9 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module
 from afl_worker.connection import Connection
-from afl_worker.journal import Identity, Journal, Journals
-from afl_worker.runtime import WorkerOptions, WorkerProcess
+from afl_worker.journal import Identity, Journal, Journals, remove_left_behind
+from afl_worker.options import WorkerOptions
+from afl_worker.runtime import WorkerProcess
 
 ALGORITHM = {"name": "afl-br", "rounds": 1, "eta_w": 0.1, "eta_q": 0.1}
 OWN = Identity("run-1", b"layout", 3)
@@ -193,7 +194,10 @@ def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     [
         (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
         (replace(OWN, worker=4), "journal of worker 3, not 4"),
-        (replace(OWN, layout_hash=b"another"), "journal of layout"),
+        (
+            replace(OWN, layout_hash=b"another"),
+            "journal of another model; name another directory",
+        ),
     ],
 )
 def test_anothers_journal_is_refused(tmp_path, identity, message):
@@ -268,3 +272,23 @@ def test_a_run_that_is_complete_leaves_nothing(tmp_path):
     journals.write(kept(1))
     journals.remove()
     assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
+
+
+def test_what_is_left_of_a_complete_run_is_removed_for_these_workers_alone(tmp_path):
+    for run_id, workers in (("run-1", (1, 3, 4)), ("run-2", (3,))):
+        journals = Journals(tmp_path, run_id, b"layout", workers, "process")
+        journals.write(kept(1))
+        journals.close()
+    in_use = Journals(tmp_path, "run-1", b"layout", (4,), "process")
+    remove_left_behind(tmp_path, "run-1", (3, 4, 5))
+    in_use.close()
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == [
+        "run-1/worker-1.lock",
+        "run-1/worker-4.lock",
+        "run-2/worker-3.journal",
+        "run-2/worker-3.lock",
+    ]
+    remove_left_behind(tmp_path, "run-1", (1, 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["run-2"]
+    remove_left_behind(tmp_path, "run-3", (3,))
+    assert [path.name for path in tmp_path.iterdir()] == ["run-2"]

@@ -10,8 +10,9 @@ import pytest
 
 from afl.errors import ConfigError
 from afl_worker.credentials import Credentials
-from afl_worker.main import _interrupt, _InterruptedError, _options, _parser
-from afl_worker.runtime import WorkerOptions
+from afl_worker.main import _options, make_worker_parser
+from afl_worker.options import WorkerOptions
+from afl_worker.taking_part import _interrupt, _InterruptedError
 from support.identities import Identities
 
 
@@ -28,7 +29,7 @@ def test_after_the_first_signal_any_other_ends_the_process_at_once(number: signa
 
 
 def options_of(*arguments: str) -> WorkerOptions:
-    return _options(_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
+    return _options(make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
 
 
 def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_each_worker_drops_out_on_its_own() -> None:
 
 def test_minibatches_of_different_sizes_are_refused() -> None:
     with pytest.raises(
-        TaskError, match=r"worker 1 has minibatches of 4 examples and others of 8; .* only where all are"
+        TaskError, match=r"worker 1 has minibatches of 4 examples and others of 8; .* needs one size for all"
     ):
         oracle_of(BatchedOracle, Uneven(), [0, 1, 2])
     assert oracle_of(BatchedOracle, Uneven(), [0, 1, 2], batch_size=4).gradient(1, 1)[1] == 4

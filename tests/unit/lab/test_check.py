@@ -155,6 +155,16 @@ class OfAnotherShape(Good):
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
 
 
+class Soft(Good):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 2), nn.Softmax(dim=1))
+
+
+class SoftOverTheBatch(Good):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 2), nn.Softmax(dim=0))
+
+
 class Odd(Good):
     """All that is no error."""
 
@@ -179,7 +189,8 @@ class Odd(Good):
 
     def loss(self, model, batch):
         inputs, labels = batch
-        hidden = model["drop"](model["norm"](model["first"](inputs)).relu())
+        noise = float(np.random.default_rng().normal())  # seeded by nobody
+        hidden = model["drop"](model["norm"](model["first"](inputs)).relu()) * (1 + 1e-4 * noise)
         hidden = model["low"](hidden.bfloat16()).float()
         logits = model["last"](hidden) + model["frozen"](model["last"](hidden)) + 0 * model["dead"](hidden)
         return nn.functional.cross_entropy(logits, labels, reduction="sum")
@@ -239,7 +250,13 @@ def line_of(text: str) -> int:
         ("InfiniteLoss", 5, "InfiniteLoss.loss, worker 0's first batch", "it is inf", "scaled"),
         ("InfiniteGradient", 5, "worker 0's first gradient", "infinite or NaN for 0.weight", "sqrt"),
         ("InfiniteMetric", 5, "the metric odd of worker 0", "it is inf", ""),
-        ("WithoutLossMetric", 2, "metrics of worker 0's test examples", "must return `loss`", ""),
+        (
+            "WithoutLossMetric",
+            2,
+            "metrics of worker 0's test examples",
+            "returned the keys accuracy; a dict",
+            "",
+        ),
         ("OfAnotherMind", 2, "worker 0's data", "other examples, or in another order", "set"),
         ("OfAnotherShape", 2, "model()", "other names, shapes or types", "set"),
     ],
@@ -274,7 +291,7 @@ def test_what_is_odd_is_said_and_no_error() -> None:
         "it is zero at every worker for dead.weight, dead.bias",
         "2.00 times the loss: it looks like a sum",
         "it is 50, and an accuracy is from 0 to 1",
-        "the model draws random numbers (drop)",
+        "two calls with the same batch give different numbers",
     ):
         found(report, Level.WARNING, text)
     for text in (
@@ -286,6 +303,18 @@ def test_what_is_odd_is_said_and_no_error() -> None:
     ):
         found(report, Level.NOTE, text)
     assert report.values["costs"]["up"] > 0
+
+
+def test_probabilities_in_place_of_logits_are_told() -> None:
+    found(
+        check("Soft"),
+        Level.WARNING,
+        "its outputs are probabilities: they sum to 1 over the classes (1, Softmax)",
+    )
+    over_the_batch = check("SoftOverTheBatch")
+    found(over_the_batch, Level.WARNING, "depends on the others in the batch (1, Softmax)")
+    assert not [finding for finding in over_the_batch.findings if "probabilities" in finding.what]
+    assert not [finding for finding in check("Good").findings if finding.level is not Level.NOTE]
 
 
 def test_the_command_shows_it_and_ends_with_its_code(

@@ -124,8 +124,8 @@ def test_a_task_without_accuracy_has_its_loss_drawn(
     [
         (["nowhere"], "nowhere: no such file or directory"),
         (["."], r"\.: holds no run \(no metrics.jsonl\); runs are in br, drfa, plain"),
-        (["br/config.yaml"], "br/config.yaml: not a run directory, and not a run's metrics.jsonl"),
-        (["br", "br"], "a run is named twice"),
+        (["br/config.yaml"], "br/config.yaml: not a run directory, and not a run's metrics.jsonl; name one"),
+        (["br", "br"], "a run is named twice: br/metrics.jsonl and br/metrics.jsonl; name each once"),
         (["br", "drfa", "--label", "One"], "--label: 1 given for 2 runs"),
         (["br", "drfa", "--label", "One", "--label", "One"], "two runs have the same label"),
     ],
@@ -155,6 +155,16 @@ def test_nothing_to_draw_and_damage_are_told(
     metrics.write_text('{"event": "evaluation", "round": 3}\n')
     assert plot(tmp_path, "--out", tmp_path / "out") == 7
     assert "lacks 'mean_accuracy'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    assert plot(runs / "br", "--out", out) == 9
+    said = f"--out {out} cannot be written: a file is there, where a folder is needed; name another folder"
+    assert capsys.readouterr().err == f"afl plot: {said}\n"
 
 
 def test_labels_grow_until_they_differ(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from afl.config import config_from_mapping
-from afl.errors import ConfigError, ExitCode, StorageError
+from afl.errors import ADVICE_NON_FINITE, ConfigError, ExitCode, StorageError
 from afl_lab.seeds import seeds_of
 from afl_lab.simulation.jobs import Job, plan
 from afl_lab.simulation.pool import outcome_of
@@ -217,7 +217,9 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     outcome = outcome_of(job_of(tmp_path / "file" / "run"), lambda _: None)
     assert outcome.code is ExitCode.STORAGE
-    assert re.fullmatch(r".*file/run cannot be made: Not a directory", outcome.error)
+    assert re.fullmatch(
+        r".*file/run cannot be made: a file is there, .*; name another .*--out", outcome.error
+    )
 
 
 # Runs that end otherwise.
@@ -230,7 +232,7 @@ def test_a_run_that_diverges_is_complete(tmp_path: Path, monkeypatch: pytest.Mon
     job = job_of(tmp_path / "run", changes)
     summary = simulated(job)
     assert summary["result"] == "diverged"
-    assert summary["reason"] == "worker 0, round 3: the loss is nan"
+    assert summary["reason"] == f"worker 0, round 3: the loss is nan; {ADVICE_NON_FINITE}"
     assert summary["rounds"] == 2
     assert [line["round"] for line in lines(job.directory)] == [1, 2]
     assert "model-final.safetensors" in summary["models"]
@@ -270,9 +272,18 @@ def test_whatever_a_task_s_code_raises_is_an_outcome(
     job = job_of(tmp_path / "run")
     outcome = outcome_of(job, lambda _: None)
     assert outcome.summary is None
-    assert outcome.code is ExitCode.INTERNAL
-    assert outcome.error.startswith("Traceback")
-    assert outcome.error.splitlines()[-1].startswith(type(raised).__name__)
+    assert outcome.code is ExitCode.CONFIG
+    first, *others = outcome.error.splitlines()
+    assert first.startswith("worker 0, round 1: the task's code ")
+    assert "test_simulation_jobs.py:" in first, "the line is named"
+    if isinstance(raised, SystemExit):
+        assert "ends the program" in first
+        assert not others
+    else:
+        assert f"raised {type(raised).__name__}" in first
+        assert others[0].startswith("Traceback")
+        assert "in loss" in others[1], "it begins at the task's own code"
+        assert others[-1].startswith(type(raised).__name__)
     monkeypatch.undo()
     assert job.summary() is None
     assert simulated(job)["result"] == "ok"

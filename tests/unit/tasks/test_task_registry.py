@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError
+from afl.errors import ConfigError, ExitCode, TaskCodeError
 from afl.tasks import known_tasks, load_task, registry, task_identity
 from afl.tasks.digits import Digits
 from afl.tasks.femnist import Femnist
@@ -68,7 +68,6 @@ def test_a_path_loads_where_it_is_allowed(module: str) -> None:
         ("{}:Unfinished", {}, "Unfinished does not define data"),
         ("{}:Mine", {"widht": 3}, r"task\.options\.widht: unknown option of .*did you mean width\?"),
         ("{}:Mine", {}, r"Mine\(width, \*, depth=1\) cannot be made .*missing .* 'width'"),
-        ("{}:Mine", {"width": "a"}, r"cannot be made with the options \{'width': 'a'\}"),
         ("no_such_module_here:Mine", {}, "cannot import no_such_module_here"),
         ("my task:Mine", {}, "written package.module:Class"),
         ("{}:", {}, "written package.module:Class"),
@@ -79,6 +78,43 @@ def test_a_wrong_path_class_or_option_says_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_task(path.format(module), options, allow_path=True)
+
+
+def test_what_a_task_s_own_code_raises_names_the_line(module: str) -> None:
+    with pytest.raises(TaskCodeError) as caught:
+        load_task(f"{module}:Mine", {"width": "a"}, allow_path=True)
+    line = MODULE.splitlines().index("        self.width = width + 0") + 1
+    assert str(caught.value) == (
+        "task my_task_module:Mine: making Mine with task.options {'width': 'a'} raised TypeError: can only "
+        f'concatenate str (not "int") to str (my_task_module.py:{line}, in __init__)'
+    )
+    assert caught.value.exit_code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (
+            "1 / 0",
+            TaskCodeError,
+            r"importing my_task_module raised ZeroDivisionError: division by zero",
+        ),
+        ("raise SystemExit(3)", TaskCodeError, r"ends the program \(my_task_module\.py:1, .*__main__"),
+        ("import no_such_package", ConfigError, r"my_task_module\.py:1, .*\); install it on this machine"),
+        ("def broken(:", ConfigError, r"cannot import my_task_module: .*\(my_task_module\.py, line 1\)"),
+        (
+            "class Mine: pass",
+            ConfigError,
+            "the class Mine is not a subclass of afl.Task; name",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    module: str, code: str, error: type[Exception], message: str
+) -> None:
+    Path("my_task_module.py").write_text(code, encoding="utf-8")
+    with pytest.raises(error, match=message):
+        load_task(f"{module}:Mine", {}, allow_path=True)
 
 
 def test_a_module_that_needs_the_extra_names_it(module: str) -> None:

@@ -1,9 +1,10 @@
-"""The dual weights of the last rounds, for whoever watches them move and restart."""
+"""The dual weights of the last rounds, for whoever watches them move and restart: a terminal and the page."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,6 +14,9 @@ from afl.config import Config
 
 COLUMNS: Final = 60
 """Points of a line at most: what a terminal shows."""
+
+POINTS: Final = 256
+"""Points of a page's line at most."""
 
 SHOWN_WORKERS: Final = 6
 
@@ -24,7 +28,7 @@ MOST_VALUES: Final = 1 << 21
 """8 MiB of float32, whatever the number of workers."""
 
 
-class DualHistory:
+class DualWindow:
     """A window of the last rounds; written by the run, read by any thread.
 
     Args:
@@ -33,9 +37,12 @@ class DualHistory:
 
     def __init__(self, workers: int, block: int = 0) -> None:
         self._block = block
-        wanted = min(MOST_ROUNDS, max(COLUMNS, BLOCKS * block))
+        most = max(2, min(MOST_ROUNDS, MOST_VALUES // workers))
+        self._stride = max(1, -(-BLOCKS * block // most)) if most >= POINTS else 1
+        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many workers,
+        the last rounds that there is memory for."""
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
-            maxlen=max(2, min(wanted, MOST_VALUES // workers))
+            maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )
         self._lock = threading.Lock()
 
@@ -46,8 +53,21 @@ class DualHistory:
 
     def add(self, round_: int, weights: NDArray[np.float64]) -> None:
         """The weights that a round used, ``[m]``."""
+        if round_ % self._stride == 0:
+            with self._lock:
+                self._entries.append((round_, weights.astype(np.float32)))
+
+    def curves(self, workers: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:
+        """At most :data:`POINTS` rounds of the last three blocks or more, and some workers' weights in them,
+        ``[rounds, workers]``."""
         with self._lock:
-            self._entries.append((round_, weights.astype(np.float32)))
+            entries = list(self._entries)
+        # A multiple of what is kept, so that the points do not flicker as the window moves on.
+        spacing = self._stride * max(1, -(-(BLOCKS - 1) * self._block // (POINTS * self._stride)))
+        chosen = [entry for entry in entries if entry[0] % spacing == 0][-POINTS:]
+        columns = list(workers)
+        weights = np.array([row[columns] for _, row in chosen], dtype=np.float32)
+        return [round_ for round_, _ in chosen], weights.reshape(len(chosen), len(columns))
 
     def view(self) -> dict[str, Any]:
         """At most :data:`COLUMNS` points of the workers with most weight, as JSON has it.
@@ -59,6 +79,8 @@ class DualHistory:
             entries = list(self._entries)
         if not entries:
             return {"rounds": [], "restarts": [], "workers": [], "weights": []}
+        since = entries[-1][0] - max(COLUMNS, BLOCKS * self._block)
+        entries = [entry for entry in entries if entry[0] > since]
         rounds = np.array([round_ for round_, _ in entries])
         values = np.stack([weights for _, weights in entries])
         # Points begin at multiples of their length, so that they do not flicker as the window moves on.
@@ -67,11 +89,17 @@ class DualHistory:
         sizes = np.diff(starts, append=len(rounds))
         means = np.add.reduceat(values, starts, axis=0) / sizes[:, None]
         most = np.sort(np.argsort(-values.mean(axis=0), kind="stable")[:SHOWN_WORKERS])
-        begins = (rounds > 1) & ((rounds - 1) % self._block == 0) if self._block else np.zeros(len(rounds))
-        has_begun = np.add.reduceat(np.asarray(begins, dtype=np.int64), starts)
+        has_begun = np.add.reduceat(self._begins(rounds), starts)
         return {
             "rounds": rounds[starts].tolist(),
             "restarts": np.flatnonzero(has_begun).tolist(),
             "workers": most.tolist(),
             "weights": np.round(means[:, most].T.astype(np.float64), 5).tolist(),
         }
+
+    def _begins(self, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """1 for a round in which a block begins, or one since the last that was kept."""
+        if not self._block:
+            return np.zeros(len(rounds), dtype=np.int64)
+        blocks, before = (rounds - 1) // self._block, (rounds - 1 - self._stride) // self._block
+        return ((blocks > before) & (blocks > 0)).astype(np.int64)

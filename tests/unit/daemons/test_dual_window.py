@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from afl_server.dual_history import COLUMNS, MOST_VALUES, SHOWN_WORKERS, DualHistory
+from afl_server.dual_window import COLUMNS, MOST_VALUES, POINTS, SHOWN_WORKERS, DualWindow
 
 
-def filled(rounds: int, workers: int, block: int) -> DualHistory:
+def filled(rounds: int, workers: int, block: int) -> DualWindow:
     """In a block, worker i's weight grows with i and with the rounds since the restart."""
-    history = DualHistory(workers, block)
+    history = DualWindow(workers, block)
     for round_ in range(1, rounds + 1):
         since = (round_ - 1) % block if block else round_
         weights = 1 + since * np.arange(workers)
@@ -19,7 +19,7 @@ def filled(rounds: int, workers: int, block: int) -> DualHistory:
 
 
 def test_before_the_first_round_there_is_nothing() -> None:
-    assert DualHistory(3, 5).view() == {"rounds": [], "restarts": [], "workers": [], "weights": []}
+    assert DualWindow(3, 5).view() == {"rounds": [], "restarts": [], "workers": [], "weights": []}
 
 
 def test_a_point_a_round_while_there_is_room() -> None:
@@ -57,7 +57,36 @@ def test_of_many_workers_those_with_most_weight() -> None:
 
 
 def test_its_memory_is_bounded() -> None:
-    history = DualHistory(MOST_VALUES, 1000)
+    history = DualWindow(MOST_VALUES, 1000)
     for round_ in range(1, 6):
         history.add(round_, np.full(MOST_VALUES, 1 / MOST_VALUES))
     assert history.view()["rounds"] == [4, 5]
+
+
+def test_the_page_has_the_last_rounds_one_by_one() -> None:
+    window = DualWindow(2, block=50)
+    for number in range(1, 1001):
+        window.add(number, np.array([number / 1000, 1 - number / 1000]))
+    rounds, weights = window.curves([1])
+    assert rounds == list(range(1001 - POINTS, 1001))
+    assert weights[:, 0].tolist() == pytest.approx([1 - number / 1000 for number in rounds])
+
+
+@pytest.mark.parametrize("block", [300, 1000, 5000])
+def test_of_long_blocks_every_few_rounds_are_kept_and_every_restart_is_seen(block: int) -> None:
+    window = filled(9 * block, 3, block)
+    rounds, weights = window.curves([0, 2])
+    assert len(rounds) == len(weights) <= POINTS
+    (spacing,) = set(np.diff(rounds))
+    assert rounds[-1] - rounds[0] >= 3 * block - 2 * spacing
+    assert rounds[-1] > 9 * block - spacing
+    view = window.view()
+    assert len(view["restarts"]) in {3, 4}
+    for point in view["restarts"]:
+        heavy = view["weights"][2]
+        assert heavy[point] < heavy[point - 1], "the heaviest falls back at a restart"
+
+
+def test_before_the_first_round_the_page_has_no_point() -> None:
+    rounds, weights = DualWindow(3, 5).curves([0, 2])
+    assert (rounds, weights.shape) == ([], (0, 2))

@@ -1,0 +1,55 @@
+"""The beginning of every command: what must hold before anything large is imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+
+from afl.errors import ExitCode
+
+_IMPORTING = "<frozen importlib._bootstrap>"
+
+
+def enter(program: str, module: str) -> int:
+    """Import the command and run its ``main``; returns the exit code.
+
+    A Ctrl-C and a reader that has gone away (``| head``) end it in a line at most, whenever they come.
+    """
+    # A descriptor that the shell closed (`>&-`) leaves None, which nothing can be written to.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    # Ignored signals stay ignored: of a job in the background, or under nohup.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        code: int = importlib.import_module(module).main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return code
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    if _is_importing(frame):
+        # In the middle of an import an exception may be lost, or end the process from C++.
+        os.write(2, b"interrupted\n")
+        os._exit(ExitCode.INTERRUPTED)
+    raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,118 @@
+"""How commands begin: cheap checks before large imports, interrupts at any moment, outputs that are "
+"closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afl.errors import ExitCode
+
+CHECKED = """
+import sys
+from {module} import main
+code = main({arguments!r})
+assert "torch" not in sys.modules, "a wrong option took the time of importing PyTorch"
+sys.exit(code)
+"""
+
+
+def worker(*options: str) -> tuple[str, tuple[str, ...]]:
+    return "afl_worker.main", ("--id", "0", "--server", "127.0.0.1:1", *options)
+
+
+def server(*options: str) -> tuple[str, tuple[str, ...]]:
+    return "afl_server.main", options
+
+
+CONFIG = """
+workers: 1
+task: {name: synthetic}
+algorithm: {name: afl-br, rounds: 1, eta_w: 0.1, eta_q: 0.1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            worker("--give-up-after", "5"),
+            "--give-up-after: '5' needs a unit: ms, s, m or h; write for example",
+        ),
+        (worker("--id", "0-9999999999"), "one process hosts at most 65536 of them; start several"),
+        (worker("--id", "1,0-1"), "--id 1,0-1: worker 1 is named twice; name each once"),
+        (worker("--http", "here"), "--http: 'here' has no port"),
+        (worker("--task-option", "x=["), "--task-option x=[: the value is not YAML; put it in quotes"),
+        (worker("--ca", "nowhere.pem"), "--ca nowhere.pem cannot be read"),
+        (server("--config", "nowhere.yaml"), "nowhere.yaml cannot be used"),
+        (server("--resume", "nowhere"), "(no folder nowhere/state); give the run.directory of one that was"),
+        (
+            server("--config", "c.yaml", "--set", "server.listen=:5"),
+            "server.listen: [::]:5 is reachable from",
+        ),
+        (server("--config", "c.yaml", "--set", "server.tokens=no"), "server.tokens no cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_said_before_pytorch_is_imported(
+    command: tuple[str, tuple[str, ...]], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG, encoding="utf-8")
+    module, arguments = command
+    program = CHECKED.format(module=module, arguments=list(arguments))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert said in done.stderr
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+
+
+def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    program = "import sys; from afl.cli.entry import enter; sys.exit(enter('slow', 'slow'))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert (process.returncode, error) == (ExitCode.INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-m afl_server --help-config | head -1",
+        "-m afl_server --help-config >&-",
+        "-m afl.cli theory --workers 2 --rounds 9 >&-",
+    ],
+)
+def test_outputs_that_are_closed(line: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} {line}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "afl.cli", "status", "--server", "x:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.CONFIG
+    assert done.stderr.startswith("usage: afl status")
+    assert "unrecognized arguments: --server" in done.stderr

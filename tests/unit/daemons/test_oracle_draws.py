@@ -1,0 +1,59 @@
+"""What a task draws from PyTorch's own generator depends on seed, worker and round alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from afl import Classification, SharedRandomness, TaskContext, WorkerData
+from afl.initialization import build_vector
+from afl_worker.oracle import TaskOracle
+
+WORKERS = 2
+
+
+class Dropping(Classification):
+    """Dropout in training, and a metric that is drawn."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        generator = torch.Generator().manual_seed(worker)
+        x = torch.randn(40, 6, generator=generator)
+        y = torch.randint(3, (40,), generator=generator)
+        return WorkerData(train=(x, y), test=(x, y))
+
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        return {**super().metrics(model, batch), "drawn": torch.rand(())}
+
+
+@pytest.fixture
+def oracle() -> TaskOracle:
+    task, randomness = Dropping(), SharedRandomness.from_int(3)
+    context = TaskContext(WORKERS, randomness)
+    data = {worker: task.data(worker, context) for worker in range(WORKERS)}
+    # The whole training part is a batch, so that nothing but dropout differs from round to round.
+    return TaskOracle(
+        task, build_vector(task, randomness), data, randomness, batch_size=40, evaluation_batch_size=40
+    )
+
+
+def gradient(oracle: TaskOracle, worker: int, round_: int) -> bytes:
+    return oracle.gradient(worker, round_)[2].numpy().tobytes()
+
+
+def test_a_gradient_with_dropout_is_the_same_whatever_was_drawn_before(oracle: TaskOracle) -> None:
+    first = {(worker, round_): gradient(oracle, worker, round_) for worker in (0, 1) for round_ in (1, 2)}
+    torch.rand(17)
+    again = {(worker, round_): gradient(oracle, worker, round_) for round_ in (2, 1) for worker in (1, 0)}
+    assert again == first
+    assert len(set(first.values())) == 4
+
+
+def test_an_evaluation_that_draws_is_the_same(oracle: TaskOracle) -> None:
+    first = oracle.evaluate(0)
+    torch.rand(17)
+    assert oracle.evaluate(0) == first
+    assert oracle.evaluate(1)[0]["drawn"] != first[0]["drawn"]

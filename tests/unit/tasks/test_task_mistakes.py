@@ -1,0 +1,157 @@
+"""The usual mistakes in a task's model and data, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from afl.errors import AflError, DataError, TaskError
+from afl.parameters import ParameterVector
+from afl.randomness import SharedRandomness
+from afl.tasks import Classification, TaskContext, WorkerData
+from afl.tasks.base import form_problem
+from afl.tasks.workers_data import worker_data
+from afl_worker.oracle import TaskOracle
+
+X, Y = torch.ones(8, 5), torch.zeros(8, dtype=torch.int64)
+
+
+class Site(Classification):
+    def __init__(self, data: object = None) -> None:
+        self._data = data
+
+    def model(self) -> nn.Module:
+        return nn.Linear(5, 3)
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        return self._data  # type: ignore[return-value]
+
+
+def oracle(task: Site, train: Any, test: Any = (X, Y)) -> TaskOracle:
+    data = {0: WorkerData(train, test)}
+    vector = ParameterVector(task.model())
+    return TaskOracle(
+        task, vector, data, SharedRandomness.from_int(1), batch_size=4, evaluation_batch_size=64
+    )
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(X)
+
+
+@pytest.mark.parametrize(
+    ("examples", "problem"),
+    [
+        ((X, Y), ""),
+        ([X], ""),
+        (X, "it is a Tensor, not a tuple of tensors or a map-style dataset"),
+        (None, "it is a NoneType, not a tuple"),
+        ((), "it is a sequence of nothing; tensors are needed"),
+        (
+            (np.ones(3), np.ones(3)),
+            "it is a sequence of ndarray, ndarray; tensors are needed (torch.from_numpy)",
+        ),
+        ((X, Y[:7]), "its tensors have [8, 7] examples; their first dimensions must be equal"),
+        (Stream(), "it is a Stream without a length, not a map-style dataset"),
+    ],
+)
+def test_what_keeps_examples_from_being_examples(examples: object, problem: str) -> None:
+    found = form_problem(examples)
+    assert found.startswith(problem)
+    assert bool(found) is bool(problem)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_examples_that_do_not_fit_together_are_refused_before_training(part: str) -> None:
+    parts: dict[str, Any] = {"train": (X, Y), "test": (X, Y)} | {part: (X, Y[:7])}
+    with pytest.raises(
+        DataError, match=rf"gives worker 0 as {part} cannot be used: its tensors have \[8, 7\]"
+    ):
+        oracle(Site(), **parts)
+
+
+@pytest.mark.parametrize("returned", [None, (X, Y)])
+def test_data_that_is_no_worker_data(returned: object) -> None:
+    with pytest.raises(TaskError, match=r"^Site\.data\(3\) returned \w+; it must return afl\.WorkerData"):
+        worker_data(Site(returned), 3, TaskContext(4, SharedRandomness.from_int(1)))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "message"),
+    [
+        (
+            X.double(),
+            Y,
+            r"the inputs of a batch are torch\.float64 and the model is torch\.float32; convert them",
+        ),
+        (X, Y.float(), r"the labels of a batch are torch\.float32; torch\.int64 is needed"),
+        (X, Y + 3, "the labels of a batch go from 3 to 3; the model gives 3 classes, so they must be 0 to 2"),
+        (X, Y - 1, "the labels of a batch go from -1 to -1; the model gives 3 classes"),
+    ],
+)
+def test_data_that_does_not_fit_the_model(inputs: Tensor, labels: Tensor, message: str) -> None:
+    made = oracle(Site(), (inputs, labels), (inputs, labels))
+    with pytest.raises(DataError, match=message):
+        made.gradient(0, 1)
+    with pytest.raises(DataError, match=message):
+        made.evaluate(0)
+
+
+def test_what_is_none_of_the_usual_mistakes_is_raised_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        oracle(Site(), (X[:, :4], Y)).gradient(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "Site.metrics returned NoneType; a dict of scalar tensors with a `loss` is needed"),
+        ({"accuracy": 1.0}, "Site.metrics returned the keys accuracy; a dict"),
+        (
+            {"loss": torch.ones(3)},
+            "Site.metrics returned a tensor of shape [3] as loss; a scalar tensor is needed",
+        ),
+        ({"loss": 1.0, "odd": "high"}, "Site.metrics returned str as odd; a scalar tensor is needed"),
+    ],
+)
+def test_metrics_that_are_none(
+    returned: Mapping[str, object] | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Site, "metrics", lambda *_: returned)
+    with pytest.raises(TaskError) as caught:
+        oracle(Site(), (X, Y)).evaluate(0)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda out: out,
+            "returned a tensor of shape [4, 3]; a scalar tensor is needed: the mean over the batch",
+        ),
+        (
+            lambda out: out.mean().detach(),
+            "does not depend on the parameters; does it call .detach(), .item()",
+        ),
+    ],
+)
+def test_losses_that_are_none(loss: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "loss", lambda _self, module, batch: loss(module(batch[0])))
+    with pytest.raises(AflError) as caught:
+        oracle(Site(), (X, Y)).gradient(0, 1)
+    assert message in str(caught.value)
+
+
+def test_a_layer_that_has_no_shape_yet() -> None:
+    with pytest.raises(
+        TaskError, match=r"the parameter weight .* has no shape yet \(a lazy layer\); call the"
+    ):
+        ParameterVector(nn.LazyLinear(3))
