@@ -13,7 +13,8 @@ installed. All else that is other is in the tables of :mod:`documentation_plans`
 - ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker
   that a run needs is started when the page does something else than to ask the server how it is, so that
   there is a server to ask.
-- ``text`` is what the block before it has printed.
+- ``text`` is what the block before it has printed: to the letter after Python, and after commands but for
+  numbers.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-import afl_server.main
-import afl_worker.main
 from afl.cli.main import make_afl_parser
 from afl.config import Config, config_from_mapping, load_config
 from afl.events import check_line
-from afl_server.opening import stored_config
-from afl_worker.main import parse_ids
+from afl_server.main import make_server_parser
+from afl_server.stored import stored_config
+from afl_worker.main import make_worker_parser, parse_ids
 from support import Process
 from support.pages import ROOT, Block, blocks, command_lines
 
@@ -297,7 +297,7 @@ class Reader:
         ]
         self._not_run = not_run
         self._servers: list[Server] = []
-        self._printed = ""
+        self._printed, self._is_exact = "", False
         _make_checkout(self.top)
         _make_programs(self.programs)
 
@@ -361,7 +361,7 @@ class Reader:
             self.settle()
             sys.path.insert(0, str(self.folder))
             exec(compile(text, self.page.path, "exec"), self.page.names(self))
-        self._printed = printed.getvalue()
+        self._printed, self._is_exact = printed.getvalue(), True
 
     def _yaml(self, text: str) -> None:
         value = yaml.safe_load(text)
@@ -384,6 +384,7 @@ class Reader:
     def _written(self, text: str, ending: str) -> bool:
         name = _name_of(text, ending)
         if name:
+            (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text, encoding="utf-8")
             if ending == "py":
                 compile(text, name, "exec")
@@ -441,7 +442,7 @@ class Reader:
 
     def _text(self, text: str) -> None:
         if not (self.is_quick and text.startswith(tuple(self.page.whole_texts))):
-            compare(text, self._printed)
+            compare(text, self._printed, is_exact=self._is_exact)
 
     # Commands.
 
@@ -480,6 +481,7 @@ class Reader:
             if not _asks_a_server(words):
                 self.settle()
             self._printed = self.said[line] = self._run(self._adapted(line, words), on_terminal)
+            self._is_exact = False
 
     def _adapted(self, line: str, words: Sequence[str]) -> str:
         line = _here(line)
@@ -618,15 +620,15 @@ def parse(words: Sequence[str]) -> None:
             raise PageError(f"{shlex.join(words)}: {said.getvalue()}") from end
 
 
-def compare(shown: str, printed: str) -> None:
-    """Each line that is shown must have been printed, in this order; numbers may be others.
+def compare(shown: str, printed: str, *, is_exact: bool = False) -> None:
+    """Each line that is shown must have been printed, in this order; where it is not exact, but for numbers.
 
     Raises:
         PageError: for the first line that was not.
     """
     lines = iter([line.strip() for line in _plain(printed).splitlines()])
     for line in filter(None, map(str.strip, shown.splitlines())):
-        pattern = re.compile(_pattern(line))
+        pattern = re.compile(re.escape(line) if is_exact else _pattern(line))
         if not any(pattern.fullmatch(each) for each in lines):
             raise PageError(
                 f"this is shown and was not printed:\n{line}\nprinted was:\n{_plain(printed)[-4000:]}"

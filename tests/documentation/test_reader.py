@@ -92,7 +92,7 @@ def test_a_configuration_is_loaded_whole_or_in_part(tmp_path: Path) -> None:
 def test_files_are_written_and_code_is_run_in_order(tmp_path: Path) -> None:
     page = fenced("python", "# own.py\nSIX = 6")
     page += fenced("python", "from own import SIX\nprint(SIX * factor, 'is the answer')")
-    page += fenced("text", "41 is the answer")
+    page += fenced("text", "42 is the answer")
     read(tmp_path / "right", page, names=lambda reader: {"factor": 7})
     with pytest.raises(PageError, match="was not printed"):
         read(
@@ -100,6 +100,8 @@ def test_files_are_written_and_code_is_run_in_order(tmp_path: Path) -> None:
             page.replace("the answer\n", "an answer\n"),
             names=lambda reader: {"factor": 7},
         )
+    with pytest.raises(PageError, match="was not printed"):
+        read(tmp_path / "other", page.replace("42", "41"), names=lambda reader: {"factor": 7})
     with pytest.raises(NameError, match="factor"):
         read(tmp_path / "nameless", page)
     with pytest.raises(SyntaxError):

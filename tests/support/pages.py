@@ -14,7 +14,9 @@ PROJECT = "common/afl/cli/project/README.md.template"
 """The page of a project that ``afl new`` makes."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^`]*)$")
-_PATH = re.compile(r"(?:deploy|docs|lab|common/afl|server/afl_server|worker/afl_worker|tests|proto)/[\w./*-]+")
+_PATH = re.compile(
+    r"(?:deploy|docs|lab|common/afl|server/afl_server|worker/afl_worker|tests|proto)/[\w./*-]+"
+)
 _SPAN = re.compile(r"(?<!`)(`{1,2})(?!`)(?P<code>.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
