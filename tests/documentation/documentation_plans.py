@@ -191,6 +191,12 @@ SECURED = (
 # docs/tracking.md
 
 
+def tracking_presumes(reader: Reader) -> None:
+    """Two runs to compare."""
+    for name in ("first", "second"):
+        a_run(reader, f"runs/{name}")
+
+
 def tracking_holds(reader: Reader) -> None:
     """The tracker that is shown is told of a round."""
     found: dict[str, Any] = {}
@@ -379,7 +385,7 @@ PAGES: Mapping[str, Page] = {
         Page("docs/theory.md"),
         Page(
             "docs/tracking.md",
-            presumes=lambda reader: [a_run(reader, f"runs/{name}") for name in ("first", "second")] and None,
+            presumes=tracking_presumes,
             holds=tracking_holds,
             modules=("matplotlib",),
         ),
@@ -541,8 +547,8 @@ REPLACEMENTS = (
         Replacement(
             "docs/network.md",
             f"{LINKS}{mbit} --out links.jsonl",
-            f"{LINKS}{mbit} --out links.jsonl --table docs/network/links.jsonl",
-            "33 processes and many minutes; with --table the options are read and nothing is run",
+            "",
+            "33 processes and many minutes",
             version="short",
         )
         for mbit in ("", " --mbit 0")

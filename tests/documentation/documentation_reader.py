@@ -19,6 +19,7 @@ installed. All else that is other is in the tables of :mod:`documentation_plans`
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -603,21 +604,28 @@ def parse(words: Sequence[str]) -> None:
     Raises:
         PageError: if it does not take the options.
     """
-    parsers = {
-        "afl": make_afl_parser,
-        "afl-server": make_server_parser,
-        "afl-worker": make_worker_parser,
-    }
-    program = words[0]
-    if program not in parsers:
+    make = _parser_of(words)
+    if make is None:
         return
+    arguments = words[3:] if words[0] == "python" else words[1:]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            parsers[program]().parse_args(list(words[1:]))
+            make().parse_args(list(arguments))
     except SystemExit as end:
         if end.code != 0:
             raise PageError(f"{shlex.join(words)}: {said.getvalue()}") from end
+
+
+def _parser_of(words: Sequence[str]) -> Callable[[], argparse.ArgumentParser] | None:
+    """What makes the command's parser, if it is one of ours and has one that can be asked for."""
+    if words[:2] == ["python", "-m"] and words[2].startswith("afl_lab."):
+        found: Callable[[], argparse.ArgumentParser] | None
+        found = getattr(importlib.import_module(words[2]), "_parser", None)
+        return found
+    return {"afl": make_afl_parser, "afl-server": make_server_parser, "afl-worker": make_worker_parser}.get(
+        words[0]
+    )
 
 
 def compare(shown: str, printed: str, *, is_exact: bool = False) -> None:
