@@ -190,6 +190,8 @@ def in_passing(line: str) -> None:
     elif program == "python":
         name = words[1:2] if words[:1] == ["-m"] else words[:1]
         must(all(_is_known(each) for each in name), f"no such module, and no page shows it: {name}")
+        if words[2:]:
+            parse([program, *words])
     elif len(words) == 1 and not words[0].startswith("-"):
         parse([program, *words, "--help"])
     elif words:

@@ -13,11 +13,13 @@ installed. All else that is other is in the tables of :mod:`documentation_plans`
 - ``sh`` is run line by line. ``afl-server`` and ``afl-worker`` have terminals of their own; the last worker
   that a run needs is started when the page does something else than to ask the server how it is, so that
   there is a server to ask.
-- ``text`` is what the block before it has printed.
+- ``text`` is what the block before it has printed: to the letter after Python, and after commands but for
+  numbers.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -29,6 +31,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -43,17 +46,16 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-import afl_server.main
-import afl_worker.main
 from afl.cli.main import make_afl_parser
 from afl.config import Config, config_from_mapping, load_config
 from afl.events import check_line
+from afl_server.main import make_server_parser
 from afl_server.stored import stored_config
-from afl_worker.main import parse_ids
+from afl_worker.main import make_worker_parser, parse_ids
 from support import Process
 from support.pages import ROOT, Block, blocks, command_lines
 
-COMMAND_S = 120.0
+COMMAND_S = 400.0
 """A command that has not ended by then hangs."""
 
 OURS = ("afl", "afl-server", "afl-worker")
@@ -72,6 +74,7 @@ PROGRAMS = frozenset(
         "printf",
         "prometheus",
         "python",
+        "tr",
     }
 )
 """What is run. Whatever else a page names must be in :data:`documentation_plans.NOT_RUN`."""
@@ -295,7 +298,7 @@ class Reader:
         ]
         self._not_run = not_run
         self._servers: list[Server] = []
-        self._printed = ""
+        self._printed, self._is_exact = "", False
         _make_checkout(self.top)
         _make_programs(self.programs)
 
@@ -359,7 +362,7 @@ class Reader:
             self.settle()
             sys.path.insert(0, str(self.folder))
             exec(compile(text, self.page.path, "exec"), self.page.names(self))
-        self._printed = printed.getvalue()
+        self._printed, self._is_exact = printed.getvalue(), True
 
     def _yaml(self, text: str) -> None:
         value = yaml.safe_load(text)
@@ -440,7 +443,7 @@ class Reader:
 
     def _text(self, text: str) -> None:
         if not (self.is_quick and text.startswith(tuple(self.page.whole_texts))):
-            compare(text, self._printed)
+            compare(text, self._printed, is_exact=self._is_exact)
 
     # Commands.
 
@@ -479,6 +482,7 @@ class Reader:
             if not _asks_a_server(words):
                 self.settle()
             self._printed = self.said[line] = self._run(self._adapted(line, words), on_terminal)
+            self._is_exact = False
 
     def _adapted(self, line: str, words: Sequence[str]) -> str:
         line = _here(line)
@@ -510,7 +514,7 @@ class Reader:
         return {**kept, "PATH": path, "COLUMNS": "140", "LINES": "60", "TERM": "xterm", **self.environment}
 
     def _start_server(self, line: str, arguments: Sequence[str]) -> None:
-        options = afl_server.main.make_server_parser().parse_args(list(arguments))
+        options = make_server_parser().parse_args(list(arguments))
         if options.help_config:
             self._printed = self.said[line] = self._run(line, on_terminal=False)
             return
@@ -530,7 +534,7 @@ class Reader:
 
     def _start_worker(self, line: str, arguments: Sequence[str]) -> None:
         self.settle()
-        options = afl_worker.main.make_worker_parser().parse_args(list(arguments))
+        options = make_worker_parser().parse_args(list(arguments))
         ids = set(parse_ids(options.id))
         host = options.server.rpartition(":")[0]
         waiting = [server for server in self._servers if not server.is_complete and not server.ids & ids]
@@ -600,32 +604,39 @@ def parse(words: Sequence[str]) -> None:
     Raises:
         PageError: if it does not take the options.
     """
-    parsers = {
-        "afl": make_afl_parser,
-        "afl-server": afl_server.main.make_server_parser,
-        "afl-worker": afl_worker.main.make_worker_parser,
-    }
-    program = words[0]
-    if program not in parsers:
+    make = _parser_of(words)
+    if make is None:
         return
+    arguments = words[3:] if words[0] == "python" else words[1:]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            parsers[program]().parse_args(list(words[1:]))
+            make().parse_args(list(arguments))
     except SystemExit as end:
         if end.code != 0:
             raise PageError(f"{shlex.join(words)}: {said.getvalue()}") from end
 
 
-def compare(shown: str, printed: str) -> None:
-    """Each line that is shown must have been printed, in this order; numbers may be others.
+def _parser_of(words: Sequence[str]) -> Callable[[], argparse.ArgumentParser] | None:
+    """What makes the command's parser, if it is one of ours and has one that can be asked for."""
+    if words[:2] == ["python", "-m"] and words[2].startswith("afl_lab."):
+        found: Callable[[], argparse.ArgumentParser] | None
+        found = getattr(importlib.import_module(words[2]), "_parser", None)
+        return found
+    return {"afl": make_afl_parser, "afl-server": make_server_parser, "afl-worker": make_worker_parser}.get(
+        words[0]
+    )
+
+
+def compare(shown: str, printed: str, *, is_exact: bool = False) -> None:
+    """Each line that is shown must have been printed, in this order; where it is not exact, but for numbers.
 
     Raises:
         PageError: for the first line that was not.
     """
     lines = iter([line.strip() for line in _plain(printed).splitlines()])
     for line in filter(None, map(str.strip, shown.splitlines())):
-        pattern = re.compile(_pattern(line))
+        pattern = re.compile(re.escape(line) if is_exact else _pattern(line))
         if not any(pattern.fullmatch(each) for each in lines):
             raise PageError(
                 f"this is shown and was not printed:\n{line}\nprinted was:\n{_plain(printed)[-4000:]}"
@@ -659,34 +670,47 @@ def _plain(printed: str) -> str:
 
 
 def _piped(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=COMMAND_S,
-    )
-    return done.returncode, done.stdout
+    with _started(command, folder, environment, subprocess.PIPE) as process:
+        printed, _ = process.communicate(timeout=COMMAND_S)
+        return process.returncode, printed.decode(errors="replace")
 
 
 def _on_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
     ours, its = pty.openpty()
     printed = bytearray()
+    deadline = time.monotonic() + COMMAND_S
     try:
-        process = subprocess.Popen(
-            command, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=its, stderr=its
-        )
-        while process.poll() is None or select.select([ours], [], [], 0)[0]:
-            if select.select([ours], [], [], 0.1)[0]:
-                printed += os.read(ours, 1 << 16)
-        return process.returncode, printed.decode(errors="replace")
+        with _started(command, folder, environment, its) as process:
+            while process.poll() is None or select.select([ours], [], [], 0)[0]:
+                if select.select([ours], [], [], 0.1)[0]:
+                    printed += os.read(ours, 1 << 16)
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(command, COMMAND_S)
+            return process.returncode, printed.decode(errors="replace")
     finally:
         os.close(its)
         os.close(ours)
+
+
+@contextlib.contextmanager
+def _started(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process group of its own, of which nothing is left."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _is_ready(url: str) -> bool:

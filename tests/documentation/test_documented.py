@@ -7,9 +7,9 @@ import shlex
 import pytest
 from documentation_exempt import in_passing
 from documentation_plans import NOT_RUN, PAGES, REPLACEMENTS
-from documentation_reader import NotRun, PageError, Replacement
+from documentation_reader import NotRun, PageError, Replacement, parse
 
-from support.pages import blocks, commands, inline, pages
+from support.pages import ROOT, blocks, commands, inline, pages, paths
 
 WITH_BLOCKS = [page for page in pages() if blocks(page)]
 
@@ -46,6 +46,19 @@ def test_what_a_page_is_planned_with_is_there(page: str) -> None:
     assert plan.pictures.keys() <= first_lines
     for beginning in plan.whole_texts:
         assert any(line.startswith(beginning) for line in first_lines), beginning
+
+
+def test_every_path_in_passing_is_there() -> None:
+    named = [(page, path) for page in pages() for path in paths(page)]
+    assert len(named) > 20
+    assert not [f"{page}: {path}" for page, path in named if not list(ROOT.glob(path.rstrip("/")))]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS)
+def test_commands_shown_take_their_options(page: str) -> None:
+    """Before anything is replaced."""
+    for line in commands(page):
+        parse(shlex.split(line, comments=True))
 
 
 @pytest.mark.parametrize("page", pages())

@@ -38,6 +38,7 @@ WRONG = {
     "an unknown program": ("sh", "frobnicate --now", "neither run nor in NOT_RUN"),
     "an unknown option": ("sh", "afl status --wach", "unrecognized arguments: --wach"),
     "an unknown option of a daemon": ("sh", "afl-worker --id 3 --sever x:1", "--sever"),
+    "an unknown option of a module": ("sh", "python -m afl_lab.bounds --wrokers 4", "--wrokers"),
     "a command that fails": ("sh", "afl inspect nothing-here", "ended with 2"),
     "a command that fails in a pipe": ("sh", "cat nothing-here | cat", "ended with 1"),
     "a server to ask that is not there": ("sh", "afl status", "no server runs"),
@@ -92,7 +93,7 @@ def test_a_configuration_is_loaded_whole_or_in_part(tmp_path: Path) -> None:
 def test_files_are_written_and_code_is_run_in_order(tmp_path: Path) -> None:
     page = fenced("python", "# own.py\nSIX = 6")
     page += fenced("python", "from own import SIX\nprint(SIX * factor, 'is the answer')")
-    page += fenced("text", "41 is the answer")
+    page += fenced("text", "42 is the answer")
     read(tmp_path / "right", page, names=lambda reader: {"factor": 7})
     with pytest.raises(PageError, match="was not printed"):
         read(
@@ -100,6 +101,8 @@ def test_files_are_written_and_code_is_run_in_order(tmp_path: Path) -> None:
             page.replace("the answer\n", "an answer\n"),
             names=lambda reader: {"factor": 7},
         )
+    with pytest.raises(PageError, match="was not printed"):
+        read(tmp_path / "other", page.replace("42", "41"), names=lambda reader: {"factor": 7})
     with pytest.raises(NameError, match="factor"):
         read(tmp_path / "nameless", page)
     with pytest.raises(SyntaxError):
@@ -201,6 +204,7 @@ def test_commands_go_on_over_a_backslash() -> None:
         "pip install 'afl[frills]'",
         "python -m afl_lab.benches",
         "python use_it.py",
+        "python -m afl_lab.bounds --wrokers 4",
         "afl stat",
         "afl status --wach",
         "afl-server --help-configuration",

@@ -10,7 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PROJECT = "common/afl/cli/project/README.md.template"
+"""The page of a project that ``afl new`` makes."""
+
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^`]*)$")
+_PATH = re.compile(
+    r"(?:deploy|docs|lab|common/afl|server/afl_server|worker/afl_worker|tests|proto)/[\w./*-]+"
+)
 _SPAN = re.compile(r"(?<!`)(`{1,2})(?!`)(?P<code>.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
@@ -39,8 +45,13 @@ class Block:
 
 
 def pages() -> list[str]:
-    """README, CONTRIBUTING and all of docs, by their paths in the repository."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README, CONTRIBUTING, all of docs and a project's README, by their paths in the repository."""
+    found = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / PROJECT,
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     return [str(path.relative_to(ROOT)) for path in found]
 
 
@@ -92,6 +103,11 @@ def command_lines(text: str) -> list[str]:
 def inline(page: str, *programs: str) -> list[str]:
     """The commands of these programs that stand in a page's text, between back-ticks."""
     return [code for code in _spans(_text(page)) if code.partition(" ")[0] in programs]
+
+
+def paths(page: str) -> list[str]:
+    """Paths into the repository that stand in a page's text, between back-ticks."""
+    return [code for code in _spans(_text(page)) if _PATH.fullmatch(code)]
 
 
 def _spans(text: str) -> Iterator[str]:
