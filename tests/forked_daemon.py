@@ -13,8 +13,8 @@ from pathlib import Path
 
 def become(arguments: tuple[str, ...], folder: Path, environment: dict[str, str], log: Connection) -> None:
     """Run a module as ``python -m`` would."""
-    # What is there already is no daemon's garbage. To look through PyTorch's objects for it, and to copy their
-    # memory for that, takes each a fifth of a second, once it is set up.
+    # What is there already is no daemon's garbage. To look through PyTorch's objects for it, and to copy
+    # their memory for that, takes each a fifth of a second, once it is set up.
     gc.freeze()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor, target in enumerate((nowhere, nowhere, log.fileno())):

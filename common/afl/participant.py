@@ -185,7 +185,7 @@ class Participant:
         asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
-                # A process that owes a report is sent no other step: this one was closed with it.
+                # A process that owes a report is sent no other step: that one was closed with it.
                 self.forget(worker)
         for worker in self.workers:
             if worker not in asked:

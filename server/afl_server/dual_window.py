@@ -39,8 +39,8 @@ class DualWindow:
         self._block = block
         most = max(2, min(MOST_ROUNDS, MOST_VALUES // workers))
         self._stride = max(1, -(-BLOCKS * block // most)) if most >= POINTS else 1
-        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many workers,
-        the last rounds that there is memory for."""
+        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many
+        workers, the last rounds that there is memory for."""
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
             maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )

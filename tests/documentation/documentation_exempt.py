@@ -42,7 +42,9 @@ def pip(words: Sequence[str]) -> None:
         found = re.fullmatch(r"(?:\.|afl)\[([\w,]+)\]", word)
         unknown = set(found[1].split(",")) - project["optional-dependencies"].keys() if found else set()
         must(not unknown, f"pyproject.toml has no extra {', '.join(sorted(unknown))}")
-    must(any(re.match(r"(?:\.|afl)(?:\[|$)", word) for word in words), f"afl is not in: {shlex.join(words)}")
+    # PyTorch may come first, from where its build for machines without a GPU is.
+    wanted = r"torch$" if "--index-url" in words else r"(?:\.|afl)(?:\[|$)"
+    must(any(re.match(wanted, word) for word in words), f"afl is not in: {shlex.join(words)}")
 
 
 def prefix(words: Sequence[str]) -> None:
@@ -205,7 +207,19 @@ def _is_known(name: str) -> bool:
     )
 
 
+def flower(words: Sequence[str]) -> None:
+    """What a node is given is a file that the page makes."""
+    for path in re.findall(r'data-path="(.+)"', words[-1]):
+        made = [block.text for block in blocks("docs/from-flower.md", "python")]
+        name = re.sub(r"\d", "{site}", path)
+        must(any(f'"{name}"' in text for text in made), f"the page makes no {path}")
+
+
 NOT_RUN = (
+    *(
+        NotRun(program, "Flower is not among what is installed for tests", flower, page="docs/from-flower.md")
+        for program in ("flower-superlink", "flower-supernode", "flwr run")
+    ),
     NotRun("pip install", "nothing is installed by tests", pip),
     NotRun("python3 -m venv /opt/afl", "it would write outside the test's folder", prefix),
     NotRun("/opt/afl/bin/pip install", "nothing is installed by tests", pip),

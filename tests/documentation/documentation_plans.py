@@ -301,15 +301,6 @@ FEW = "--skip-search --seeds 1 --set algorithm.rounds=2 --set evaluation.every=2
 # Pages with nothing to hold but what they print.
 
 
-A_ROUND = "gradient  +  8 (P up + P down) / (bits a second of the line)  +  round trip"
-
-
-def formula(text: str) -> None:
-    """A line of mathematics."""
-    if text.count("\n") != 1 or "=" not in text.replace("min over", "="):
-        raise PageError(f"no formula: {text}")
-
-
 def as_in_the_first_hour(text: str) -> None:
     """Part of what the first hour's own block shows, which is held against the command."""
     shown = [
@@ -320,11 +311,13 @@ def as_in_the_first_hour(text: str) -> None:
         raise PageError(f"the first hour shows no such line: {missing[0]}")
 
 
-def flower_commands(text: str) -> None:
-    """Flower's own commands, which are not ours to run; the data that they name is what the page makes."""
-    named = re.search(r"data/site-\d\.npz", text)
-    if named is None:
-        raise PageError("Flower is given no data")
+def flower_holds(reader: Reader) -> None:
+    """The third site is served as the page says."""
+    for run, worst in {"fedavg": 0.55, "separate": 0.875}.items():
+        summary = json.loads((reader.top / run / "summary.json").read_text(encoding="utf-8"))
+        assert summary["last"]["worst_worker"] == 2
+        # Another processor rounds otherwise, and the site tests on 40 examples.
+        assert abs(summary["last"]["worst_accuracy"] - worst) <= 0.075, run
 
 
 PAGES: Mapping[str, Page] = {
@@ -340,17 +333,9 @@ PAGES: Mapping[str, Page] = {
             programs=("make",),
         ),
         Page(PROJECT, presumes=project_presumes, holds=project_holds),
-        Page(
-            "docs/algorithm.md",
-            pictures={
-                "min over w   max over q   of   q_1 R_1(w) + q_2 R_2(w) + ... + q_m R_m(w)": formula,
-            },
-        ),
+        Page("docs/algorithm.md"),
         Page("docs/compressors.md"),
-        Page(
-            "docs/costs.md",
-            pictures={f"seconds a round  =  {A_ROUND}": formula},
-        ),
+        Page("docs/costs.md"),
         Page(
             "docs/dual-weights.md",
             pictures={"worker 0  ▃▃▃▃▃▂▃▄▄▃▃▃▃▃▃▃▄▄▃▃▃▃▂▂▃▄▄▃▃▃▃▃▃▃▄▄  0.332": as_in_the_first_hour},
@@ -363,8 +348,7 @@ PAGES: Mapping[str, Page] = {
             has_whole=True,
         ),
         Page("docs/kubernetes.md", modules=("cryptography",), programs=("kubectl",)),
-        Page("docs/from-flower.md", pictures={"flower-superlink --insecure": flower_commands}),
-        Page("docs/index.md", presumes=an_environment, programs=("make",)),
+        Page("docs/from-flower.md", holds=flower_holds),
         Page("docs/guide.md", holds=guide_holds, modules=("cryptography",), programs=("openssl",)),
         Page("docs/models.md", presumes=models_presumes, names=models_names),
         Page("docs/network.md", presumes=network_presumes, has_whole=True),
@@ -395,12 +379,6 @@ PAGES: Mapping[str, Page] = {
 
 REPLACEMENTS = (
     Replacement(
-        "docs/index.md",
-        "make demo",
-        "make --dry-run demo VENV=../venv",
-        "what the README's test has is not done again",
-    ),
-    Replacement(
         "docs/costs.md",
         "afl check task.py:Hospital --config server.yaml",
         "",
@@ -409,16 +387,10 @@ REPLACEMENTS = (
     Replacement(
         "docs/from-flower.md",
         "afl run fedavg.yaml",
-        "afl run fedavg.yaml --set algorithm.rounds=24 --processes 1",
-        "three processes and 36 rounds",
+        "afl run fedavg.yaml --processes 1",
+        "three processes",
     ),
     Replacement("docs/from-flower.md", "afl run afl-com.yaml", "", "the processes below are the same run"),
-    Replacement(
-        "docs/from-flower.md",
-        "afl-server --config afl-com.yaml --set run.directory=separate",
-        "afl-server --config afl-com.yaml --set run.directory=separate --set algorithm.rounds=24",
-        "300 rounds",
-    ),
     Replacement(
         "README.md",
         "make demo",

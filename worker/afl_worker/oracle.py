@@ -82,8 +82,8 @@ class TaskOracle:
         vector.buffers.host(data)
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
-        """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what the
-        task draws from PyTorch's own generator, dropout for one."""
+        """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
+        the task draws from PyTorch's own generator, dropout for one."""
         local = self._local[worker]
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
         batch = self.minibatch(worker, round_)

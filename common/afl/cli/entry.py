@@ -23,6 +23,8 @@ def enter(program: str, module: str) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    # What gRPC's core would write there in its own form, past the log, the log says in words.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)

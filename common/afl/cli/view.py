@@ -118,8 +118,9 @@ def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> Re
     values = [value for line in history["weights"] for value in line[-columns:]]
     low, high = min(values), max(values)
     scale = (len(bars) - 1) / (high - low) if high > low else 0.0
-    first = history["rounds"][-columns]
-    yield Text(f"dual weights from round {first} on: {low:.3f} to {high:.3f}", style="bold")
+    first, second = history["rounds"][-columns:][:2]
+    each = f", {second - first} rounds a character" if second - first > 1 else ""
+    yield Text(f"dual weights from round {first} on{each}: {low:.3f} to {high:.3f}", style="bold")
     for name, line in zip(names, history["weights"], strict=True):
         shown = "".join(bars[round((value - low) * scale)] for value in line[-columns:])
         yield Text.assemble(name.ljust(label), (shown, "cyan"), f"  {line[-1]:.3f}")

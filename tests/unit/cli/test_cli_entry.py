@@ -116,3 +116,22 @@ def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
     assert done.returncode == ExitCode.CONFIG
     assert done.stderr.startswith("usage: afl status")
     assert "unrecognized arguments: --server" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "ERROR"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
+    given: dict[str, str], found: str, tmp_path: Path
+) -> None:
+    (tmp_path / "said.py").write_text(
+        "import os\ndef main():\n    print(os.environ['GRPC_VERBOSITY'])\n    return 0\n"
+    )
+    inherited = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "from afl.cli.entry import enter; enter('said', 'said')"],
+        env={**inherited, "PYTHONPATH": path, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{found}\n"

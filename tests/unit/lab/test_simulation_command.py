@@ -257,7 +257,7 @@ def gone(processes: Sequence[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Signals, folder: Path) -> None:
     process, below = started_slowly(folder)
     process.send_signal(number)
