@@ -335,7 +335,7 @@ class Reader:
         if check is not None:
             check(block.text)
             return
-        handle = {
+        handlers: dict[str, Callable[[str], None]] = {
             "python": self._python,
             "yaml": self._yaml,
             "toml": self._toml,
@@ -344,7 +344,8 @@ class Reader:
             "dockerfile": self._dockerfile,
             "ini": self._ini,
             "sh": lambda text: self._shell(text, is_shown),
-        }.get(block.language)
+        }
+        handle = handlers.get(block.language)
         if handle is None:
             raise PageError(f"a block of {block.language or 'no language'} is followed by nobody")
         text = block.text
