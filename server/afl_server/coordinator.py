@@ -213,9 +213,15 @@ class Coordinator:
             self._spawn(self._pause_in_time())
 
     async def _pause_in_time(self) -> None:
-        # A step that waits for someone who is not there is not waited for.
-        if not any(self.roster.owner(worker) is None for worker in self.engine.missing()):
-            await asyncio.wait({self.result}, timeout=self.config.server.grace)
+        deadline = time.monotonic() + self.config.server.grace
+        # A step that waits for someone who is not there, or goes meanwhile, is not waited for.
+        while not self.is_over and all(self.roster.owner(worker) for worker in self.engine.missing()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            moved_on = asyncio.ensure_future(self.relief())
+            await asyncio.wait({self.result, moved_on}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            moved_on.cancel()
         async with self.turn:
             await self._pause()
 

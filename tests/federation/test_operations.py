@@ -377,6 +377,20 @@ def test_a_stopped_process_goes_on_where_residuals_must_not_be_lost(tmp_path: Pa
     assert is_as_the_reference_says(federation, config)
 
 
+def test_a_server_that_is_stopped_does_not_wait_for_a_worker_that_goes_meanwhile(tmp_path: Path) -> None:
+    config = with_rounds(SLOW, 10_000, grace="1h")
+    config["task"] = {**config["task"], "options": {"pause": 3600.0}}
+    with Federation(config, tmp_path / "run") as federation:
+        worker = federation.start("0-1", *SLOW_TASK)
+        federation.server.wait_for("worker_ready")
+        federation.server.terminate()
+        federation.server.wait_for("stopping")
+        worker.terminate()
+        federation.server.expect(ExitCode.INTERRUPTED)
+        worker.expect(ExitCode.INTERRUPTED)
+        federation.server.wait_for("can_go_on")
+
+
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
     with Federation(with_rounds(SLOW, 10_000), tmp_path / "run") as federation:
         proxy = Proxy(federation.port)

@@ -90,6 +90,7 @@ def test_a_run_may_be_gone_on_with_under_another_policy_and_its_workers_live_on(
         assert federation.metrics()["afl_late_reports_total"] >= 1
 
         federation.workers[1].kill()
+        federation.server.wait_for("session_ended", workers="[1]")
         federation.server.terminate()
         federation.server.expect(130)
         last_with = federation.summary()["rounds"]
