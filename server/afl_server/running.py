@@ -96,6 +96,8 @@ async def _run_watched(
             raise
         finally:
             await service.stop()
+        if code is ExitCode.OK and not stays:
+            _ignore_signals()
         code = _conclude(run, coordinator, code, reason, live=live)
         await asyncio.to_thread(following.end, status_of(code, can_go_on=coordinator.can_go_on))
         if stays and code is ExitCode.OK:
@@ -105,6 +107,14 @@ async def _run_watched(
         if http is not None:
             http.close()
     return code
+
+
+def _ignore_signals() -> None:
+    """What is left takes no time, and a run that is complete has one exit code."""
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _conclude(run: OpenRun, coordinator: Coordinator, code: ExitCode, reason: str, *, live: bool) -> ExitCode:

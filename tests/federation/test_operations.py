@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -454,3 +455,16 @@ def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path
     reference = Reference.of(config)
     assert len(reference.losses) == rounds
     assert federation.model("final")["w"].numpy().tobytes() == reference.weights[-1].tobytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_when_all_is_done_changes_no_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Federation(SYNTHETIC, tmp_path) as federation:
+        federation.start("0-1")
+        federation.server.wait_for("run_over")
+        while federation.server.is_running:
+            federation.server.send_signal(number)
+            time.sleep(0.005)
+        federation.server.expect(0)

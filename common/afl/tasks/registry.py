@@ -18,7 +18,7 @@ from typing import Any
 from afl.errors import ConfigError, TaskCodeError
 from afl.extras import INSTALL_HINT, PROVIDED
 from afl.own_code import calling, users_line
-from afl.task_paths import as_module_path
+from afl.task_paths import SUFFIX, as_module_path
 from afl.tasks.base import Task
 from afl.tasks.options import nearest
 
@@ -115,6 +115,8 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _named(name: str) -> EntryPoint:
+    if name.endswith(SUFFIX):
+        raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
     installed = _installed()
     if name not in installed:
         names = ", ".join(sorted(installed)) or "none"

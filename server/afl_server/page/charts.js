@@ -5,10 +5,10 @@
 const HEIGHT = 190;
 const LEAST_GAP_PX = 7; // restarts closer together than this would be a grey wall
 
-// Of eight workers' weights: colours that differ in lightness too, and dashes.
-const LIGHT = ["#b3400c", "#0a5a9c", "#1c6b45", "#6d3a9c", "#7a5c00", "#1b2027", "#00788a", "#a3195b"];
-const DARK = ["#f59661", "#74b6f0", "#6fcf9b", "#c9a2f0", "#e8cf6a", "#e8eaed", "#5fd3e0", "#ff8fc0"];
-const DASHES = [[], [7, 3], [2, 3], [10, 3, 2, 3], [], [7, 3], [2, 3], [10, 3, 2, 3]];
+// Of workers' weights: colours that differ in lightness too, and dashes. The worst worker has its own.
+const LIGHT = ["#0a5a9c", "#1c6b45", "#6d3a9c", "#7a5c00", "#1b2027", "#00788a", "#a3195b"];
+const DARK = ["#74b6f0", "#6fcf9b", "#c9a2f0", "#e8cf6a", "#e8eaed", "#5fd3e0", "#ff8fc0"];
+const DASHES = [[7, 3], [2, 3], [10, 3, 2, 3], [], [7, 3], [2, 3], [10, 3, 2, 3]];
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

@@ -182,8 +182,9 @@ function drawWeights() {
   const isRecent = span === "recent";
   const xs = isRecent ? history.recent_round : history.round;
   const lines = [];
+  const worst = page.state?.last?.worst_worker;
   history.curves.forEach((curve, place) => {
-    const look = workerLook(place);
+    const look = curve.worker === worst ? { color: color("worst"), dash: [] } : workerLook(place);
     const label = `worker ${curve.worker}`;
     if (isRecent) {
       lines.push({ label, values: curve.recent_weight, ...look });

@@ -148,3 +148,8 @@ def test_options_of_a_machine_are_taken_from_that_machine_alone() -> None:
 def test_an_option_of_the_run_cannot_be_set_on_one_machine() -> None:
     with pytest.raises(ConfigError, match=r"--task-option classes: .*those are: data_dir, file"):
         load_task("femnist", {}, local={"classes": 10})
+
+
+def test_a_file_without_a_class_is_asked_for_one() -> None:
+    with pytest.raises(ConfigError, match=r"task mine\.py: a file; which class of it\? .* mine\.py:MyTask"):
+        load_task("mine.py", {}, allow_path=True)
