@@ -61,6 +61,11 @@ class Doomed(Synthetic):
 class Wrong(Synthetic):
     def loss(self, model, batch):
         raise ValueError("a mistake of the user's")
+
+
+class Infinite(Synthetic):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("inf")
 '''
 
 
@@ -191,3 +196,9 @@ def test_what_cannot_be_run_is_refused(
     assert main(["run", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+def test_numbers_that_are_not_finite_want_another_run(folder: Path) -> None:
+    answer = afl_run("--task", "mine:Infinite", "--workers", "2", "--processes", "1")
+    assert answer.returncode == 5, answer.stdout + answer.stderr
+    assert "Another algorithm.eta_w makes another run: name a new run.directory with it." in answer.stdout
