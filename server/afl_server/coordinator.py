@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from afl import events
 from afl.algorithms.registry import server_half
@@ -220,7 +220,8 @@ class Coordinator:
             if left <= 0:
                 break
             moved_on = asyncio.ensure_future(self.relief())
-            await asyncio.wait({self.result, moved_on}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            waited_for: set[asyncio.Future[Any]] = {self.result, moved_on}
+            await asyncio.wait(waited_for, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             moved_on.cancel()
         async with self.turn:
             await self._pause()
