@@ -12,11 +12,11 @@ from support import Drill, Faults, result_of, run_together
 
 def test_twenty_kills_and_five_cuts(tmp_path: Path):
     config = config_of("top-k", checkpoint_every=25)
-    config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 150}
+    config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 200}
     config["evaluation"] = {"every": 50}
     expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
     drill = Drill(config, tmp_path / "chaos", GROUPS)
-    federation = drill.run(Faults(kills=20, cuts=5, pause=1.0))
+    federation = drill.run(Faults(kills=20, cuts=5, pause=0.7))
     assert (drill.kills, drill.cuts) == (20, 5)
     assert result_of(federation) == expected
 

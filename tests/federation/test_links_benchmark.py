@@ -72,7 +72,7 @@ def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_count
         assert [point.worst_accuracy for point in run.points] == [
             point.worst_accuracy for point in first.points
         ]
-        assert 0 < run.points[0].seconds < run.points[1].seconds
+        assert 0 <= run.points[0].seconds <= run.points[1].seconds
         assert run.points[1].up > ROUNDS * WORKERS * 4 * DIM // 10
         if run.links != "none":
             # HTTP/2's own frames, and for namespaces the packets' headers, come on top.
