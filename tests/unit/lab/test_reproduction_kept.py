@@ -1,0 +1,28 @@
+"""What docs/reproduction holds: every run's small file, and the tables that are made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from afl_lab.reproduction.condensed import read_run
+from afl_lab.reproduction.experiment import load_experiment, shipped_experiments
+from afl_lab.reproduction.tables import markdown, table_of
+
+KEPT = Path(__file__).resolve().parents[3] / "docs" / "reproduction"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [(name, part) for name in shipped_experiments() for part in load_experiment(name).parts],
+)
+def test_a_table_is_what_its_runs_give(name: str, part: str) -> None:
+    experiment = load_experiment(name)
+    own, variants = experiment.parts[part], experiment.variants(part)
+    folder = KEPT / name / "runs" / part
+    files = {run: [folder / f"{run}-seed-{seed}.jsonl" for seed in own.seeds] for run in variants}
+    assert {path for paths in files.values() for path in paths} == set(folder.iterdir())
+    runs = {run: [read_run(path) for path in paths] for run, paths in files.items()}
+    table = table_of(runs, {run: variant.label for run, variant in variants.items()}, own.targets)
+    assert markdown(table) == (KEPT / name / f"{part}.md").read_text(encoding="utf-8")
