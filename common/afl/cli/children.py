@@ -188,10 +188,10 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _readable(line: str, fields: dict[str, Any]) -> list[str]:
-    """A log line as a person reads it."""
+    """A log line as a person reads it; what was wrong comes last, for that is what a tail shows."""
     if "message" not in fields:
         return [line.rstrip()]
     text = f"{fields.get('level', '')}: {fields['message']}"
     if "traceback" in fields:
-        text += f"\n{fields['traceback']}"
+        text = f"{fields['traceback']}\n{text}"
     return text.splitlines()

@@ -23,6 +23,10 @@ TRIED_WORKERS = 8
 SUM_LIKE = 1.5
 """A mean does not change when a batch is doubled, a sum doubles; what is between is nobody's sum."""
 
+MEAN_LIKE = 1e-3
+"""A mean of two halves' means is the whole's mean to rounding, which takes 1e-6 in float32 and more in parts
+of fewer bits."""
+
 MOST_NAMED = 6
 
 
@@ -182,7 +186,7 @@ def _report_gradients(report: Report, seen: dict[str, str]) -> None:
 
 
 def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, batch: Batch) -> None:
-    """Whether the loss is a mean: a batch that is there twice has the same."""
+    """Whether the loss is a mean: of a batch that is there twice, and of its halves together."""
     where = f"{type(task).__name__}.loss"
     if not isinstance(batch, tuple) or not all(isinstance(part, Tensor) and part.dim() for part in batch):
         return
@@ -198,6 +202,23 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
             where,
             f"a batch that is there twice has {twice / once:.2f} times the loss: it looks like a sum",
             "return the mean over the batch; otherwise step sizes depend on task.batch_size",
+        )
+        return
+    count = len(batch[0])
+    if count < 2:
+        return
+    with torch.no_grad(), blaming(report, "loss of half a batch"):
+        halves = [(part[: count // 2], part[count // 2 :]) for part in batch]
+        first, second = (float(task.loss(module, tuple(half[side] for half in halves))) for side in (0, 1))
+    mean = (first * (count // 2) + second * (count - count // 2)) / count
+    if abs(mean - once) > MEAN_LIKE * max(abs(first), abs(second), abs(once)):
+        report.add(
+            Level.WARNING,
+            where,
+            f"the loss of a batch ({once:.4g}) is not the mean over its examples: its halves have"
+            f" {first:.4g} and {second:.4g}",
+            "is it a root, a median or a product of the batch? Or do shapes broadcast, as [32, 1] and [32]"
+            " do: squeeze(1) makes them alike",
         )
 
 

@@ -155,6 +155,24 @@ class OfAnotherShape(Good):
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
 
 
+class Broadcasting(Good):
+    def model(self):
+        return nn.Linear(4, 1)
+
+    def loss(self, model, batch):
+        inputs, labels = batch
+        return (model(inputs) - labels.float()).pow(2).mean()
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+
+
+class Squeezed(Broadcasting):
+    def loss(self, model, batch):
+        inputs, labels = batch
+        return (model(inputs).squeeze(1) - labels.float()).pow(2).mean()
+
+
 class Soft(Good):
     def model(self):
         return nn.Sequential(nn.Linear(4, 2), nn.Softmax(dim=1))
@@ -303,6 +321,12 @@ def test_what_is_odd_is_said_and_no_error() -> None:
     ):
         found(report, Level.NOTE, text)
     assert report.values["costs"]["up"] > 0
+
+
+def test_a_loss_that_is_no_mean_over_the_examples_is_told() -> None:
+    text = "is not the mean over its examples: its halves have"
+    found(check("Broadcasting"), Level.WARNING, text)
+    assert not [finding for finding in check("Squeezed").findings if text in finding.what]
 
 
 def test_probabilities_in_place_of_logits_are_told() -> None:
