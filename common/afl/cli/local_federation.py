@@ -168,12 +168,8 @@ class LocalFederation:
             worker.child = self._start_worker(worker.ids)
             return
         why = "that would come again" if code in FINAL_CODES else "it was started again often enough"
-        then = (
-            "Another algorithm.eta_w makes another run: name a new run.directory with it."
-            if code == ExitCode.DIVERGED
-            else "Once it is mended, the same command goes on."
-        )
-        display.say(f"{said}\nThe run stops: {why}. {then}")
+        then = "" if code == ExitCode.DIVERGED else " Once it is mended, the same command goes on."
+        display.say(f"{said}\nThe run stops: {why}.{then}")
         self._failure = ExitCode(code) if code in set(ExitCode) else ExitCode.INTERNAL
         self._stop()
 

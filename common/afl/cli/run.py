@@ -106,6 +106,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         console.print(summary_table(summary, directory))
     if code is ExitCode.OK:
         console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
+    elif code is ExitCode.DIVERGED:
+        console.print("\nAnother algorithm.eta_w makes another run: name a new run.directory with it.")
     elif code is ExitCode.INTERRUPTED and config.server.state != "off":
         console.print("\nThe same command goes on with the run.")
     return code
