@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,9 @@ def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: 
     assert answer.returncode == code, answer.stdout + answer.stderr
     for words in said:
         assert words in answer.stdout
+    assert re.search(r"afl run: the worker 0 process ended with exit code \d+$", answer.stderr.strip())
+    assert answer.stdout.endswith("Once that is mended, the same command goes on with the run.\n")
+    assert "not evaluated" not in answer.stdout, "a table of nothing"
     assert summary(folder / "runs" / "server")["result"] == "interrupted"
 
 
@@ -170,10 +174,13 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     assert not any(child.is_running() for child in children)
     first = summary(folder / "runs" / "server")
     assert first["result"] == "interrupted"
+    assert "SIGINT" in first["reason"]
+    assert "afl run: stopped by Ctrl-C" in errors
     with long_run() as process:
         process.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=120)
     assert process.returncode == 130, shown + errors
+    assert "afl run: stopped by SIGTERM" in errors
     second = summary(folder / "runs" / "server")
     assert second["run_id"] == first["run_id"]
     assert second["rounds"] > first["rounds"]
@@ -205,3 +212,30 @@ def test_numbers_that_are_not_finite_want_another_run(folder: Path) -> None:
     answer = afl_run("--task", "mine:Infinite", "--workers", "2", "--processes", "1")
     assert answer.returncode == 5, answer.stdout + answer.stderr
     assert "Another algorithm.eta_w makes another run: name a new run.directory with it." in answer.stdout
+    assert re.fullmatch(
+        r"afl run: worker [01], round 1: the loss is inf; lower algorithm.eta_w, or .*", answer.stderr.strip()
+    )
+    assert "started again" not in answer.stdout
+    assert "ended with exit code" not in answer.stdout, "the server says it all"
+
+
+def test_where_the_server_ends_the_run_no_worker_is_started_again(folder: Path) -> None:
+    with long_run() as process:
+        shutil.rmtree(folder / "runs" / "server")
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 9, shown + errors
+    assert re.fullmatch(r"afl run: .*the run directory runs/server is gone; bring it back .*", errors.strip())
+    assert "started again" not in shown
+
+
+def test_a_server_that_is_killed_is_named(folder: Path) -> None:
+    with long_run() as process:
+        (server,) = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "afl_server" in child.cmdline()
+        ]
+        server.kill()
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, shown + errors
+    assert "afl run: the server process was ended by SIGKILL; its log (runs/server/logs/server.log)" in errors

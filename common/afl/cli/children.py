@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
+
+from afl.errors import ConfigError, why_unwritable
 
 END_GRACE_S = 5.0
 """How long a process may take to end after SIGTERM before it is killed."""
@@ -46,6 +48,9 @@ class Child:
 
     Args:
         events: gets an :class:`Event` for each JSON line, and one without fields at the end.
+
+    Raises:
+        ConfigError: if the file cannot be written.
     """
 
     def __init__(
@@ -54,11 +59,16 @@ class Child:
         module: str,
         arguments: Sequence[str],
         log: Path,
-        events: queue.SimpleQueue[Event | None],
+        events: queue.SimpleQueue[Event | signal.Signals],
     ) -> None:
         self.name = name
         self.log = log
+        try:
+            self._file: TextIO | None = log.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{log} cannot be written: {why_unwritable(error)}") from error
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._unkept = ""
         self._events = events
         self.process = subprocess.Popen(  # noqa: S603  # our own modules, arguments checked
             # -P: as the installed command would, it finds no module of the folder that it is started in;
@@ -79,7 +89,7 @@ class Child:
     @property
     def tail(self) -> str:
         """The last lines of its log, as messages where they are JSON."""
-        return "\n".join(self._tail)
+        return "\n".join([self._unkept, *self._tail] if self._unkept else self._tail)
 
     def wait(self) -> int:
         """Its exit code, once it has ended and its log has been read."""
@@ -95,15 +105,29 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with self.log.open("a", encoding="utf-8") as log:
-            for line in self.process.stderr:
-                log.write(line)
-                log.flush()
-                fields = _parsed(line)
-                self._tail.extend(_readable(line, fields))
-                if fields:
-                    self._events.put(Event(self, fields))
+        for line in self.process.stderr:
+            self._keep(line)
+            fields = _parsed(line)
+            self._tail.extend(_readable(line, fields))
+            if fields:
+                self._events.put(Event(self, fields))
+        if self._file is not None:
+            self._file.close()
         self._events.put(Event(self))
+
+    def _keep(self, line: str) -> None:
+        """Add a line to the file. A full disk is no reason to stop reading: the child would wait for it."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            self._unkept = f"(the file has less: {why_unwritable(error)})"
+            file, self._file = self._file, None
+            # What is buffered fails again.
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class Children:
@@ -114,7 +138,7 @@ class Children:
     """
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._handlers: dict[int, Any] = {}
 
@@ -138,21 +162,25 @@ class Children:
         """The next event of any child; ``None`` if there is none within ``timeout`` seconds.
 
         Raises:
-            KeyboardInterrupt: after SIGINT or SIGTERM.
+            KeyboardInterrupt: after SIGINT or SIGTERM, with the signal.
         """
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
-        if event is None:
-            raise KeyboardInterrupt
+        if isinstance(event, signal.Signals):
+            raise KeyboardInterrupt(event)
         return event
 
-    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        self._events.put(None)
+    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
+        self._events.put(signal.Signals(number))
 
     def start(self, name: str, module: str, arguments: Sequence[str], log: Path) -> Child:
-        """Start one."""
+        """Start one.
+
+        Raises:
+            ConfigError: if its log cannot be written.
+        """
         child = Child(name, module, arguments, log, self._events)
         self._children.append(child)
         return child

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,14 +19,14 @@ from rich.console import RenderableType
 
 from afl.cli.children import Children
 from afl.cli.display import RunDisplay
-from afl.cli.local_federation import (
+from afl.cli.federation_plan import (
     FEWEST_PROCESSES,
     FederationPlan,
-    LocalFederation,
     default_processes,
     divided,
     setting,
 )
+from afl.cli.local_federation import LocalFederation
 from afl.cli.view import compared, facts, make_console
 from afl.config import config_from_mapping, dump_config
 from afl.config.quantities import shown_bytes, shown_seconds
@@ -155,7 +156,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         federation = LocalFederation(_processes(plan, directory), children)
         federation.start()
         with RunDisplay(console, hint="Ctrl-C ends it.", is_transient=True) as display:
-            federation.follow(display)
+            ending = federation.follow(display)
+    if ending.code is not ExitCode.OK:
+        print(f"afl demo: {ending.reason}", file=sys.stderr)
+        return ending.code
     console.print(result_table(directory, seconds=time.monotonic() - started))
     console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
     console.print("       afl new NAME, for a model of your own")

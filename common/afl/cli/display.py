@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,6 +16,12 @@ from afl.cli.view import RunView, run_line
 
 REFRESH_S: Final = 0.25
 """Between two states."""
+
+LINE_SHARE: Final = 1 / 30
+"""Of the time that a run has been shown: how long its last line stands, where lines are not redrawn."""
+
+LONGEST_LINE_S: Final = 60.0
+"""For how long at most."""
 
 
 def can_redraw() -> bool:
@@ -39,6 +46,9 @@ class RunDisplay:
             else None
         )
         self._last_line = ""
+        self._last_missing: object = None
+        self._since = time.monotonic()
+        self._due = self._since
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -52,14 +62,19 @@ class RunDisplay:
             self._live.stop()
 
     def show(self, state: Mapping[str, Any]) -> None:
-        """Show a state of the server."""
+        """Show a state of the server.
+
+        Where lines are not redrawn, the evaluations of a long run would fill a log: they come ever less
+        often. Who is missing is said at once.
+        """
         if self._live is not None:
             self._live.update(RunView(state, self._hint), refresh=True)
             return
-        line = run_line(state)
-        if line != self._last_line:
+        line, missing, now = run_line(state), state["workers_missing"], time.monotonic()
+        if line != self._last_line and (now >= self._due or missing != self._last_missing):
             self.say(line)
-            self._last_line = line
+            self._last_line, self._last_missing = line, missing
+            self._due = now + min(LONGEST_LINE_S, LINE_SHARE * (now - self._since))
 
     def say(self, text: str) -> None:
         """Print something that stays, above the view."""

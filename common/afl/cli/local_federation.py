@@ -3,56 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
-import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from afl.cli.children import Child, Children
+from afl.cli.children import Child, Children, Event
 from afl.cli.display import REFRESH_S, RunDisplay
+from afl.cli.federation_plan import FederationPlan
 from afl.cli.status import fetch_status
-from afl.config.address import Address, is_wildcard
+from afl.config.address import Address
 from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
 
-FEWEST_PROCESSES: Final = 4
-"""Each process imports PyTorch, seconds of one core: on two cores ten would take half a minute to start."""
+TOLD_CODES: Final = frozenset({ExitCode.DIVERGED, ExitCode.ABORTED})
+"""What a worker process ends with where the server ends the run, and says why."""
 
-MOST_RESTARTS: Final = 3
-"""How often in a row a worker process is started again while no round is closed."""
-
-FINAL_CODES: Final = frozenset({ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DIVERGED, ExitCode.DATA})
+FINAL_CODES: Final = frozenset({ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DATA, *TOLD_CODES})
 """What a worker process would end with again."""
 
 LEAVE_GRACE_S: Final = 15.0
-"""How long workers may take to end once the server has ended well: each has been told."""
+"""How long workers may take to end once the server has ended well, since each has been told; and the server,
+once a worker says that the run is over."""
 
 
 @dataclass(frozen=True)
-class FederationPlan:
-    """What is started.
+class Ending:
+    """How a run ended, or this part of it.
 
     Attributes:
-        server: arguments of ``afl-server``.
-        groups: the worker ids of each worker process.
-        worker: arguments of each ``afl-worker``, but for its ids and the server.
-        logs: the folder for their logs.
-        http_host: where the server's status is asked for.
-        restarts: how often in a row a worker process that dies is started again; 0: its death ends the run.
-        stops_softly: whether the first Ctrl-C lets the open round end; otherwise it ends everything.
+        code: the server's exit code, or that of a worker for which the run was stopped.
+        reason: one sentence.
+        summary: what the server wrote last; nothing if it could not.
+        can_go_on: whether the run can be gone on with.
     """
 
-    server: Sequence[str]
-    groups: Sequence[range]
-    worker: Sequence[str]
-    logs: Path
-    http_host: str = "127.0.0.1"
-    restarts: int = 0
-    stops_softly: bool = False
+    code: ExitCode
+    reason: str
+    summary: Mapping[str, Any] | None = None
+    can_go_on: bool = False
 
 
 @dataclass
@@ -81,9 +70,13 @@ class LocalFederation:
         self._address = ""
         self._http = ""
         self._round = 0
-        self._failure: ExitCode | None = None
-        """Of a worker for which the run was stopped."""
-        self._is_stopping = False
+        self._told: tuple[float, Child] | None = None
+        """Until when the server should have ended, by the word of this worker."""
+        self._stopped: tuple[ExitCode, str] | None = None
+        """Why the run was stopped from here."""
+        self._last_word: Event | None = None
+        """The server's."""
+        self._can_go_on = False
 
     def start(self) -> dict[str, Any]:
         """Start the server, and the workers once it listens; the fields of its event ``listening``.
@@ -104,9 +97,8 @@ class LocalFederation:
         self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
         return event.fields
 
-    def follow(self, display: RunDisplay) -> ExitCode:
-        """Show the run until every process has ended; the server's exit code, or that of a worker that could
-        not go on.
+    def follow(self, display: RunDisplay) -> Ending:
+        """Show the run until every process has ended; says how.
 
         Raises:
             AflError: if a process dies, and is not started again.
@@ -117,30 +109,48 @@ class LocalFederation:
         while True:
             try:
                 event = self._children.next_event(timeout=max(0.0, due - time.monotonic()))
-            except KeyboardInterrupt:
-                self._interrupted(display)
+            except KeyboardInterrupt as interrupt:
+                self._interrupted(interrupt, display)
                 continue
-            if event is not None and not event.fields:
-                if event.child is self._server:
+            if event is not None and event.child is self._server:
+                if not event.fields:
                     break
+                if event.name == "run_over":
+                    self._last_word = event
+                self._can_go_on |= event.name == "can_go_on"
+            elif event is not None and not event.fields:
                 self._worker_ended(event.child, display)
             if time.monotonic() >= due:
-                # The server is gone as soon as the run is over; its workers follow.
-                with contextlib.suppress(LostServerError):
-                    state = fetch_status(self._http)
-                    self._round = state["round"]
-                    display.show(state)
+                self._look(display)
                 due = time.monotonic() + REFRESH_S
-        code = self._server.wait()
-        if code == ExitCode.OK:
+        ending = self._ending()
+        if ending.code is ExitCode.OK:
             self._let_workers_leave()
-            return ExitCode.OK
-        self._children.end()
-        if self._failure is not None:
-            return self._failure
-        if code not in set(ExitCode) or (code != ExitCode.INTERRUPTED and not self._plan.restarts):
+        else:
+            self._children.end()
+        return ending
+
+    def _look(self, display: RunDisplay) -> None:
+        """Show the state, and see whether the server is late to end."""
+        # The server is gone as soon as the run is over; its workers follow.
+        with contextlib.suppress(LostServerError):
+            state = fetch_status(self._http)
+            self._round = state["round"]
+            display.show(state)
+        if self._told is not None and time.monotonic() >= self._told[0] and self._stopped is None:
+            self._give_up(self._told[1], "the server does not end it", display)
+
+    def _ending(self) -> Ending:
+        """How it ended, once the server has."""
+        assert self._server is not None
+        code = self._server.wait()
+        if self._last_word is None or code not in set(ExitCode):
             raise failure_of(self._server)
-        return ExitCode(code)
+        said = self._last_word.fields
+        ending = Ending(ExitCode(code), said["message"], said["summary"], self._can_go_on)
+        if self._stopped is None or ending.code is not ExitCode.INTERRUPTED:
+            return ending
+        return replace(ending, code=self._stopped[0], reason=self._stopped[1])
 
     def _start_worker(self, ids: range) -> Child:
         text = f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
@@ -153,39 +163,50 @@ class LocalFederation:
 
     def _worker_ended(self, child: Child, display: RunDisplay) -> None:
         code = child.wait()
-        if code == 0 or self._is_stopping:
+        if code == 0 or self._stopped is not None:
+            return
+        if code in TOLD_CODES:
+            if self._told is None:
+                self._told = (time.monotonic() + LEAVE_GRACE_S, child)
             return
         if not self._plan.restarts:
             raise failure_of(child)
         (worker,) = [worker for worker in self._workers if worker.child is child]
         if self._round > worker.round:
             worker.restarts = 0
-        said = str(failure_of(child))
-        if code not in FINAL_CODES and worker.restarts < self._plan.restarts:
+        if code in FINAL_CODES:
+            self._give_up(child, "that would come again", display)
+        elif worker.restarts >= self._plan.restarts:
+            self._give_up(child, "it was started again often enough", display)
+        else:
             worker.restarts += 1
             worker.round = self._round
-            display.say(f"{said}\nIt is started again ({worker.restarts} of {self._plan.restarts}).")
+            display.say(
+                f"{failure_of(child)}\nIt is started again ({worker.restarts} of {self._plan.restarts})."
+            )
             worker.child = self._start_worker(worker.ids)
-            return
-        why = "that would come again" if code in FINAL_CODES else "it was started again often enough"
-        then = "" if code == ExitCode.DIVERGED else " Once it is mended, the same command goes on."
-        display.say(f"{said}\nThe run stops: {why}.{then}")
-        self._failure = ExitCode(code) if code in set(ExitCode) else ExitCode.INTERNAL
-        self._stop()
 
-    def _interrupted(self, display: RunDisplay) -> None:
+    def _give_up(self, child: Child, why: str, display: RunDisplay) -> None:
+        """Stop the run for a worker process that has ended."""
+        failure = failure_of(child)
+        display.say(f"{failure}\nThe run stops: {why}.")
+        self._stop(failure.exit_code, f"the {child.name} process {how_it_ended(child)}")
+
+    def _interrupted(self, interrupt: KeyboardInterrupt, display: RunDisplay) -> None:
         if not self._plan.stops_softly:
-            raise KeyboardInterrupt
-        if self._is_stopping:
+            raise interrupt
+        if self._stopped is not None:
             self._children.kill()
-            raise KeyboardInterrupt
+            raise interrupt
+        (number,) = interrupt.args
         display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
-        self._stop()
+        name = "Ctrl-C" if number is signal.SIGINT else number.name
+        self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", number)
 
-    def _stop(self) -> None:
-        self._is_stopping = True
+    def _stop(self, code: ExitCode, reason: str, number: signal.Signals = signal.SIGTERM) -> None:
+        self._stopped = code, reason
         assert self._server is not None
-        self._server.process.terminate()
+        self._server.process.send_signal(number)
 
     def _let_workers_leave(self) -> None:
         deadline = time.monotonic() + LEAVE_GRACE_S
@@ -195,43 +216,20 @@ class LocalFederation:
             running = [child for child in running if child.process.poll() is None]
 
 
+def how_it_ended(child: Child) -> str:
+    """By a signal, or with an exit code."""
+    code = child.wait()
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 def failure_of(child: Child) -> AflError:
     """What to say of a child that ended before its time, with the last that it said."""
     code = child.wait()
     if code == 0:
         return RunCompleteError(child.tail.removeprefix("afl-server: "))
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    failure = AflError(f"the {child.name} process {how}; its log ({child.log}) ends:\n{child.tail}")
+    failure = AflError(
+        f"the {child.name} process {how_it_ended(child)}; its log ({child.log}) ends:\n{child.tail}"
+    )
     if code in set(ExitCode):
         failure.exit_code = ExitCode(code)
     return failure
-
-
-def default_processes(workers: int) -> int:
-    """One a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores."""
-    return min(workers, max(FEWEST_PROCESSES, _cores()))
-
-
-def divided(workers: int, processes: int) -> tuple[range, ...]:
-    """The ids 0 to ``workers - 1`` in runs whose lengths differ by at most one."""
-    edges = [workers * index // processes for index in range(processes + 1)]
-    return tuple(range(start, stop) for start, stop in itertools.pairwise(edges))
-
-
-def setting(key: str, value: object) -> list[str]:
-    """``--set KEY=VALUE``, with what would be filled in from the environment escaped."""
-    return ["--set", f"{key}={json.dumps(value).replace('${', '$${')}"]
-
-
-def reachable(host: str) -> str:
-    """How this machine reaches itself at what it listens on."""
-    if not is_wildcard(host):
-        return host
-    return "::1" if ":" in host else "127.0.0.1"
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

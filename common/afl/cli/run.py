@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
-from typing import Any
+
+from rich.console import Console
 
 from afl.cli.children import Children
 from afl.cli.display import RunDisplay
-from afl.cli.local_federation import (
+from afl.cli.federation_plan import (
     MOST_RESTARTS,
     FederationPlan,
-    LocalFederation,
     default_processes,
     divided,
     reachable,
     setting,
 )
+from afl.cli.local_federation import Ending, LocalFederation
 from afl.cli.view import make_console, summary_table
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
@@ -100,17 +101,26 @@ def run(options: argparse.Namespace) -> ExitCode:
         federation = LocalFederation(plan, children)
         federation.start()
         with RunDisplay(console, hint="Ctrl-C stops it; the same command goes on.") as display:
-            code = federation.follow(display)
-    summary = _summary(directory)
-    if summary is not None:
-        console.print(summary_table(summary, directory))
+            ending = federation.follow(display)
+    _report(console, ending, directory)
+    return ending.code
+
+
+def _report(console: Console, ending: Ending, directory: Path) -> None:
+    """What came of the run, and what to do next."""
+    summary, code = ending.summary, ending.code
+    if summary is not None and summary["rounds"]:
+        reason = summary["reason"] if code is ExitCode.OK else "not complete"
+        console.print(summary_table({**summary, "reason": reason}, directory))
     if code is ExitCode.OK:
         console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
-    elif code is ExitCode.DIVERGED:
-        console.print("\nAnother algorithm.eta_w makes another run: name a new run.directory with it.")
-    elif code is ExitCode.INTERRUPTED and config.server.state != "off":
-        console.print("\nThe same command goes on with the run.")
-    return code
+        return
+    print(f"afl run: {ending.reason}", file=sys.stderr)
+    if code is ExitCode.DIVERGED:
+        console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
+    elif ending.can_go_on:
+        mended = "" if code is ExitCode.INTERRUPTED else "Once that is mended, "
+        console.print(f"{mended}the same command goes on with the run.".capitalize())
 
 
 def _plan(
@@ -144,12 +154,3 @@ def _plan(
         restarts=options.restarts,
         stops_softly=True,
     )
-
-
-def _summary(directory: Path) -> dict[str, Any] | None:
-    """What the server wrote at its end; nothing if it could not."""
-    path = directory / "summary.json"
-    if not path.is_file():
-        return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return summary

@@ -137,7 +137,9 @@ def run_line(state: Mapping[str, Any]) -> str:
     if last is None and not is_waiting:
         return describe_workers(state)
     if last is None or is_waiting:
-        return f"round {state['round']} of {state['rounds']}: {describe_workers(state)}"
+        # For how long would be news at every look.
+        timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
+        return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
     if last["worst_accuracy"] is None:
         standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
     else:

@@ -2,6 +2,7 @@
 
 import io
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_a_state_of_an_older_server_is_shown_as_far_as_it_goes() -> None:
         ({"last": None}, "all 4 ready"),
         (
             {"workers_missing": [1, 3], "workers_missing_seconds": [None, 9.0]},
-            "round 120 of 300: 2 of 4 ready; waiting for 1, 3 (lost 9.0 s ago)",
+            "round 120 of 300: 2 of 4 ready; waiting for 1, 3",
         ),
     ],
 )
@@ -157,6 +158,25 @@ def test_without_a_terminal_there_is_a_line_where_something_changes() -> None:
         shows.say("something happened")
     lines = file.getvalue().splitlines()
     assert [line[:9] for line in lines] == ["round 120", "round 140", "something"]
+
+
+def test_a_log_of_a_long_run_gets_ever_fewer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("afl.cli.display.time.monotonic", lambda: now)
+    file = io.StringIO()
+    with RunDisplay(Console(file=file, width=40)) as shows:
+        for step in range(36_000):
+            now = 1000.0 + step
+            shows.show({**STATE, "last": {**STANDING, "round": step}})
+            if step == 30_001:
+                missing = {"workers_missing": [1], "workers_missing_seconds": [0.0]}
+                shows.show({**STATE, "last": {**STANDING, "round": step}, **missing})
+    lines = file.getvalue().splitlines()
+    rounds = [int(line.split()[1]) for line in lines if "waiting" not in line]
+    assert rounds[:30] == list(range(30)), "a new run is followed closely"
+    assert max(later - earlier for earlier, later in pairwise(rounds)) == 60, "it is never silent"
+    assert len(lines) < 36_000 / 60 + 150
+    assert lines.index("round 120 of 300: 3 of 4 ready; waiting for 1") > 500, "said at once"
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""What a federation on this machine is made of: its processes, who hosts whom, and their arguments."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from afl.config.address import is_wildcard
+
+FEWEST_PROCESSES: Final = 4
+"""Each process imports PyTorch, seconds of one core: on two cores ten would take half a minute to start."""
+
+MOST_RESTARTS: Final = 3
+"""How often in a row a worker process is started again while no round is closed."""
+
+
+@dataclass(frozen=True)
+class FederationPlan:
+    """What is started.
+
+    Attributes:
+        server: arguments of ``afl-server``.
+        groups: the worker ids of each worker process.
+        worker: arguments of each ``afl-worker``, but for its ids and the server.
+        logs: the folder for their logs.
+        http_host: where the server's status is asked for.
+        restarts: how often in a row a worker process that dies is started again; 0: its death ends the run.
+        stops_softly: whether the first Ctrl-C lets the open round end; otherwise it ends everything.
+    """
+
+    server: Sequence[str]
+    groups: Sequence[range]
+    worker: Sequence[str]
+    logs: Path
+    http_host: str = "127.0.0.1"
+    restarts: int = 0
+    stops_softly: bool = False
+
+
+def default_processes(workers: int) -> int:
+    """One a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores."""
+    return min(workers, max(FEWEST_PROCESSES, _cores()))
+
+
+def divided(workers: int, processes: int) -> tuple[range, ...]:
+    """The ids 0 to ``workers - 1`` in runs whose lengths differ by at most one."""
+    edges = [workers * index // processes for index in range(processes + 1)]
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(edges))
+
+
+def setting(key: str, value: object) -> list[str]:
+    """``--set KEY=VALUE``, with what would be filled in from the environment escaped."""
+    return ["--set", f"{key}={json.dumps(value).replace('${', '$${')}"]
+
+
+def reachable(host: str) -> str:
+    """How this machine reaches itself at what it listens on."""
+    if not is_wildcard(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
