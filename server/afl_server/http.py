@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -75,7 +76,9 @@ class HttpServer(HttpPages):
             "/data/workers.json": (JSON, Document(lambda: encoded(data.workers()), HISTORY_AGE_S)),
             "/data/history.json": (JSON, Document(lambda: encoded(data.history()), HISTORY_AGE_S)),
         }
-        self._viewers = Viewers(self._documents["/data/state.json"][1])
+        self._viewers = Viewers(
+            self._documents["/data/state.json"][1], Document(lambda: encoded(data.ending()), math.inf)
+        )
         self._pages: dict[str, Callable[[Environ], Answer]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
@@ -89,7 +92,7 @@ class HttpServer(HttpPages):
         super().__init__(address, OPTION)
 
     def close(self) -> None:
-        """Send open pages the last state, and stop serving."""
+        """Send open pages the last state, curves and table, and stop serving."""
         self._viewers.close()
         super().close()
 

@@ -140,6 +140,10 @@ class PageData:
         """The last events, newest first."""
         return [vars(event) for event in self._events.newest_first()]
 
+    def ending(self) -> dict[str, Any]:
+        """All that a page draws, once nothing of it changes any more."""
+        return {"workers": self.workers(), "history": self.history(), "events": self.events()}
+
     # The workers.
 
     def workers(self) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class PageData:
         run, stamp = self._run, self._stamp_now()
         records, roster, engine = run.records, run.roster, run.engine
         missing = set(roster.missing())
-        late = set() if run.is_over else set(engine.missing())
+        late = set(engine.missing())
         evaluated = records.last_evaluation
         metrics: Sequence[dict[str, float]] = evaluated.metrics if evaluated is not None else ()
         accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
@@ -157,6 +161,8 @@ class PageData:
         weights = engine.dual_weights.tolist()
 
         def state(worker: int) -> str:
+            if run.is_over and roster.was_known(worker):
+                return "over"
             if worker in missing:
                 return "gone" if roster.was_known(worker) else "new"
             return "late" if worker in late else "ready"

@@ -19,7 +19,13 @@ PHASES = {
 
 OVER = frozenset({"finished", "stopped", "aborted"})
 
-WORKER_STATES = {"ready": "ready", "late": "computing", "gone": "not connected", "new": "has not come yet"}
+WORKER_STATES = {
+    "ready": "ready",
+    "late": "computing",
+    "gone": "not connected",
+    "new": "has not come yet",
+    "over": "ended",
+}
 
 NONE = "\N{EM DASH}"
 """For what is not known."""

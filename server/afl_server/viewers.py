@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Self
 
+from afl.http_pages import Body
 from afl_server.documents import Document
 
 MOST_VIEWERS = 32
@@ -23,11 +24,13 @@ class Viewers:
 
     Args:
         state: what they send, as JSON.
+        ending: what they send at the end, as JSON: all that a page could ask for no more.
         period: between two states, in seconds.
     """
 
-    def __init__(self, state: Document, period: float = PERIOD_S) -> None:
+    def __init__(self, state: Document, ending: Document, period: float = PERIOD_S) -> None:
         self.state = state
+        self.ending = ending
         self.period = period
         self.closing = threading.Event()
         self._open: set[Stream] = set()
@@ -60,8 +63,8 @@ class Viewers:
 
 
 class Stream(Iterator[bytes]):
-    """What one page is sent: the state now and once a period, and that the server ends. Whoever sends it
-    closes it."""
+    """What one page is sent: the state now and once a period, and what is left when the server ends. Whoever
+    sends it closes it."""
 
     def __init__(self, viewers: Viewers) -> None:
         self._viewers = viewers
@@ -79,9 +82,13 @@ class Stream(Iterator[bytes]):
             viewers.closing.wait(viewers.period)
         self._has_begun = True
         self._has_ended = viewers.closing.is_set()
-        data = b"event: state\ndata: " + viewers.state.current(fresh=self._has_ended).plain + b"\n\n"
-        return data + b"event: end\ndata: {}\n\n" if self._has_ended else data
+        data = _event("state", viewers.state.current(fresh=self._has_ended))
+        return data + _event("end", viewers.ending.current()) if self._has_ended else data
 
     def close(self) -> None:
         """Make room for another."""
         self._viewers.leave(self)
+
+
+def _event(name: str, data: Body) -> bytes:
+    return f"event: {name}\ndata: ".encode() + data.plain + b"\n\n"

@@ -6,9 +6,11 @@ const LONGEST_WAIT_MS = 30_000;
 const ASK_EVERY_MS = 5_000; // where the server has streams enough
 
 export class Link {
-  // heard(state): a state has come. changed(kind, since, waitMs): "live", "asking", "over" or "lost".
-  constructor(heard, changed) {
+  // heard(state): a state has come. ended(rest): the server ends, and this is what it would be asked for.
+  // changed(kind, since, waitMs): "live", "asking", "over" or "lost".
+  constructor(heard, ended, changed) {
     this.heard = heard;
+    this.hasEnded = ended;
     this.changed = changed;
     this.wait = FIRST_WAIT_MS;
     this.lostAt = null;
@@ -31,13 +33,14 @@ export class Link {
     clearTimeout(this.timer);
     const source = new EventSource("data/stream");
     this.source = source;
-    let last = null;
     source.addEventListener("state", (event) => {
-      last = event.data;
       this.took(JSON.parse(event.data), "live");
       this.watch();
     });
-    source.addEventListener("end", () => this.ended());
+    source.addEventListener("end", (event) => {
+      this.hasEnded(JSON.parse(event.data));
+      this.ended();
+    });
     source.addEventListener("error", () => this.broke());
     this.watch();
   }

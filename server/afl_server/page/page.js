@@ -83,6 +83,7 @@ let drawnStamp = null;
 let eventsSeen = null;
 let isRenewing = false;
 let renewTimer = null;
+let endings = 0;
 
 async function renew() {
   const { state } = page;
@@ -98,6 +99,7 @@ async function renew() {
   renewedAt = performance.now();
   try {
     const { chosen } = page;
+    const endedBefore = endings;
     const hasNews = state.events !== eventsSeen;
     const [workers, history, worker, events] = await Promise.all([
       isOld ? ask("data/workers.json") : null,
@@ -105,24 +107,38 @@ async function renew() {
       isOld && chosen !== null ? ask(`data/worker.json?id=${chosen}`) : null,
       hasNews ? ask("data/events.json") : null,
     ]);
+    if (endings > endedBefore) return; // what came with the end is newer
     if (isOld) {
       // Documents are made every two seconds: these may be older than the state that they were asked for.
       drawnStamp = workers.stamp === history.stamp ? `${workers.stamp} ${chosen}` : null;
-      page.history = history;
       if (chosen === page.chosen) page.worker = worker;
-      table.take(workers);
-      draw();
-      describeChosen();
+      take(workers, history);
     }
     if (hasNews) showEvents(events, state.events);
     performance.mark("drawn");
-    document.body.dataset.drawn = String(page.history?.round.at(-1) ?? 0);
   } catch (error) {
     // The stream will tell whether the connection is lost; the next state asks again.
     document.body.dataset.failed = String(error);
   } finally {
     isRenewing = false;
   }
+}
+
+function take(workers, history) {
+  page.history = history;
+  table.take(workers);
+  draw();
+  describeChosen();
+  document.body.dataset.drawn = String(history.round.at(-1) ?? 0);
+}
+
+// The server is about to go: what came with its last state is drawn at once, also where nobody looks.
+function ended({ workers, history, events }) {
+  endings += 1;
+  clearTimeout(renewTimer);
+  drawnStamp = `${page.state.stamp} ${page.chosen}`;
+  take(workers, history);
+  showEvents(events, page.state.events);
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -143,8 +159,10 @@ function draw() {
 
 function chosenCurve(kind, rounds) {
   const { worker, history } = page;
-  if (!worker?.curves || worker[rounds].length !== history[rounds].length) return [];
-  const shown = worker.curves[0][kind];
+  if (!worker?.curves) return [];
+  // The two may be of different times.
+  const values = new Map(worker[rounds].map((round, place) => [round, worker.curves[0][kind][place]]));
+  const shown = history[rounds].map((round) => values.get(round) ?? null);
   return [{ label: `worker ${worker.id}`, values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
 }
 
@@ -311,4 +329,4 @@ function showEvents(events, count) {
 }
 
 hashChanged();
-link = new Link(heard, linkChanged);
+link = new Link(heard, ended, linkChanged);

@@ -5,11 +5,11 @@ import { figure, percent } from "./words.js";
 
 const ROWS = 20;
 const SLOW_TIMES = 3; // a report that takes so many times the median is slow
-const STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not come yet" };
+const STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not come yet", over: "ended" };
 
 // Worst first: which way a column is sorted at first.
 const FIRST = { id: 1, accuracy: 1, loss: -1, weight: -1, seconds: -1, state: 1 };
-const TROUBLE_FIRST = { gone: 0, new: 1, late: 2, ready: 3 };
+const TROUBLE_FIRST = { gone: 0, new: 1, late: 2, ready: 3, over: 4 };
 
 export class Table {
   // choose(id): a worker has been chosen.

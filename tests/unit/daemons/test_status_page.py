@@ -257,7 +257,13 @@ def test_a_stream_begins_with_the_state_and_ends_with_the_last(served: Served) -
         served.run.end(ExitCode.OK, "the run is complete")
         served.server._viewers.close()
         rest = lines.read().decode().strip().split("\n\n")
-    assert rest[-1] == "event: end\ndata: {}"
+    name, _, data = rest[-1].partition("\ndata: ")
+    assert name == "event: end"
+    ending = json.loads(data)
+    assert ending["history"]["round"][-1] == 20
+    assert ending["workers"]["evaluated"] == 20
+    assert ending["workers"]["state"] == ["over"] * 3
+    assert ending["events"] == served.json("/data/events.json")
     last = json.loads(rest[-2].partition("data: ")[2])
     assert (last["round"], last["phase"]) == (20, "finished")
 

@@ -216,3 +216,6 @@ def test_the_end_is_shown_when_the_server_has_gone(browser: Any, tmp_path: Path)
             assert fact(page, "phase_words") == "finished"
             assert fact(page, "round") == "20"
             assert "the server has ended" in page.locator("#link").inner_text()
+            # What the server can be asked for no more came with its last state.
+            assert page.locator("body").get_attribute("data-drawn") == "20"
+            assert page.locator("#rows tr td:last-child").all_inner_texts() == ["ended"] * 3
