@@ -81,7 +81,7 @@ export class Chart {
       {
         width: Math.max(160, this.plot.clientWidth),
         height: HEIGHT,
-        padding: [8, 10, 0, 0],
+        padding: [8, 20, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
         scales: {
