@@ -49,6 +49,7 @@ class DivergenceWatch:
         self._evaluations = evaluations
         self._in_a_row = 0
         self._last = ""
+        self._other_remedy = ""
 
     def see(
         self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int] = ()
@@ -63,7 +64,9 @@ class DivergenceWatch:
         losses.update(dict.fromkeys(non_finite, math.inf))
         worst = max(losses, key=lambda worker: losses[worker])
         self._in_a_row = self._in_a_row + 1 if losses[worst] > self._max_loss else 0
-        shown = f"is {losses[worst]:g}" if math.isfinite(losses[worst]) else "is not finite"
+        is_finite = math.isfinite(losses[worst])
+        shown = f"is {losses[worst]:g}" if is_finite else "is not finite"
+        self._other_remedy = ", or raise max_loss if such a loss is right" if is_finite else ""
         self._last = f"after round {round_} the loss of worker {worst} {shown}"
 
     def require(self) -> None:
@@ -77,5 +80,5 @@ class DivergenceWatch:
         raise DivergedError(
             f"the run has diverged: {self._last}; the highest was above faults.divergence.max_loss "
             f"({self._max_loss:g}) at {self._in_a_row} evaluation{'s' if self._in_a_row > 1 else ''} in "
-            "a row; lower algorithm.eta_w or algorithm.eta_q"
+            f"a row; lower algorithm.eta_w or algorithm.eta_q{self._other_remedy}"
         )

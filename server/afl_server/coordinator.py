@@ -33,6 +33,7 @@ from afl.messages import (
 )
 from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
+from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import ack_frame
@@ -476,10 +477,8 @@ class Coordinator:
         """The step has just been closed without some workers."""
         if absent != self._absent:
             LOG.warning(
-                "steps are closed without workers %s"
-                if absent
-                else "steps are closed with all workers again%s",
-                ", ".join(map(str, absent)),
+                "steps are closed without %s" if absent else "steps are closed with all workers again%s",
+                WorkerIds.of(absent).named if absent else "",
                 extra=events.Absent(workers=absent).extra,
             )
         self._absent = absent

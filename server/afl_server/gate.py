@@ -74,7 +74,7 @@ class Identity:
             if outside is not None:
                 other = f"one that names {URI_PREFIX}{outside}" if grant.proof == "certificate" else "another"
                 return (
-                    f"this worker's {grant.proof} speaks for {_named(grant.ids)}, not for worker {outside}:"
+                    f"this worker's {grant.proof} speaks for {grant.ids.named}, not for worker {outside}:"
                     f" start it with an --id among those, or with {other}"
                 )
         return self.refusal
@@ -208,8 +208,3 @@ def _served(tls: Tls) -> Served:
 def _tokens(path: Path) -> tuple[TokenEntry, ...]:
     source = f"server.tokens {path}"
     return parse_tokens(read_file(path, "server.tokens").decode(errors="replace"), source)
-
-
-def _named(ids: WorkerIds) -> str:
-    (first, last), *more = ids.ranges
-    return f"worker {ids}" if first == last and not more else f"workers {ids}"

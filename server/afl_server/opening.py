@@ -109,8 +109,8 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
         )
     if _result(directory) == ExitCode.OK.name.lower():
         raise RunCompleteError(
-            f"run.directory: {directory} already holds this run, which is complete; to run it again, name "
-            "another directory, or leave it out for one made from the run id"
+            f"run.directory: {directory} already holds this run, which is complete; to see it: afl inspect "
+            f"{directory}; to run it again, name another directory: --set run.directory=runs/NEW"
         )
     assert stored.run.seed is not None
     config = config.with_seed(stored.run.seed)

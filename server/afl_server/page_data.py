@@ -71,7 +71,7 @@ class PageData:
             "missing_count": len(missing),
             "reports_missing": late[:MOST_NAMED],
             "late_count": len(late),
-            "rounds_a_second": self._rate.after(everything["round"], run.is_over),
+            "rounds_a_second": self._rate.after(everything["round"], run.first_round, is_over=run.is_over),
             "block": self._run.config.algorithm.restart_length,
             "dim": run.vector.dim,
             "restarts": run.tallies.starts - 1,
@@ -79,7 +79,12 @@ class PageData:
             "events": self._events.count,
             "stamp": self._stamp(phase, missing, late),
         }
-        return {**everything, "words": facts(everything)}
+        words = facts(everything)
+        # They are in the words; a task may have many, and this is sent every second.
+        for name in ("last", "best"):
+            standing = everything[name]
+            everything[name] = standing and {key: standing[key] for key in standing if key != "own_metrics"}
+        return {**everything, "words": words}
 
     def _stamp(self, phase: str, missing: Sequence[int], late: Sequence[int]) -> str:
         """Changes with what table and curves show: a page sees by it whether those that it has are of now."""
@@ -279,19 +284,32 @@ class PageData:
 
 
 class _Rate:
-    """Rounds a second over the last half minute or so; a stall shows at once."""
+    """Rounds a second over the last half minute or so; a stall shows at once.
+
+    Until somebody has looked for a second, it is over all rounds since the first that this process closed.
+    """
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
-    def after(self, round_: int, is_over: bool) -> float | None:
+    def after(self, round_: int, first_round: tuple[float, int] | None, *, is_over: bool) -> float | None:
+        """The rate now; ``None`` before the second round is closed, and when the run is over.
+
+        Args:
+            first_round: when the first round was closed, in seconds of the monotonic clock, and which it was.
+        """
         now = time.monotonic()
         if not self._seen or now - self._seen[-1][0] >= 1.0:
             self._seen = [*self._seen[-30:], (now, round_)]
         since, first = self._seen[0]
-        if is_over or now - since < 1.0:
+        if is_over:
             return None
-        return max(0, round_ - first) / (now - since)
+        if now - since < 1.0:
+            if first_round is None or round_ <= first_round[1]:
+                return None
+            since, first = first_round
+        # Two rounds may be closed within one tick of the clock.
+        return max(0, round_ - first) / max(now - since, 1e-6)
 
 
 def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:

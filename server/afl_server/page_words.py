@@ -7,6 +7,7 @@ from typing import Any
 
 from afl._version import __version__
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.own_metrics import own_metrics_line
 
 PHASES = {
     "waiting": "waiting for workers",
@@ -59,6 +60,7 @@ def facts(state: Mapping[str, Any]) -> dict[str, str]:
         "mean_figure": _mean(last),
         "gap": _gap(last),
         "largest_loss": f"{last['max_loss']:.4g}" if last else NONE,
+        "own_metrics": own_metrics_line(last["own_metrics"]) if last else "",
         "worst_weight": _weight(state),
         "best_figure": figure(best),
         "best_where": f"worker {best['worst_worker']}, round {_grouped(best['round'])}" if best else "",

@@ -40,6 +40,7 @@ class RunRecords:
         evaluations: all so far, in order.
         best: the one whose worst worker was served best.
         round: the last closed round.
+        first_round: the first line of a round in the metrics.
         history: what the status page draws; ``None`` where nothing serves it.
     """
 
@@ -49,6 +50,7 @@ class RunRecords:
     evaluations: list[Standing] = field(default_factory=list)
     best: Standing | None = None
     round: RoundSummary | None = None
+    first_round: Mapping[str, Any] | None = None
     last_evaluation: Evaluation | None = None
     round_seconds: float = 0.0
 
@@ -72,8 +74,8 @@ class RunRecords:
             raise _unwritable(directory, error) from error
         if taken:
             raise ConfigError(
-                f"run.directory: {directory} already holds a run ({taken} is there); "
-                "name another directory, or leave it out for one made from the run id"
+                f"run.directory: {directory} already holds a run ({taken} is there), and nothing is "
+                "overwritten; name another directory: --set run.directory=runs/NEW"
             )
 
     @classmethod
@@ -308,7 +310,7 @@ class RunRecords:
         """
         if lost := self.lost():
             raise StorageError(lost)
-        last = self.evaluations[-1] if self.evaluations else None
+        first, last = (self.evaluations[0], self.evaluations[-1]) if self.evaluations else (None, None)
         summary = {
             "run_id": self.run_id,
             "afl_version": __version__,
@@ -319,6 +321,8 @@ class RunRecords:
             "workers": self.config.workers,
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
+            "first_round": self._beginning(),
+            "first": first.__dict__ if first else None,
             "last": last.__dict__ if last else None,
             "best": self.best.__dict__ if self.best else None,
             "communication": {
@@ -341,6 +345,13 @@ class RunRecords:
             raise self._unwritten(SUMMARY_FILE, error) from error
         return summary
 
+    def _beginning(self) -> dict[str, Any] | None:
+        """The losses of the first round, whose model nobody has trained."""
+        if self.first_round is None:
+            return None
+        names = ("round", "loss_max", "loss_max_worker", "loss_mean")
+        return {name: self.first_round[name] for name in names}
+
     def close(self) -> None:
         """Write no more metrics."""
         if self._metrics is not None:
@@ -360,6 +371,8 @@ class RunRecords:
 
     def _remember(self, line: Mapping[str, Any], dual_weights: NDArray[np.float64] | None = None) -> None:
         """A line of the metrics, written now or by an earlier process."""
+        if self.first_round is None and line["event"] == "round":
+            self.first_round = line
         if self.history is None:
             return
         if line["event"] == "evaluation":

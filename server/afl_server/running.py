@@ -14,6 +14,7 @@ from afl.config.address import Address
 from afl.errors import AddressError, ExitCode, RunCompleteError, StorageError
 from afl.initialization import build_vector
 from afl.randomness import SharedRandomness
+from afl.security.identity import WorkerIds
 from afl.tasks.registry import load_task
 from afl.tracking.following import Following, status_of
 from afl.tracking.registry import load_trackers
@@ -233,7 +234,7 @@ async def _start_timeout(coordinator: Coordinator) -> None:
     if missing and coordinator.records.round is None:
         coordinator.abort(
             ExitCode.ABORTED,
-            f"workers {', '.join(map(str, missing))} did not join within server.start_timeout ({limit}); "
+            f"{WorkerIds.of(missing).named} did not join within server.start_timeout ({limit}); "
             "start them first, or allow more time",
         )
 

@@ -83,7 +83,7 @@ class Session:
     @property
     def label(self) -> str:
         """How logs name it."""
-        return f"workers {WorkerIds.of(self.workers)} at {self.peer}" if self.workers else f"peer {self.peer}"
+        return f"{WorkerIds.of(self.workers).named} at {self.peer}" if self.workers else f"peer {self.peer}"
 
     # Outgoing.
 

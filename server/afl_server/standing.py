@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from afl.engine import Evaluation
+from afl.own_metrics import OwnMetrics, own_metrics
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Standing:
     Attributes:
         worst_worker: of lowest accuracy, or of highest loss where the task has no accuracy.
         worst_accuracy: its accuracy, if there is one.
+        own_metrics: what the task measures besides.
     """
 
     round: int
@@ -26,6 +28,7 @@ class Standing:
     mean_accuracy: float | None
     max_loss: float
     mean_loss: float
+    own_metrics: OwnMetrics = field(default_factory=dict)
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Standing:
@@ -34,28 +37,33 @@ class Standing:
         losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
         has_accuracy = all("accuracy" in evaluation.metrics[worker] for worker in present)
         if not has_accuracy:
+            worst = present[losses.argmax()]
             return cls(
                 evaluation.round,
-                present[losses.argmax()],
+                worst,
                 None,
                 None,
                 float(losses.max()),
                 float(losses.mean()),
+                own_metrics(evaluation.metrics, worst),
             )
         accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
+        worst = present[accuracies.argmin()]
         return cls(
             evaluation.round,
-            present[accuracies.argmin()],
+            worst,
             float(accuracies.min()),
             float(accuracies.mean()),
             float(losses.max()),
             float(losses.mean()),
+            own_metrics(evaluation.metrics, worst),
         )
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Standing:
         """From a line of the metrics."""
-        return cls(**{entry.name: line[entry.name] for entry in fields(cls)})
+        values = {entry.name: line[entry.name] for entry in fields(cls) if entry.name != "own_metrics"}
+        return cls(**values, own_metrics=own_metrics(line["workers"], line["worst_worker"]))
 
     def is_better_than(self, other: Standing | None) -> bool:
         """Whether its worst worker is served better."""

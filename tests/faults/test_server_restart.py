@@ -146,7 +146,8 @@ def test_a_run_that_is_complete_is_not_begun_again(tmp_path: Path):
     before = json.dumps(federation.summary())
     with federation:
         federation.server.expect(0)
-        assert "already holds this run, which is complete" in federation.server.text
+        assert "already holds this run, which is complete; to see it: afl inspect " in federation.server.text
+        assert "name another directory: --set run.directory=runs/NEW" in federation.server.text
     assert json.dumps(federation.summary()) == before
 
 

@@ -263,7 +263,7 @@ def test_a_worker_after_the_end(tmp_path: Path) -> None:
 def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:
     with Federation(with_rounds(SYNTHETIC, 5, start_timeout="1s"), tmp_path / "run") as federation:
         federation.server.expect(ExitCode.ABORTED)
-        assert "workers 0, 1 did not join within server.start_timeout (1s)" in federation.server.text
+        assert "workers 0-1 did not join within server.start_timeout (1s)" in federation.server.text
     assert federation.summary()["rounds"] == 0
 
 

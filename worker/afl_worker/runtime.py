@@ -46,6 +46,7 @@ from afl.messages import (
 from afl.own_code import as_failure, worth_tracing
 from afl.participant import CommittedStep, Participant
 from afl.randomness import SEED_BYTES, SharedRandomness
+from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
 from afl.tasks.registry import load_task
 from afl.tasks.workers_data import worker_data
@@ -402,11 +403,11 @@ class WorkerProcess:
                 extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,
             )
         LOG.info(
-            "run %s: %s on %s as worker %s of %d, on %s",
+            "run %s: %s on %s as %s of %d, on %s",
             welcome.run_id,
             settings.algorithm,
             settings.task,
-            ", ".join(map(str, self._options.workers)),
+            WorkerIds.of(self._options.workers).named,
             settings.workers,
             device,
             extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,

@@ -14,9 +14,12 @@ from rich.table import Table
 from afl.cli.view import facts, summary_table
 from afl.compressors import create
 from afl.config import Config, config_digest, load_config
+from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError
+from afl.growth import growth
 from afl.initialization import build_vector
+from afl.own_metrics import MOST_SHOWN, own_metrics, own_number
 from afl.randomness import SharedRandomness
 from afl.run_files import metrics_entries, read_model
 from afl.tasks.registry import known_tasks, load_task
@@ -112,11 +115,14 @@ def _metrics(path: Path, limit: int | None) -> list[Section]:
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
         rows["seconds a round"] = f"median {_median([entry['seconds'] for entry in rounds]):.4f}"
+    if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
+        rows["warning"] = grown
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     sections: list[Section] = [facts(rows, title=f"Metrics {path}")]
     if evaluations:
         sections.append(_evaluations(evaluations, limit))
+        sections += _own_metrics(evaluations, limit)
     return sections
 
 
@@ -147,6 +153,30 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], limit: int | None) ->
     if len(shown) < len(evaluations):
         table.caption = f"{len(shown)} of {len(evaluations)} (--all shows every one)"
     return table
+
+
+def _own_metrics(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> list[Section]:
+    """What the task measures besides loss and accuracy, in a table of its own; nothing if there is none."""
+    shown = _thinned(evaluations, limit)
+    found = [own_metrics(entry.get("workers", ()), entry["worst_worker"]) for entry in shown]
+    names = sorted({name for own in found for name in own})
+    if not names:
+        return []
+    columns = names if limit is None else names[:MOST_SHOWN]
+    table = Table(title="The task's own metrics", title_justify="left", title_style="bold")
+    table.add_column("round", justify="right")
+    table.add_column("worst worker", justify="right")
+    for name in columns:
+        table.add_column(f"its {name}", justify="right")
+        table.add_column(f"mean {name}", justify="right")
+    for entry, own in zip(shown, found, strict=True):
+        values = [own.get(name, {}).get(which) for name in columns for which in ("worst_worker", "mean")]
+        table.add_row(str(entry["round"]), str(entry["worst_worker"]), *map(own_number, values))
+    left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)} evaluations"]
+    left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
+    if left_out:
+        table.caption = f"{', '.join(left_out)} (--all shows every one)"
+    return [table]
 
 
 def _summary(path: Path, _limit: int | None) -> list[Section]:
@@ -189,9 +219,10 @@ def _planned(config: Config) -> dict[str, RenderableType]:
     }
     rows.update(_sizes(config))
     rows["evaluations"] = f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all"
-    rows["seed"] = "a fresh one" if seed is None else f"0x{seed:032x}"
-    rows["listens"] = f"{config.server.listen}" + (
-        f"; http on {config.server.http}" if config.server.http is not None else "; no http"
+    rows["seed"] = "a fresh one" if seed is None else str(seed)
+    http = config.server.http
+    rows["listens"] = f"{_listening(config.server.listen)}; " + (
+        f"http on {_listening(http)}" if http is not None else "no http"
     )
     tls = config.server.tls
     if tls is not None:
@@ -205,6 +236,10 @@ def _planned(config: Config) -> dict[str, RenderableType]:
     rows["results"] = str(config.run.directory or "runs/ and the run id")
     rows["digest"] = f"{config_digest(config)} (of what defines the result)"
     return rows
+
+
+def _listening(address: Address) -> str:
+    return str(address) if address.port else f"a free port of {address.host}"
 
 
 def _task_line(config: Config) -> str:
@@ -257,14 +292,14 @@ def _directory(path: Path, limit: int | None) -> list[Section]:
     models = sorted(path.glob("model-*.safetensors"))
     if models:
         table = Table(title="Models", title_justify="left", title_style="bold")
-        for column in ("file", "after round", "worst accuracy", "digest of the parameters"):
+        for column in ("file", "after round", "worst worker", "digest of the parameters"):
             table.add_column(column)
         for file in models:
             model = read_model(file)
             table.add_row(
                 file.name,
                 model.metadata.get("rounds_applied", "?"),
-                _shortened(model.metadata.get("worst_accuracy")),
+                _served(model.metadata),
                 model.digest,
             )
         sections.append(table)
@@ -299,5 +334,8 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _shortened(number: str | None) -> str:
-    return f"{float(number):.4f}" if number else "not evaluated"
+def _served(metadata: Mapping[str, str]) -> str:
+    """How a model serves its worst worker, from its metadata: accuracy, or loss where there is none."""
+    if accuracy := metadata.get("worst_accuracy"):
+        return f"accuracy {float(accuracy):.4f}"
+    return f"loss {float(metadata['max_loss']):.5g}" if "max_loss" in metadata else "not evaluated"

@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.growth import growth
+from afl.own_metrics import own_metrics_line
 
 NARROWEST = 100
 """Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
@@ -144,6 +146,8 @@ def run_line(state: Mapping[str, Any]) -> str:
         standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
     else:
         standing = f"accuracy {last['worst_accuracy']:.3f} (mean {last['mean_accuracy']:.3f})"
+    if own := own_metrics_line(last.get("own_metrics", {})):
+        standing += f", {own}"
     return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
 
 
@@ -179,28 +183,33 @@ def describe_workers(state: Mapping[str, Any]) -> str:
 
 
 def describe_standing(standing: Mapping[str, Any] | None) -> str:
-    """An evaluation in a few words."""
+    """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
     if standing["worst_accuracy"] is None:
-        return (
-            f"worker {standing['worst_worker']} at round {standing['round']}: loss {standing['max_loss']:.5g}"
-            f" (mean over workers {standing['mean_loss']:.5g})"
+        figures = f"loss {standing['max_loss']:.5g} (mean over workers {standing['mean_loss']:.5g})"
+    else:
+        figures = (
+            f"accuracy {standing['worst_accuracy']:.3f} (mean over workers {standing['mean_accuracy']:.3f}, "
+            f"largest loss {standing['max_loss']:.3f})"
         )
-    return (
-        f"worker {standing['worst_worker']} at round {standing['round']}: "
-        f"accuracy {standing['worst_accuracy']:.3f} (mean over workers {standing['mean_accuracy']:.3f}, "
-        f"largest loss {standing['max_loss']:.3f})"
-    )
+    if own := own_metrics_line(standing.get("own_metrics", {})):
+        figures += f", {own}"
+    return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
 
 
 def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
-    """A run's end (its ``summary.json``)."""
+    """A run's end (its ``summary.json``); of one by an older version, what it lacks is left out."""
     rows: dict[str, RenderableType] = {
         "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
         "worst worker, last model": describe_standing(summary["last"]),
         "worst worker, best model": describe_standing(summary["best"]),
     }
+    # A run that faults.divergence has ended says so itself.
+    if summary.get("result") != "diverged" and (
+        grown := growth(summary.get("first_round"), summary.get("first"), summary["last"])
+    ):
+        rows["warning"] = grown
     for direction, words in (("uplink", "workers to server"), ("downlink", "server to workers")):
         count = summary["communication"][direction]
         rows[words] = (

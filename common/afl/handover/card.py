@@ -23,7 +23,7 @@ BUFFERS: Mapping[str, str] = {
     "mean": "Floating-point buffers (such as BatchNorm's running statistics) are the mean of the workers', "
     "of the last evaluation before this model was written.",
     "local": "Floating-point buffers (such as BatchNorm's running statistics) stayed at the workers and are "
-    "not in the file. Each worker's accuracy below was measured with its own. A loaded module has initial "
+    "not in the file. Each worker's figures below were measured with its own. A loaded module has initial "
     "ones: let it see data of yours in training mode before you use it.",
     "unknown": "The run was written by a version of afl that did not note what became of buffers.",
 }

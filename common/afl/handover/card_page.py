@@ -37,8 +37,8 @@ def page_of(card: Mapping[str, Any]) -> str:
         f"rounds. When it was exported: {run['state_words']}."
     )
     shared = (
-        f"{data['workers']} workers trained, each on data of its own. The server saw gradients, losses and "
-        "accuracies, and no examples."
+        f"{data['workers']} worker{'s' * (data['workers'] != 1)} trained, each on data of its own. The "
+        f"server saw {_told(card['evaluation'])}, and no examples."
     )
     stored = (
         f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
@@ -81,7 +81,8 @@ def _settings(card: Mapping[str, Any]) -> str:
             options = ", ".join(f"{key} {each}" for key, each in value.items() if key != "name")
             shown = f"{value['name']} ({options})" if options else value["name"]
         rows.append(("algorithm" if name == "name" else name, shown))
-    rows.append(("seed", f"`{card['run']['seed']}`"))
+    seed = card["run"]["seed"]
+    rows.append(("seed", "not known" if seed is None else f"`{int(seed, 16)}`"))
     return _table(("setting", "value"), rows)
 
 
@@ -112,6 +113,19 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
         )
     )
     return "\n\n".join(lines)
+
+
+def _told(evaluation: Mapping[str, Any] | None) -> str:
+    """What the server saw, as a sentence has it; metrics are known from an evaluation alone."""
+    if evaluation is None:
+        return "gradients, losses and what the task measures"
+    measured = {name for worker in evaluation["workers"] for name in worker} - {"worker", "examples", "loss"}
+    told = ["gradients", "losses"]
+    if "accuracy" in measured:
+        told.append("accuracies")
+    if measured - {"accuracy"}:
+        told.append("other metrics")
+    return f"{', '.join(told[:-1])} and {told[-1]}"
 
 
 def _number(value: float | None) -> str:

@@ -75,6 +75,12 @@ class WorkerIds:
     def __str__(self) -> str:
         return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges)
 
+    @property
+    def named(self) -> str:
+        """``worker 3`` or ``workers 0-3,7``, as sentences have them."""
+        is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
+        return f"worker {self}" if is_one else f"workers {self}"
+
 
 def ids_of_names(names: Iterable[str]) -> WorkerIds:
     """The ids that a certificate's alternative names allow; none for names of other kinds, or misspelt."""

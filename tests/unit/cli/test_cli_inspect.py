@@ -105,6 +105,43 @@ def test_metrics_without_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "largest loss" in shown
     assert "mean accuracy" not in shown
+    assert "own metrics" not in shown
+    assert "warning" not in shown
+
+
+def test_metrics_of_the_task_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics_lines(30, accuracy=False)]
+    for line in lines:
+        if line["event"] == "evaluation":
+            entries = [{"loss": 1.0, "mae": 0.125}, {"loss": 1.5, "mae": 0.375}]
+            line["workers"] = [{**entry, "r2": 0.5, "a": 1, "b": 2, "c": 3} for entry in entries]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out.partition("The task's own metrics")[2]
+    rows = [line.replace("│", "").split() for line in shown.splitlines() if "│" in line]
+    assert rows[:2] == [
+        ["1", "1", "1", "1", "2", "2", "3", "3", "0.375", "0.25"],
+        ["2", "0", "1", "1", "2", "2", "3", "3", "0.125", "0.25"],
+    ]
+    assert len(rows) == 20
+    assert "20 of 30 evaluations, 4 of 5 metrics (--all shows every one)" in shown
+    assert main(["inspect", "--all", str(path)]) == 0
+    everything = capsys.readouterr().out.partition("The task's own metrics")[2]
+    assert "its r2" in " ".join(everything.split())
+    assert "--all" not in everything
+
+
+def test_metrics_of_a_loss_that_has_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics_lines(3)]
+    lines[-1]["max_loss"] = 4e9
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert main(["inspect", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert (
+        "the largest loss has grown from 1.5 after round 1 to 4e+09 after round 3; begin again with" in said
+    )
 
 
 def test_metrics_cut_in_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +182,29 @@ def test_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert expected in shown
 
 
+@pytest.mark.parametrize(
+    ("server", "seed", "said"),
+    [
+        ("{listen: '127.0.0.1:0', http: '127.0.0.1:0'}", "17", "a free port of 127.0.0.1; http on a free"),
+        ("{listen: '127.0.0.1:5', http: null}", "'0x11'", "127.0.0.1:5; no http"),
+    ],
+)
+def test_a_configuration_s_seed_and_ports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: str, seed: str, said: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"workers: 4\ntask: {{name: synthetic}}\nserver: {server}\nrun: {{seed: {seed}}}\n"
+        "algorithm: {name: afl-br, rounds: 3, eta_w: 0.1, eta_q: 0.1}\n"
+    )
+    assert main(["inspect", str(path)]) == 0
+    shown = [line.replace("│", "").split() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = {line[0]: " ".join(line[1:]) for line in shown}
+    assert rows["seed"] == "17"
+    assert rows["listens"].startswith(said)
+    assert "127.0.0.1:0" not in rows["listens"]
+
+
 def test_a_configuration_whose_task_is_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,13 +229,18 @@ def test_a_wrong_configuration_is_explained(tmp_path: Path, capsys: pytest.Captu
 def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / "metrics.jsonl").write_text("\n".join(metrics_lines(3)))
-    for name in ("final", "best"):
+    served = {"random": {}, "final": {"max_loss": "0.5625"}}
+    served["best"] = {"max_loss": "0.5", "worst_accuracy": "0.875"}
+    for name, metadata in served.items():
         path = tmp_path / f"model-{name}.safetensors"
-        save_file({"w": torch.ones(2)}, path, {"afl_version": "0.1.0", "rounds_applied": "3"})
+        save_file({"w": torch.ones(2)}, path, {"afl_version": "0.1.0", "rounds_applied": "3", **metadata})
     assert main(["inspect", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for expected in ("Evaluations", "model-best.safetensors", model_digest(path), "not evaluated"):
+    for expected in ("Evaluations", model_digest(path)):
         assert expected in shown
+    for name, said in (("random", "not evaluated"), ("final", "loss 0.5625"), ("best", "accuracy 0.8750")):
+        (line,) = [line for line in shown.splitlines() if f"model-{name}" in line]
+        assert said in line
     assert "UNFINISHED" not in shown
 
 

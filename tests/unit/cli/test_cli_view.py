@@ -12,7 +12,7 @@ from rich.console import Console
 
 from afl.cli import display, view
 from afl.cli.display import RunDisplay
-from afl.cli.view import RunView, run_line, summary_table
+from afl.cli.view import RunView, describe_standing, run_line, summary_table
 
 STANDING = {
     "round": 120,
@@ -139,6 +139,10 @@ def test_a_state_of_an_older_server_is_shown_as_far_as_it_goes() -> None:
     [
         ({}, "round 120 of 300: worst worker 2, accuracy 0.250 (mean 0.500)"),
         ({"last": {**STANDING, "worst_accuracy": None}}, "round 120 of 300: worst worker 2, loss 2 (mean 1)"),
+        (
+            {"last": {**STANDING, "own_metrics": {"f1": {"worst_worker": 0.125, "mean": 0.375}}}},
+            "round 120 of 300: worst worker 2, accuracy 0.250 (mean 0.500), f1 0.125 (mean 0.375)",
+        ),
         ({"last": None}, "all 4 ready"),
         (
             {"workers_missing": [1, 3], "workers_missing_seconds": [None, 9.0]},
@@ -209,19 +213,47 @@ def test_what_the_terminal_cannot_show_is_no_reason_to_end(monkeypatch: pytest.M
         assert b"Gr??e:?bung" in raw.getvalue()
 
 
+def test_an_evaluation_is_shown_with_the_task_s_own_metrics() -> None:
+    own = {"mae": {"worst_worker": 1.5, "mean": 1.0}}
+    assert describe_standing({**STANDING, "own_metrics": own}) == (
+        "worker 2 at round 120: accuracy 0.250 (mean over workers 0.500, largest loss 2.000), "
+        "mae 1.5 (mean 1)"
+    )
+    assert describe_standing({**STANDING, "worst_accuracy": None, "own_metrics": own}) == (
+        "worker 2 at round 120: loss 2 (mean over workers 1), mae 1.5 (mean 1)"
+    )
+
+
+WAY = {"wire_bytes": 500, "float_equivalents_as_bytes": 400}
+
+SUMMARY: dict[str, Any] = {
+    "run_id": "r",
+    "result": "ok",
+    "reason": "the run is complete",
+    "rounds": 3,
+    "seconds": 1.0,
+    "last": STANDING,
+    "best": None,
+    "communication": {"uplink": WAY, "downlink": WAY},
+    "uncompressed_bytes": 10_000,
+}
+
+
+def summarized(summary: dict[str, Any]) -> str:
+    file = io.StringIO()
+    Console(file=file, width=240).print(summary_table(summary, Path("runs/x")))
+    return file.getvalue()
+
+
 def test_a_summary_says_what_compression_has_spared() -> None:
-    way = {"wire_bytes": 500, "float_equivalents_as_bytes": 400}
-    summary = {
-        "run_id": "r",
-        "reason": "the run is complete",
-        "rounds": 3,
-        "seconds": 1.0,
-        "last": STANDING,
-        "best": None,
-        "communication": {"uplink": way, "downlink": way},
-        "uncompressed_bytes": 10_000,
-    }
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table(summary, Path("runs/x")))
-    assert isinstance(console.file, io.StringIO)
-    assert "10.00 kB, 10.0 times as much" in console.file.getvalue()
+    assert "10.00 kB, 10.0 times as much" in summarized(SUMMARY)
+
+
+def test_a_summary_warns_of_a_loss_that_has_grown() -> None:
+    start = {"first_round": {"round": 1, "loss_max": 0.1}, "first": {**STANDING, "round": 15}}
+    warned = summarized({**SUMMARY, **start})
+    assert "warning" in warned
+    assert "the largest loss has grown from 0.1 in round 1 to 2 after round 120; begin again with" in warned
+    assert "warning" not in summarized({**SUMMARY, **start, "result": "diverged"}), "its reason says so"
+    assert "warning" not in summarized({**SUMMARY, **start, "first_round": {"round": 1, "loss_max": 2.0}})
+    assert "warning" not in summarized(SUMMARY), "of an older version's it is not known"

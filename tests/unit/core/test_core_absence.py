@@ -594,7 +594,8 @@ def test_a_run_diverges_after_so_many_evaluations_above_the_bound_in_a_row() -> 
         watch.require()
     assert str(caught.value) == (
         "the run has diverged: after round 8 the loss of worker 2 is 4; the highest was above "
-        "faults.divergence.max_loss (2) at 2 evaluations in a row; lower algorithm.eta_w or algorithm.eta_q"
+        "faults.divergence.max_loss (2) at 2 evaluations in a row; lower algorithm.eta_w or algorithm.eta_q, "
+        "or raise max_loss if such a loss is right"
     )
 
 

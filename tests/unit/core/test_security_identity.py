@@ -36,6 +36,14 @@ def test_ids_are_ranges(text: str, shown: str, inside: list[int], outside: list[
 
 
 @pytest.mark.parametrize(
+    ("text", "named"),
+    [("2", "worker 2"), ("0-1", "workers 0-1"), ("0,2", "workers 0,2"), ("0-3,7", "workers 0-3,7")],
+)
+def test_one_worker_is_not_named_as_several(text: str, named: str) -> None:
+    assert WorkerIds.parse(text).named == named
+
+
+@pytest.mark.parametrize(
     "text", ["", "a", "3-", "-3", "5-3", "1,,2", "1 2", "+1", "\u0663", "9" * 11, "1-2-3"]
 )
 def test_what_are_no_ids(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afl.errors import ConfigError
 from afl_server.history import BUCKETS, MOST_FOLLOWED, Bucket, History
 from afl_server.page_data import PageData
 from afl_server.recent_events import RecentEvents
@@ -118,10 +119,24 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         np.testing.assert_array_equal(seen.accuracy, known.accuracy)
         assert np.isnan(seen.high).all(), "the metrics do not have each worker's weights"
         assert records.history.heaviest(2) == [0, 1]
+        assert records.first_round == run.records.first_round is not None
         records.history.add_round(bucket(601), np.array([0.3, 0.7]))
         assert records.history.heaviest(1) == [1]
     finally:
         records.close()
+
+
+def test_a_directory_with_a_run_is_left_as_it_is_and_another_one_asked_for(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.close()
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as refused:
+        RunRecords.create("x", tmp_path / "run", run.config)
+    assert str(refused.value) == (
+        f"run.directory: {tmp_path / 'run'} already holds a run (config.yaml is there), and nothing is "
+        "overwritten; name another directory: --set run.directory=runs/NEW"
+    )
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
 def test_without_http_nothing_is_kept(tmp_path: Path) -> None:

@@ -7,16 +7,20 @@ import gzip
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from afl.engine import Evaluation
 from afl.errors import ExitCode
 from afl_server import viewers
 from afl_server.documents import Document
+from afl_server.page_data import _Rate
 from afl_server.recent_events import KEPT, LONGEST_MESSAGE
+from afl_server.status import snapshot
 from afl_server.viewers import MOST_VIEWERS
 from support.fake_run import DIM
 from support.served_run import Served, serving
@@ -54,6 +58,40 @@ def test_the_page_says_the_essentials_without_a_script(served: Served) -> None:
     assert 'data-fact="phase_words">running<' in page
     assert page.index(f'<th scope="row">{last.worst_worker}</th>') == page.index('<th scope="row">')
     assert '<meta http-equiv="refresh"' in page
+
+
+def test_the_task_s_own_metrics_are_the_worst_worker_s(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.run.play(9)
+        assert 'data-fact="own_metrics"><' in served.body("/").decode(), "nothing is known yet"
+        metrics = tuple({"loss": 1.0 + worker, "<mae>": worker / 8} for worker in range(3))
+        tallies = served.run.tallies
+        evaluation = Evaluation(9, 9, metrics, (10, 10, 10), ())
+        served.run.records.evaluation(evaluation, up=tallies.uplink, down=tallies.downlink)
+        state = served.server._data.state()
+        assert state["words"]["own_metrics"] == "<mae> 0.25 (mean 0.125)"
+        assert state["last"]["worst_worker"] == 2
+        assert "own_metrics" not in state["last"], "many would be sent every second"
+        assert snapshot(served.run.run)["last"]["own_metrics"] == {
+            "<mae>": {"worst_worker": 0.25, "mean": 0.125}
+        }
+
+
+def test_the_rate_is_there_from_the_second_round_on(served: Served) -> None:
+    run, data = served.run, served.server._data
+
+    def rate() -> str:
+        data._rate = _Rate()  # as for the first who looks
+        return str(data.state()["words"]["rate"])
+
+    assert rate() == "\N{EM DASH}"
+    run.play(1)
+    assert rate() == "\N{EM DASH}", "one round has no duration yet"
+    run.play(40)
+    run.first_round = (time.monotonic() - 2000, 1)
+    assert rate() == "1.2 rounds/min"
+    run.end(ExitCode.OK, "the run is complete")
+    assert rate() == "\N{EM DASH}"
 
 
 def test_what_a_user_names_is_text(tmp_path: Path) -> None:

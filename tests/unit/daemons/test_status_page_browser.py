@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from afl.engine import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving
@@ -138,6 +139,20 @@ def test_nothing_keeps_anybody_out(browser: Any, thousand: Served, look: dict[st
         assert wide <= 0, "the page scrolls sideways"
         moves = page.evaluate("() => document.getAnimations().length")
         assert moves == 0 or look.get("reduced_motion") != "reduce"
+
+
+def test_a_task_s_own_metrics_have_a_line_where_there_are_any(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.run.play(10)
+        with Visit(browser, address(served), **DESKTOP) as page:
+            drawn(page)
+            assert page.locator(".own").is_hidden()
+        metrics = tuple({"loss": 1.0 + worker, "mae": worker / 8} for worker in range(3))
+        tallies = served.run.tallies
+        evaluation = Evaluation(10, 10, metrics, (10, 10, 10), ())
+        served.run.records.evaluation(evaluation, up=tallies.uplink, down=tallies.downlink)
+        with Visit(browser, address(served), **DESKTOP) as page:
+            page.locator(".own", has_text="mae 0.25 (mean 0.125)").wait_for()
 
 
 def test_what_a_user_names_is_shown_as_it_is(browser: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,26 @@ class Sites(afl.Classification):
         x = torch.randn(40, 4, generator=generator) + worker
         y = (x.sum(dim=1) > 4 * worker).to(torch.int64)
         return afl.WorkerData(train=(x[:32], y[:32]), test=(x[32:], y[32:]))
+
+
+class Sums(afl.Task):
+    """A regression."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def data(self, worker: int, context: afl.TaskContext) -> afl.WorkerData:
+        x = torch.randn(40, 4, generator=torch.Generator().manual_seed(worker))
+        return afl.WorkerData(train=(x[:32], x[:32].sum(dim=1)), test=(x[32:], x[32:].sum(dim=1)))
+
+    def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return (model(batch[0]).squeeze(1) - batch[1]).square().mean()
+
+
+class Measured(Sums):
+    def metrics(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        error = model(batch[0]).squeeze(1) - batch[1]
+        return {"loss": error.square().mean(), "mae": error.abs().mean()}
 
 
 class LocalSites(Sites):
@@ -185,6 +206,19 @@ def test_the_page_is_the_card_in_words(folder: Path, tmp_path: Path) -> None:
         assert row in page
     assert f"accuracy | {card['evaluation']['worst_accuracy']:.4f}" in page
     assert "are the mean of the workers'" in page
+    assert "The server saw gradients, losses and accuracies, and no examples." in page
+    assert "| seed | `3` |" in page
+
+
+@pytest.mark.parametrize(("name", "seen"), [("Sums", "and losses"), ("Measured", "losses and other metrics")])
+def test_the_page_of_a_task_without_accuracy_speaks_of_none(
+    folder: Path, tmp_path: Path, name: str, seen: str
+) -> None:
+    run = run_of(folder, name, task={"name": f"site_tasks:{name}", "batch_size": 8})
+    assert export(run, "--out", tmp_path / "out") == 0
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"The server saw gradients,? {seen}, and no examples\.", page)
+    assert "accurac" not in page
 
 
 def test_a_model_that_was_not_evaluated_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
