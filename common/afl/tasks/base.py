@@ -108,6 +108,9 @@ class Task(abc.ABC):
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Means over ``batch`` of what evaluation reports, as scalar tensors; must contain ``loss``.
 
+        A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
+        what is no mean, such as a root, depends on that size: return what is under the root.
+
         ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
         """
         return {"loss": self.loss(model, batch)}
