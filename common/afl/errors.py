@@ -40,7 +40,7 @@ _MEANINGS = {
     ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the"
     " log names worker and round",
     ExitCode.PORT: "an address cannot be listened on: it is taken, or not one of this machine",
-    ExitCode.DATA: "the task's data is missing, empty or too small for the batch",
+    ExitCode.DATA: "the task's data is missing, empty, too small for the batch or not what the model takes",
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
     ExitCode.LOST_WORKERS: "no worker had a session for longer than server.give_up_after",
@@ -94,7 +94,7 @@ class TaskCodeError(TaskError):
 
 
 class DataError(AflError):
-    """Data that is missing, empty, or too small for the batch."""
+    """Data that is missing, empty, too small for the batch, or not what the model takes."""
 
     exit_code = ExitCode.DATA
 

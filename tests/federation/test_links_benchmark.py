@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from afl_lab.bench.links import main
+from afl_lab.bench.links import last_evaluation, main
 from afl_lab.links.namespaces import NamespaceLinks, UnavailableError
 from afl_lab.links.pipe import Link
 from afl_lab.links.results import read_runs
@@ -51,13 +51,19 @@ def kinds_here() -> list[str]:
     return list(KINDS)
 
 
-def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    experiment = tmp_path / "small"
+def written(folder: Path) -> Path:
+    """The experiment's folder."""
+    experiment = folder / "small"
     experiment.mkdir()
     (experiment / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
     (experiment / "rand-k.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    return experiment
+
+
+def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = written(tmp_path)
     out = tmp_path / "links.jsonl"
     kinds = kinds_here()
     for kind in kinds:
@@ -85,6 +91,31 @@ def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_count
     assert shown.count("| AFL-Com(R) | loopback | 2 |") == 1
     assert "≥ 2 " not in shown, "no run reaches it"
     assert "| AFL-Com(R) | 20 Mbit/s, 10 ms | 2 |" in shown
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rounds", "every", "last"),
+    [
+        (1000, 50, 20, 50),
+        (50, 50, 20, 50),
+        (49, 50, 20, 40),
+        (5, 50, 20, 20),
+        (5, 10, 20, 10),
+        (30, 10, 20, 10),
+    ],
+)
+def test_a_run_ends_with_an_evaluation_that_there_is(wanted: int, rounds: int, every: int, last: int) -> None:
+    assert last_evaluation(wanted, rounds, every) == last
+
+
+def test_evaluations_that_are_rarer_than_the_run_is_long_do_not_hold_it_up(tmp_path: Path) -> None:
+    experiment = written(tmp_path)
+    out = tmp_path / "links.jsonl"
+    changes = ["--set", "algorithm.rounds=3", "--set", "evaluation.every=20"]
+    command = ["--experiment", str(experiment), "--methods", "rand-k", "--mbit", "0", *changes]
+    assert main([*command, "--targets", "2", "--out", str(out)]) == 0
+    (run,) = read_runs(out)
+    assert [point.round for point in run.points] == [3]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,10 @@
-"""docs/mistakes.md: each of its ten mistakes is made with the real commands, which say what the page says."""
+"""docs/mistakes.md: each of its mistakes is made with the real commands, which say what the page says."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 
 from support import Federation, Process, Proxy
 from support.federation import completed
+from support.identities import Identities, tls
 
 NAMED = ("--task", "site_task:Site")
 
@@ -34,8 +37,31 @@ class Site(afl.Classification):
         x, y = torch.ones(count, 5), torch.zeros(count, dtype=torch.int64)
         if os.environ.get("SITE") == "float64":
             x = x.double()
+        if os.environ.get("SITE") == "nan":
+            x = x * float("nan")
+        if os.environ.get("SITE") == "labels":
+            y = y + 3
         if os.environ.get("SITE") == "raising":
             x = {}["age"]
+        return afl.WorkerData(train=(x, y), test=(x, y))
+
+
+class Regression(Site):
+    # With a loss of its own.
+    def model(self):
+        return nn.Linear(5, 1)
+
+    def loss(self, model, batch):
+        inputs, targets = batch
+        return nn.functional.huber_loss(model(inputs), targets)
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+
+    def data(self, worker, context):
+        x, y = torch.ones(40, 5), torch.zeros(40, 1)
+        if worker == 1:
+            y = y.double()
         return afl.WorkerData(train=(x, y), test=(x, y))
 
 
@@ -58,14 +84,37 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def rows() -> dict[int, tuple[list[str], int]]:
-    """By the mistake's number: what is seen, as patterns, and the exit code."""
+Seen = tuple[list[str], int]
+"""What is seen, as patterns, and the exit code."""
+
+
+def rows() -> dict[int, Seen]:
+    """Of the first table, by the mistake's number."""
     found = {}
     for line in PAGE.splitlines():
         if match := re.match(r"\| (\d+) \|", line):
-            _, _, seen, code, _ = (cell.strip() for cell in line.strip("|").split(" | "))
-            found[int(match[1])] = ([pattern(text) for text in re.findall(r"`([^`]+)`", seen)], int(code))
+            _, _, seen, code, _ = cells(line)
+            found[int(match[1])] = patterns(seen), int(code)
     return found
+
+
+def other_rows() -> dict[str, Seen]:
+    """Of the table of others, by the mistake."""
+    _, _, others = PAGE.partition("## Others that come up\n")
+    found = {}
+    for line in others.splitlines():
+        if line.startswith("| ") and not line.startswith("| the mistake"):
+            mistake, seen, code, _ = cells(line)
+            found[mistake] = patterns(seen), int(code)
+    return found
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def patterns(seen: str) -> list[str]:
+    return [pattern(text) for text in re.findall(r"`([^`]+)`", seen)]
 
 
 def pattern(text: str) -> str:
@@ -143,15 +192,101 @@ MISTAKES: dict[int, Made] = {
 }
 
 
-def test_the_page_has_ten_mistakes() -> None:
+def raw(text: str) -> Made:
+    """A server whose configuration is this text."""
+
+    def made(federation: Federation) -> Process:
+        (federation.folder / "raw.yaml").write_text(text, encoding="utf-8")
+        return Process(
+            "server", ["-m", "afl_server", "--config", "raw.yaml", "--no-json-logs"], folder=federation.folder
+        )
+
+    return made
+
+
+def second_server(federation: Federation) -> Process:
+    return server("--set", f"server.listen={federation.address}")(federation)
+
+
+def of_another_version(federation: Federation) -> Process:
+    """A worker that takes itself for a later one."""
+    options = ["--id", "3", "--server", federation.address, "--no-json-logs", *NAMED]
+    code = (
+        "import sys, afl, afl._version\n"
+        "afl.__version__ = afl._version.__version__ = '0.2.0'\n"
+        f"import afl_worker.main\nsys.exit(afl_worker.main.main({options!r}))"
+    )
+    return Process("worker of another version", ["-c", code], folder=federation.folder)
+
+
+def alone(site: str) -> Made:
+    """The one worker of a run of its own, which its mistake ends."""
+
+    def made(federation: Federation) -> Process:
+        with Federation({**CONFIG, "workers": 1}, federation.folder / site) as own:
+            (own.folder / "site_task.py").write_text(TASK, encoding="utf-8")
+            process = own.start("0", "--no-json-logs", *NAMED, environment={"SITE": site})
+            process.wait()
+        return process
+
+    return made
+
+
+def under_tls(*options: str) -> Made:
+    """A worker of a server with TLS; ``OTHER`` among its options is another authority's file."""
+
+    def made(federation: Federation) -> Process:
+        folder = federation.folder / "tls"
+        ours, others = Identities(folder / "ours"), Identities(folder / "others", "other-ca")
+        given = [str(others.ca) if option == "OTHER" else option for option in options]
+        config = {**CONFIG, "task": {"name": "synthetic"}, "server": {"tls": tls(ours.server())}}
+        with Federation(config, folder) as own:
+            process = own.start("0", "--no-json-logs", "--give-up-after", "200ms", *given)
+            process.wait()
+        return process
+
+    return made
+
+
+def tls_to_plaintext(federation: Federation) -> Process:
+    ca = Identities(federation.folder / "nobody").ca
+    return worker("3", "--give-up-after", "200ms", "--ca", str(ca))(federation)
+
+
+OTHERS: dict[str, Made] = {
+    "The step size is too large, or the data holds NaN": alone("nan"),
+    "Labels are counted from 1, or the model has too few outputs": worker("3", *NAMED, site="labels"),
+    "The server's port is taken, mostly by a server from before": second_server,
+    "A worker is started twice": worker("0", "--journal", "another", *NAMED),
+    "Server and worker have different versions": of_another_version,
+    "The server has TLS, the worker does not": under_tls(),
+    "The worker has TLS, the server does not": tls_to_plaintext,
+    "The worker believes another authority than the server's": under_tls("--ca", "OTHER"),
+    "A variable stands bare between brackets, as in `{data_dir: ${DATA}}`": raw(
+        "workers: 4\ntask: {name: digits, options: {data_dir: ${DATA}}}\n"
+    ),
+    "Text with a colon is not in quotes": raw("workers: 4\nrun:\n  description: wards: all of them\n"),
+}
+
+
+def test_the_page_has_ten_mistakes_and_others() -> None:
     assert list(rows()) == list(MISTAKES) == list(range(1, 11))
-    assert all(seen for seen, _ in rows().values())
+    assert list(other_rows()) == list(OTHERS)
+    assert all(seen for seen, _ in [*rows().values(), *other_rows().values()])
 
 
 @pytest.mark.parametrize("number", MISTAKES)
 def test_the_page_says_what_the_command_says(number: int, federation: Federation) -> None:
-    seen, code = rows()[number]
-    process = MISTAKES[number](federation)
+    expect(rows()[number], MISTAKES[number](federation))
+
+
+@pytest.mark.parametrize("mistake", OTHERS)
+def test_the_page_says_what_is_said_of_others(mistake: str, federation: Federation) -> None:
+    expect(other_rows()[mistake], OTHERS[mistake](federation))
+
+
+def expect(row: Seen, process: Process) -> None:
+    seen, code = row
     try:
         process.expect(code)
     finally:
@@ -159,6 +294,29 @@ def test_the_page_says_what_the_command_says(number: int, federation: Federation
     for wanted in seen:
         assert re.search(wanted, process.text), f"{wanted!r} is not in\n{process.text}"
     assert "Traceback" not in process.text
+
+
+def test_with_a_loss_of_one_s_own_too_the_numbers_of_another_type_are_named(tmp_path: Path) -> None:
+    """What torch raises in the gradient's computation has no line of the user's."""
+    (tmp_path / "site_task.py").write_text(TASK, encoding="utf-8")
+    config = {**CONFIG, "workers": 2, "task": {"name": "site_task:Regression", "batch_size": 8}}
+    named = ("--task", "site_task:Regression")
+    said = (
+        "the targets of a batch are torch.float64 and the model is torch.float32; convert them in data() with"
+        ' .float(), or .astype("float32") in numpy (RuntimeError: Found dtype Double but expected Float)'
+    )
+    with Federation(config, tmp_path) as federation:
+        federation.start("0", *named)
+        worker = federation.start("1", "--no-json-logs", *named)
+        worker.expect(7)
+        assert f"worker 1, round 1: {said}" in worker.text
+        assert "Traceback" not in worker.text
+        told = federation.server.wait_for("worker_failed")
+        assert told["message"].startswith(f"worker 1, round 1 failed: {said}")
+    command = [sys.executable, "-m", "afl.cli", "check", "--config", "server.yaml"]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 7
+    assert f"error: loss of worker 1's first batch: {said}\n" in answer.stdout
 
 
 def test_what_a_task_s_code_raises_names_its_line_at_both_ends(federation: Federation) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from afl.errors import TaskError
+from afl.number_types import telling_types
 from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Task, WorkerData
@@ -93,7 +94,8 @@ class BatchedOracle(TaskOracle):
         # Integers alone, such as indices, are more use to the module's code as they are.
         stacked = buffers.stacked(tuple(self._rows)) if buffers.has_floats else {}
         inputs = {f"module.{name}": buffer for name, buffer in stacked.items()}
-        gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
+        with telling_types(module, batches[0]):
+            gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
         buffers.unstack(tuple(self._rows), {name: changed[f"module.{name}"] for name in stacked})
         start = 0
         for name in trained:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from afl.errors import DataError, TaskError
+from afl.number_types import telling_types
 from afl.parameters import ParameterVector
 from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
@@ -89,7 +90,8 @@ class TaskOracle:
         batch = self.minibatch(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
-        loss = self._task.loss(module, batch)
+        with telling_types(module, batch):
+            loss = self._task.loss(module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TaskError(
                 f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed: "
@@ -100,7 +102,8 @@ class TaskOracle:
                 f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters; "
                 "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        with telling_types(module, batch):
+            loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
 
     def train_examples(self, worker: int) -> int:
@@ -112,27 +115,33 @@ class TaskOracle:
         local = self._local[worker]
         self._seed(Purpose.TASK_IN_LOSS, worker, round_)
         batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
-        with torch.no_grad():
-            loss = self._task.loss(self.module(worker, training=False), batch)
+        module = self.module(worker, training=False)
+        with torch.no_grad(), telling_types(module, batch):
+            loss = self._task.loss(module, batch)
         return float(loss), local.batch_size
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
         local = self._local[worker]
         self._seed(Purpose.TASK_IN_EVALUATION, worker)
-        module = self.module(worker, training=False)
         totals: dict[str, float] = {}
-        with torch.no_grad():
-            for start in range(0, local.test_count, self._evaluation_batch_size):
-                stop = min(start + self._evaluation_batch_size, local.test_count)
-                batch = self._batch(local.test, torch.arange(start, stop))
-                for name, value in self._metrics(module, batch).items():
-                    totals[name] = totals.get(name, 0.0) + value * (stop - start)
+        for start in range(0, local.test_count, self._evaluation_batch_size):
+            stop = min(start + self._evaluation_batch_size, local.test_count)
+            for name, value in self.metrics(worker, start, stop).items():
+                totals[name] = totals.get(name, 0.0) + value * (stop - start)
         return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+
+    def metrics(self, worker: int, start: int, stop: int) -> dict[str, float]:
+        """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""
+        module = self.module(worker, training=False)
+        batch = self._batch(self._local[worker].test, torch.arange(start, stop))
+        with torch.no_grad():
+            return self._metrics(module, batch)
 
     def _metrics(self, module: nn.Module, batch: Batch) -> dict[str, float]:
         what = f"{type(self._task).__name__}.metrics"
-        found: object = self._task.metrics(module, batch)
+        with telling_types(module, batch):
+            found: object = self._task.metrics(module, batch)
         if not isinstance(found, Mapping) or "loss" not in found:
             got = (
                 f"the keys {', '.join(map(str, found))}" if isinstance(found, Mapping) else _described(found)

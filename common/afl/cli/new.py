@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import sys
 from importlib import resources
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +77,7 @@ def class_name_of(name: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """A name that a folder, and in another form a class, can have.
+    """A name that a folder, and in another form a class, can have, and that no module has.
 
     Raises:
         ConfigError: if it cannot.
@@ -88,7 +90,29 @@ def checked_name(name: str) -> str:
         )
     if keyword.iskeyword(name) or keyword.iskeyword(class_name):
         raise ConfigError(f"{name!r} is a word of Python itself; choose another, such as {name}_study")
+    if is_module(name):
+        raise ConfigError(
+            f"{name!r} is the name of a Python module that is installed here, in whose place the folder could"
+            f" be imported; choose another, such as {name}_study"
+        )
     return name
+
+
+def is_module(name: str) -> bool:
+    """Whether Python, or what is installed beside ``afl``, has a module of this name.
+
+    What lies in the current folder does not count: nothing there is overwritten anyway.
+    """
+    if name in sys.stdlib_module_names:
+        return True
+    here = Path.cwd()
+    found = [finder.find_spec(name, None) for finder in sys.meta_path]
+    return any(not _lies_in(spec, here) for spec in found if spec is not None)
+
+
+def _lies_in(spec: ModuleSpec, folder: Path) -> bool:
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+    return all(Path(place).absolute().is_relative_to(folder) for place in places)
 
 
 def _suggested(name: str) -> str:

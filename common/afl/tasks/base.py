@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 from afl.buffers import BufferPolicy
 from afl.errors import DataError
+from afl.number_types import types_problem
 from afl.randomness import SharedRandomness
 
 Batch: TypeAlias = Any
@@ -107,6 +108,9 @@ class Task(abc.ABC):
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Means over ``batch`` of what evaluation reports, as scalar tensors; must contain ``loss``.
 
+        A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
+        what is no mean, such as a root, depends on that size: return what is under the root.
+
         ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
         """
         return {"loss": self.loss(model, batch)}
@@ -133,22 +137,14 @@ class Classification(Task):
             logits = model(inputs)
             return logits, nn.functional.cross_entropy(logits, labels)
         except (IndexError, RuntimeError) as error:
-            problem = _unfit(model, inputs, labels, logits)
+            problem = types_problem(model, batch, error) if logits is None else _unfit(labels, logits)
             if problem:
                 raise DataError(problem) from error
             raise
 
 
-def _unfit(model: nn.Module, inputs: object, labels: object, logits: object) -> str:
-    """Which of the usual mistakes in the data torch has stumbled over; empty if it is none of them."""
-    if logits is None:
-        own = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), None)
-        if isinstance(inputs, Tensor) and own is not None and inputs.dtype != own:
-            return (
-                f"the inputs of a batch are {inputs.dtype} and the model is {own}; convert them in data() "
-                f"(numpy's numbers are float64 unless it is told otherwise)"
-            )
-        return ""
+def _unfit(labels: object, logits: object) -> str:
+    """Which of the usual mistakes in the labels torch has stumbled over; empty if it is none of them."""
     if not isinstance(labels, Tensor) or not isinstance(logits, Tensor) or labels.device.type != "cpu":
         return ""
     if labels.dtype != torch.int64:

@@ -27,7 +27,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Complexity:
-    """A row of the table.
+    """A row of Table 1: what an algorithm needs for a target.
 
     Attributes:
         algorithm: its name here.

@@ -18,7 +18,10 @@ import math
 from typing import Final
 
 FEWEST_ROUNDS: Final = 9
+"""The least T that the theorems speak of."""
+
 FEWEST_WORKERS: Final = 2
+"""The least m that the theorems speak of."""
 
 
 def block_length(rounds: int) -> int:

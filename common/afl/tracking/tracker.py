@@ -50,8 +50,9 @@ class TrackedRound:
 
 
 class Tracker(Protocol):
-    """Made without arguments, then used by one thread of its own: it may be slow, hang, or raise anything.
+    """An experiment tracker: a class of your own that is told of a run's rounds.
 
+    It is made without arguments, then used by one thread of its own: it may be slow, hang, or raise anything.
     An entry point of the group ``afl.trackers`` names a class like this; the configuration's
     ``run.trackers`` names the entry point. ``__init__`` raises :class:`afl.ConfigError` where something that
     it needs is not installed, and does nothing that takes time.

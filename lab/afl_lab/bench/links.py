@@ -140,8 +140,7 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
                     inside=links.inside(number),
                 )
             watch = _Watch(daemons, folder / "run", workers)
-            every = config.evaluation.every
-            last = max(every, min(options.rounds, config.algorithm.rounds) // every * every)
+            last = last_evaluation(options.rounds, config.algorithm.rounds, config.evaluation.every)
             watch.until(lambda: watch.is_done(max(options.targets), last))
             daemons.stop()
             carried = links.carried()
@@ -174,6 +173,11 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
     )
 
 
+def last_evaluation(wanted: int, rounds: int, every: int) -> int:
+    """The last evaluated round until ``wanted``, or the first of all; the run's last is always evaluated."""
+    return rounds if wanted >= rounds else min(rounds, max(every, wanted // every * every))
+
+
 class _Watch:
     """What a run's metrics say as it goes on, and when they said so."""
 
@@ -199,11 +203,18 @@ class _Watch:
             time.sleep(_POLL_S)
 
     def is_done(self, target: float, last: int) -> bool:
-        """Whether an evaluation has reached the target, or is that of the round ``last``."""
+        """Whether an evaluation has reached the target, or is that of the round ``last``.
+
+        Raises:
+            RuntimeError: if the server has ended and there is none.
+        """
+        has_ended = self._daemons.server.poll() is not None
         for line in self._metrics.new():
             self._take(line)
             if self.points and (self.points[-1].worst_accuracy >= target or self.points[-1].round >= last):
                 return True
+        if has_ended:
+            raise RuntimeError(f"the server has ended, and round {last} was not evaluated")
         return False
 
     def path_digest(self) -> str:

@@ -15,6 +15,7 @@ from afl.randomness import SharedRandomness
 from afl.task_paths import as_module_path
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks.registry import load_task
+from afl_lab.check.averaging import check_averaging
 from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.costs import dry_run, estimate, kept_for_backward, show_costs
 from afl_lab.check.data import Parts, check_data
@@ -109,6 +110,15 @@ def _check(report: Report, config: Config) -> None:
     check_learning(report, task, vector, oracle, list(kept))
     if report.errors:
         raise StoppedError
+    tests = {worker: test.count for worker, (_, test) in parts.items()}
+    check_averaging(
+        report,
+        task,
+        oracle,
+        list(kept),
+        tests=tests,
+        evaluation_batch_size=config.task.evaluation_batch_size,
+    )
     # Measured before another gradient replaces what the first has left.
     activations = kept_for_backward(task, oracle, min(kept))
     check_gradients(report, oracle, min(kept))

@@ -82,7 +82,12 @@ def _check_sizes(
         report.add(
             Level.NOTE,
             where,
-            f"it tests on {test.count} examples: its accuracy moves in steps of {1 / test.count:.3f}",
+            f"it tests on {test.count} examples"
+            + (
+                ", which is few"
+                if test.classes is None
+                else f": its accuracy moves in steps of {1 / test.count:.3f}"
+            ),
         )
 
 

@@ -22,7 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("simulations"),
         metavar="DIR",
-        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations); runs found there are kept",
+        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations), not to run.directory, which is for a"
+        " server's run; runs found there are kept",
     )
     add_run_options(parser)
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from afl.config import document
-from afl_lab.docs import commands, protocol, tables
+from afl_lab.docs import api, commands, protocol, tables
 from afl_lab.monitoring import logged, rules
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,6 +15,7 @@ REFERENCE = ROOT / "docs" / "reference"
 Tables = Mapping[str, Callable[[], str]]
 
 TABLES: Mapping[Path, Tables] = {
+    REFERENCE / "api.md": {"public names": api.api_table},
     REFERENCE / "configuration.md": {"config": document.markdown},
     REFERENCE / "commands.md": {"commands": commands.commands_sections},
     REFERENCE / "metrics.md": {"metrics": tables.metrics_table},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from afl.cli.view import make_console
+from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, DataError, StorageError, why_unwritable
 from afl.run_files import METRICS_FILE, SUMMARY_FILE
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
@@ -87,14 +88,18 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
 
 def _drawn(runs: Sequence[PlottedRun], out: Path, title: str) -> list[Path]:
     """A figure of each measure that any run has; the files."""
-    written = []
-    out.mkdir(parents=True, exist_ok=True)
+    # First what may fail without a folder: an extra that is missing leaves none behind.
+    figures = {}
     for measure in MEASURES:
         curves = [(run.label, run.curves(measure)) for run in runs]
         drawn = [(label, own) for label, own in curves if len(own["round"]["x"])]
         if drawn:
-            written += save(cost_figure(title, drawn, measure), out / measure.replace("_", "-"))
-    return written
+            figures[measure] = cost_figure(title, drawn, measure)
+    if figures:
+        out.mkdir(parents=True, exist_ok=True)
+    return [
+        file for measure, figure in figures.items() for file in save(figure, out / measure.replace("_", "-"))
+    ]
 
 
 def _is_drawable(value: float | None) -> bool:
@@ -137,31 +142,34 @@ def labels_of(files: Sequence[Path]) -> list[str]:
 
 
 def _table(runs: Sequence[PlottedRun]) -> Table:
+    """The runs' last and best; without a column for accuracies if no run has any."""
+    has_accuracy = any(_accuracies(run) for run in runs)
     table = Table(title="Runs", title_justify="left", title_style="bold")
-    for name, justify in _COLUMNS.items():
-        table.add_column(name, justify="right" if justify else "left", no_wrap=not justify)
+    # Folded, not cut: it may be a path.
+    table.add_column("run", overflow="fold")
+    for name in _HEADS:
+        if name != _ACCURACY or has_accuracy:
+            table.add_column(name, justify="right", overflow="fold")
     for run in runs:
-        accuracies = [point.worst_accuracy for point in run.points if point.worst_accuracy is not None]
+        accuracies = _accuracies(run)
         last = run.points[-1]
+        best = [f"{max(accuracies):.4f}" if accuracies else ""] if has_accuracy else []
         table.add_row(
             run.label,
             str(last.round),
             str(last.synchronization),
-            f"{max(accuracies):.4f}" if accuracies else "",
+            *best,
             f"{min(point.max_loss for point in run.points):.5g}",
             f"{last.float_equivalents:,.0f}",
-            f"{last.wire_bytes:,}",
+            shown_bytes(last.wire_bytes),
         )
     return table
 
 
-_COLUMNS: Mapping[str, bool] = {
-    "run": False,
-    "update rounds": True,
-    "synchronizations": True,
-    "best worst accuracy": True,
-    "least max loss": True,
-    "float equivalents": True,
-    "bytes": True,
-}
-"""By name, whether it holds numbers."""
+def _accuracies(run: PlottedRun) -> list[float]:
+    return [point.worst_accuracy for point in run.points if point.worst_accuracy is not None]
+
+
+_ACCURACY = "best\nworst\naccuracy"
+_HEADS = ("update\nrounds", "syncs", _ACCURACY, "least\nworst\nloss", "float\nequivalents", "sent")
+"""In lines so short that at 80 columns each is whole."""

@@ -12,6 +12,7 @@ from afl.errors import ConfigError, ExitCode
 from afl_lab.reproduction.condensed import CondensedRun, is_same, read_run, run_file
 from afl_lab.reproduction.condensing import condense
 from afl_lab.reproduction.experiment import Experiment, Steps, load_experiment
+from afl_lab.reproduction.folders import check_folder
 from afl_lab.reproduction.search import trial_jobs, trial_of
 from afl_lab.reproduction.search_log import LOG_FILE, SearchLog
 from afl_lab.simulation.command import ProgressView
@@ -30,6 +31,8 @@ def execute(options: argparse.Namespace) -> ExitCode:
         )
     parts = options.parts or list(experiment.parts)
     out = options.out / experiment.name
+    check_folder("--results", results)
+    check_folder("--out", out)
     log = SearchLog(results / LOG_FILE)
     failed: list[Outcome] = []
     for part in parts:

@@ -12,6 +12,7 @@ from afl_lab.plots.figures import MEASURES, cost_figure, pyplot, save
 from afl_lab.plots.points import COSTS, Measure
 from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
 from afl_lab.reproduction.experiment import Experiment, load_experiment
+from afl_lab.reproduction.folders import check_folder
 from afl_lab.reproduction.search_log import LOG_FILE, SearchLog, search_table
 from afl_lab.reproduction.tables import curve_of, markdown, table_of
 
@@ -19,6 +20,7 @@ from afl_lab.reproduction.tables import curve_of, markdown, table_of
 def draw_stored(name: str, results: Path) -> ExitCode:
     """Draw what is stored of an experiment."""
     experiment = load_experiment(name)
+    check_folder("--results", results / experiment.name)
     draw(experiment, results / experiment.name)
     return ExitCode.OK
 

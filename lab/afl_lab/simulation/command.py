@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -34,7 +35,9 @@ def execute(options: argparse.Namespace) -> ExitCode:
             outcomes = run_here(jobs, min(options.jobs, len(jobs)), view)
         else:
             outcomes = run_on_ray(jobs, options.ray, options.jobs, view)
-    make_console().print(table_of(outcomes))
+    console = make_console()
+    console.print(table_of(outcomes))
+    console.print(where_written(jobs, options.out), soft_wrap=True, highlight=False)
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
         print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)
@@ -82,6 +85,16 @@ class ProgressView:
         self._progress.advance(self._all)
         result = outcome.summary["result"] if outcome.summary else "failed"
         self._progress.console.print(f"{name}: {result}")
+
+
+def where_written(jobs: Sequence[Job], out: Path) -> str:
+    """Where the runs are, in a line, and that it is not where their configurations say, if they do."""
+    (first, *more) = [str(job.directory) for job in jobs]
+    where = f"{len(jobs)} runs below {out}, such as {first}" if more else first
+    directories = {job.config.run.directory for job in jobs}
+    named = sorted(str(each) for each in directories if each is not None)
+    ignored = f"; run.directory ({', '.join(named)}) is for a server's run" if named else ""
+    return f"written: {where} (--out names another folder{ignored})"
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:

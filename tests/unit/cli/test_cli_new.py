@@ -93,12 +93,27 @@ def test_nothing_is_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) 
         ("größe", "such as"),
         ("class", "such as class_study"),
         ("none", "such as none_study"),
+        ("json", "such as json_study"),
+        ("sys", "is the name of a Python module that is installed here"),
+        ("torch", "such as torch_study"),
+        ("afl", "such as afl_study"),
+        ("afl_worker", "such as afl_worker_study"),
     ],
 )
 def test_names_that_are_refused(here: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", name]) == 2
     assert said in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+def test_what_lies_in_the_current_folder_is_no_module(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a second try of the same name would be told of a module, and not of the folder."""
+    monkeypatch.syspath_prepend(str(here))
+    assert main(["new", "study"]) == 0
+    assert main(["new", "study"]) == 2
+    assert "study is there already" in capsys.readouterr().err
 
 
 def test_the_class_is_named_after_the_project() -> None:

@@ -12,6 +12,7 @@ import pytest
 from afl.cli.main import main
 from afl.config import load_config
 from afl_lab.check import Finding, Level, Report, check_config
+from afl_lab.check.averaging import no_means, parts_of
 from afl_lab.check.checker import configured
 from afl_lab.simulation.run import simulate
 
@@ -173,6 +174,36 @@ class Squeezed(Broadcasting):
         return (model(inputs).squeeze(1) - labels.float()).pow(2).mean()
 
 
+class Rooted(Squeezed):
+    """A root mean squared error beside the loss, and what draws: no mean either, by nobody's mistake."""
+
+    def metrics(self, model, batch):
+        loss = self.loss(model, batch)
+        return {"loss": loss, "rmse": loss.sqrt(), "drawn": loss + torch.rand(())}
+
+
+class OfMany(Squeezed):
+    def metrics(self, model, batch):
+        assert len(batch[0]) >= 10, "too few"
+        return super().metrics(model, batch)
+
+
+class Float64Inputs(Squeezed):
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return divided(x.double(), y)
+
+
+class Float64Targets(Squeezed):
+    def loss(self, model, batch):
+        inputs, targets = batch
+        return nn.functional.huber_loss(model(inputs), targets)
+
+    def data(self, worker, context):
+        x, y = examples(worker)
+        return divided(x, y.double()[:, None])
+
+
 class Soft(Good):
     def model(self):
         return nn.Sequential(nn.Linear(4, 2), nn.Softmax(dim=1))
@@ -224,6 +255,12 @@ class Odd(Good):
 '''
 
 
+CONVERT = (
+    "torch.float64 and the model is torch.float32; convert them in data() with .float(), or"
+    ' .astype("float32") in numpy'
+)
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "faulty.py").write_text(MODULE)
@@ -273,6 +310,20 @@ def line_of(text: str) -> int:
             2,
             "metrics of worker 0's test examples",
             "returned the keys accuracy; a dict",
+            "",
+        ),
+        (
+            "Float64Inputs",
+            7,
+            "loss of worker 0's first batch",
+            f"the inputs of a batch are {CONVERT} (RuntimeError: mat1 and mat2 must have the same dtype",
+            "",
+        ),
+        (
+            "Float64Targets",
+            7,
+            "loss of worker 0's first batch",
+            f"the targets of a batch are {CONVERT} (RuntimeError: Found dtype Double but expected Float)",
             "",
         ),
         ("OfAnotherMind", 2, "worker 0's data", "other examples, or in another order", "set"),
@@ -327,6 +378,64 @@ def test_a_loss_that_is_no_mean_over_the_examples_is_told() -> None:
     text = "is not the mean over its examples: its halves have"
     found(check("Broadcasting"), Level.WARNING, text)
     assert not [finding for finding in check("Squeezed").findings if text in finding.what]
+
+
+def test_a_metric_that_is_no_mean_over_the_examples_is_told(module: Path) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    text = "the metric rmse: it is not the mean over the examples: 20 test examples of worker 0 have "
+    fits = check("Rooted")
+    note = found(fits, Level.NOTE, text)
+    assert "at most 20, and task.evaluation_batch_size is 1024" in note.what
+    assert not fits.of_level(Level.WARNING)
+    small = check_in_batches_of(12, "Rooted")
+    warning = found(small, Level.WARNING, text.replace("20", "16"))
+    assert "(12), and worker 0 has 20 test examples" in warning.what
+    assert "return the mean of what is summed, such as the squared error" in warning.advice
+    assert "task.evaluation_batch_size to at least 20" in warning.advice
+    for report in (fits, small):
+        assert not [finding for finding in report.findings if "drawn" in finding.where]
+    assert not [finding for finding in check("Squeezed").findings if "the metric" in finding.where]
+    note = found(
+        check_in_batches_of(10, "OfMany"), Level.NOTE, "of a few test examples of worker 0 it raised "
+    )
+    assert f"AssertionError: too few (faulty.py:{line_of('assert len')}, in metrics)" in note.what
+
+
+def check_in_batches_of(size: int, name: str) -> Report:
+    overrides = [f"task.evaluation_batch_size={size}"]
+    return check_config(configured(Path("run.yaml"), f"faulty.py:{name}", 3, overrides))
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "expected"),
+    [
+        ({"m": 3.0}, [(1, {"m": 1.0}), (3, {"m": 11 / 3})], {}),
+        (
+            {"m": 2.0},
+            [(1, {"m": 1.0}), (3, {"m": 11 / 3})],
+            {"m": "2, and parts of them 1 (1 of them), 3.667 (3 of them)"},
+        ),
+        (
+            {"m": 2.0},
+            [(1, {"m": float("nan")}), (3, {"m": 2.0})],
+            {"m": "2, and parts of them nan (1 of them), 2 (3 of them)"},
+        ),
+        ({"m": 0.0}, [(2, {"m": 0.0}), (3, {"m": 0.0})], {}),
+        ({"m": 2.0}, [(1, {}), (3, {"m": 9.0})], {}),
+        ({"m": 2.0}, [], {}),
+    ],
+)
+def test_a_mean_is_the_parts_mean_by_their_sizes(
+    whole: dict[str, float], parts: list[tuple[int, dict[str, float]]], expected: dict[str, str]
+) -> None:
+    assert no_means(whole, parts) == expected
+
+
+def test_the_parts_are_unequal_and_make_the_whole() -> None:
+    assert parts_of(32) == [(0, 5), (5, 16), (16, 32)]
+    assert parts_of(3) == [(0, 1), (1, 3)]
+    assert parts_of(2) == [(0, 1), (1, 2)]
+    assert parts_of(1) == []
 
 
 def test_probabilities_in_place_of_logits_are_told() -> None:

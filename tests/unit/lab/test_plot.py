@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from matplotlib import font_manager, mathtext
 
+from afl.cli import view
 from afl.cli.main import main
 from afl.config import config_from_mapping
+from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError
 from afl_lab.plots.comparison import labels_of, metrics_file
 from afl_lab.plots.points import points_of
@@ -111,6 +113,25 @@ def test_a_run_that_goes_on_is_drawn_as_far_as_it_is(
     assert points_of(going) == points_of(runs / "br")[:2]
 
 
+def test_the_table_is_whole_at_eighty_columns(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "NARROWEST", 80)
+    monkeypatch.setenv("COLUMNS", "80")
+    label = "a name that is as long as a line of eighty columns cannot hold it beside all the others"
+    assert plot(runs / "br", runs / "plain", "--label", label, "--label", "plain", "--out", tmp_path) == 0
+    table = capsys.readouterr().out.partition("written")[0]
+    assert "…" not in table
+    heads = "run update rounds syncs best worst accuracy least loss float equivalents sent"
+    assert set(heads.split()) <= set(re.findall(r"\w+", table))
+    assert shown_bytes(points_of(runs / "br")[-1].wire_bytes) in table
+    capsys.readouterr()
+    assert plot(runs / "plain", "--out", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy" not in shown
+    assert f"{min(point.max_loss for point in points_of(runs / 'plain')):.5g}" in shown
+
+
 def test_a_task_without_accuracy_has_its_loss_drawn(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,5 +199,6 @@ def test_matplotlib_is_asked_for(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert plot(runs / "br", "--out", tmp_path) == 2
+    assert plot(runs / "br", "--out", tmp_path / "plots") == 2
+    assert not (tmp_path / "plots").exists()
     assert "the package matplotlib is needed to draw: pip install 'afl[lab]'" in capsys.readouterr().err

@@ -109,6 +109,26 @@ def test_from_search_to_small_files(
     assert "under another configuration" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("option", "more"), [("--results", []), ("--out", []), ("--results", ["--draw"])])
+def test_a_file_in_a_folder_s_place_is_told_before_any_work(
+    option: str,
+    more: list[str],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reproduction, "run_here", None)
+    file = tmp_path / "file"
+    file.touch()
+    folders = {"--results": str(tmp_path / "results"), "--out": str(tmp_path / "out")} | {option: str(file)}
+    command = ["reproduce", str(folder), *(word for pair in folders.items() for word in pair), *more]
+    assert main(command) == ExitCode.CONFIG
+    said = capsys.readouterr()
+    assert f"{option}: {file} is a file, where a folder is needed; name another folder" in said.err
+    assert said.out == ""
+
+
 def test_a_search_is_needed_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["reproduce", str(folder), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main([*command, "--parts", "blocks"]) == ExitCode.CONFIG

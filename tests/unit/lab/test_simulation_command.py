@@ -110,6 +110,10 @@ def test_configurations_times_seeds_and_again(folder: Path) -> None:
     assert {line for line in out.splitlines() if line.endswith(": ok")} == {f"{name}: ok" for name in names}
     for name in names:
         assert f"│ {name}" in out
+    assert (
+        "written: 4 runs below simulations, such as simulations/br/seed-1 (--out names another folder)\n"
+        in out
+    )
     directories = sorted(path for path in (folder / "simulations").glob("*/*"))
     assert [path.relative_to(folder / "simulations").as_posix() for path in directories] == [
         "average/seed-1",

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from afl.config import config_from_mapping
 from afl.errors import ADVICE_NON_FINITE, ConfigError, ExitCode, StorageError
 from afl_lab.seeds import seeds_of
+from afl_lab.simulation.command import where_written
 from afl_lab.simulation.jobs import Job, plan
 from afl_lab.simulation.pool import outcome_of
 from support.process import KIT
@@ -287,3 +288,17 @@ def test_whatever_a_task_s_code_raises_is_an_outcome(
     monkeypatch.undo()
     assert job.summary() is None
     assert simulated(job)["result"] == "ok"
+
+
+def test_where_runs_are_is_said_and_that_it_is_not_where_a_server_s_would_be(tmp_path: Path) -> None:
+    path = tmp_path / "plain.yaml"
+    path.write_text(yaml.safe_dump({**DIGITS, "run": {"directory": "runs/first"}}), encoding="utf-8")
+    jobs = plan([path], [3], Path("out"))
+    assert where_written(jobs, Path("out")) == (
+        "written: out/plain/seed-3 (--out names another folder; run.directory (runs/first) is for a server's"
+        " run)"
+    )
+    path.write_text(yaml.safe_dump(DIGITS), encoding="utf-8")
+    assert where_written(plan([path], [1, 2], Path("out")), Path("out")) == (
+        "written: 2 runs below out, such as out/plain/seed-1 (--out names another folder)"
+    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from afl.errors import AflError, DataError, TaskError
+from afl.number_types import telling_types
 from afl.parameters import ParameterVector
 from afl.randomness import SharedRandomness
 from afl.tasks import Classification, TaskContext, WorkerData
@@ -20,6 +21,17 @@ from afl.tasks.workers_data import worker_data
 from afl_worker.oracle import TaskOracle
 
 X, Y = torch.ones(8, 5), torch.zeros(8, dtype=torch.int64)
+
+
+class Numbers(nn.Module):
+    """Indices into a table, which integers are good for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.table(inputs)  # type: ignore[no-any-return]
 
 
 class Site(Classification):
@@ -102,6 +114,80 @@ def test_data_that_does_not_fit_the_model(inputs: Tensor, labels: Tensor, messag
         made.gradient(0, 1)
     with pytest.raises(DataError, match=message):
         made.evaluate(0)
+
+
+SITE_32 = "torch.float32; convert them in data() with .float()"
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "call", "problem"),
+    [
+        (
+            nn.Linear(5, 1),
+            (X.double(), X),
+            "",
+            f"the inputs of a batch are torch.float64 and the model is {SITE_32}",
+        ),
+        (
+            nn.Linear(5, 1),
+            (X.long(), X),
+            "",
+            f"the inputs of a batch are torch.int64 and the model is {SITE_32}",
+        ),
+        (
+            nn.Linear(5, 1),
+            (X.double(), X.double()),
+            "",
+            f"the inputs and the targets of a batch are torch.float64 and the model is {SITE_32}",
+        ),
+        (
+            nn.Linear(5, 1).double(),
+            (X,),
+            "",
+            "the values at [0] of a batch are torch.float32 and the model is torch.float64; convert them in",
+        ),
+        (
+            nn.LSTM(5, 2),
+            (X.double(), X),
+            "",
+            f"the inputs of a batch are torch.float64 and the model is {SITE_32}",
+        ),
+        (
+            nn.LayerNorm(5),
+            (X.double(), X),
+            "",
+            f"the inputs of a batch are torch.float64 and the model is {SITE_32}",
+        ),
+        (
+            Numbers(),
+            (torch.zeros(8).double(), X),
+            "",
+            "the inputs of a batch are torch.float64, where torch needs integers; convert them in",
+        ),
+        (
+            nn.Linear(5, 1),
+            {"age": X.double()},
+            "age",
+            f"the values of 'age' of a batch are torch.float64 and the model is {SITE_32}",
+        ),
+        (Numbers(), (Y + 4, X), "", ""),
+        (nn.Linear(4, 1), (X, X), "", ""),
+        (nn.Linear(4, 1), (X, X.double()), "", ""),
+        (nn.Identity(), (X.double(), X), "", ""),
+    ],
+)
+def test_numbers_of_another_type_than_the_model(
+    module: nn.Module, batch: Any, call: str, problem: str
+) -> None:
+    with pytest.raises(Exception) as caught, telling_types(module, batch):  # noqa: PT011, PT012
+        module(batch[call or 0]).mean()
+        raise RuntimeError("none of the mistakes")
+    if problem:
+        assert isinstance(caught.value, DataError)
+        assert str(caught.value).startswith(problem)
+        assert f"({type(caught.value.__cause__).__name__}: " in str(caught.value), "torch's own words follow"
+    else:
+        assert not isinstance(caught.value, AflError)
 
 
 def test_what_is_none_of_the_usual_mistakes_is_raised_as_it_is() -> None:
