@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
 
 def quoted(number: int) -> str:
     """A quotation of the page's entry as a pattern: any text in place of what is in ``<>``."""
-    (entry,) = re.findall(r"^- \*\*The loss grows and stays finite\.\*\*.*?(?=^- \*\*)", PAGE, re.M | re.S)
+    (entry,) = re.findall(r"^\*\*The loss grows and stays finite\.\*\*.*?\n(?=\n|\Z)", PAGE, re.M | re.S)
     texts = [text for text in re.findall(r"`([^`]+)`", entry) if " <" in text]
     parts = re.split(r"<[^>]+>", " ".join(texts[number].split()))
     return ".+?".join(map(re.escape, parts))

@@ -142,8 +142,8 @@ def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: 
 
 
 @contextmanager
-def long_run() -> Iterator[subprocess.Popen[str]]:
-    """One that only ends when it is told to; yielded once its first evaluation has been shown."""
+def long_run(after: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """One that only ends when it is told to; yielded once an evaluation after that round has been shown."""
     command = [sys.executable, "-m", "afl.cli", "run", "server.yaml", "--processes", "1"]
     with subprocess.Popen(
         [*command, "--set", "algorithm.rounds=1000000"],
@@ -155,7 +155,8 @@ def long_run() -> Iterator[subprocess.Popen[str]]:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if "worst worker" in line:
+                evaluated = re.match(r"round (\d+) of \d+: worst worker", line)
+                if evaluated and int(evaluated[1]) > after:
                     break
             yield process
         finally:
@@ -176,7 +177,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     assert first["result"] == "interrupted"
     assert "SIGINT" in first["reason"]
     assert "afl run: stopped by Ctrl-C" in errors
-    with long_run() as process:
+    with long_run(after=first["rounds"]) as process:
         process.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=120)
     assert process.returncode == 130, shown + errors
