@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -29,9 +29,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at that moment: a live view has a stand-in there, which puts lines
+    above the view instead of into it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]  # of the base it is an attribute
+        return sys.stderr
+
+
 def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:
     """Log to standard error: JSON unless it is a terminal, or as asked."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     if as_json if as_json is not None else not sys.stderr.isatty():
         handler.setFormatter(JsonFormatter())
     else:

@@ -44,5 +44,6 @@ class LiveView:
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:
-    """The table at the end of a run."""
-    make_console().print(summary_table(summary, directory))
+    """The table at the end of a run; nothing of one that has closed no round."""
+    if summary["rounds"]:
+        make_console().print(summary_table(summary, directory))

@@ -137,7 +137,8 @@ class WorkerProcess:
             self._close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
                 LOG.info(
-                    "where the time went",
+                    "where the time went: %s",
+                    self._timings,
                     extra=events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra,
                 )
                 if self._journals is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from afl.config.quantities import shown_seconds
 from afl.participant import Oracle
 
 
@@ -53,6 +54,14 @@ class Timings:
             seconds[f"{name}_wall"] = round(spent.wall, 6)
             seconds[f"{name}_cpu"] = round(spent.cpu, 6)
         return seconds
+
+    def __str__(self) -> str:
+        codec = self.codec.wall - self.compute.wall
+        return (
+            f"{self.steps} steps: {shown_seconds(self.compute.wall)} in the task's code, "
+            f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server and the "
+            "other workers"
+        )
 
 
 class TimedOracle:

@@ -41,7 +41,13 @@ class RunDisplay:
         self._console = console
         self._hint = hint
         self._live = (
-            Live(console=console, auto_refresh=False, redirect_stderr=True, transient=is_transient)
+            Live(
+                console=console,
+                auto_refresh=False,
+                # What somebody sent into a file stays out of the view.
+                redirect_stderr=sys.stderr.isatty(),
+                transient=is_transient,
+            )
             if console.is_terminal and not console.is_dumb_terminal
             else None
         )

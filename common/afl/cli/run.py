@@ -119,8 +119,14 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     if code is ExitCode.DIVERGED:
         console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
     elif ending.can_go_on:
-        mended = "" if code is ExitCode.INTERRUPTED else "Once that is mended, "
-        console.print(f"{mended}the same command goes on with the run.".capitalize())
+        if code is ExitCode.INTERRUPTED:
+            console.print("The same command goes on with the run.")
+        else:
+            console.print(
+                "Once that is mended, the same command goes on with the run. Where it takes another "
+                "configuration, that is another run: name a new run.directory.",
+                soft_wrap=True,
+            )
 
 
 def _plan(

@@ -170,7 +170,7 @@ def describe_workers(state: Mapping[str, Any]) -> str:
     """Who is there, and who is waited for."""
     missing, late = state["workers_missing"], state["reports_missing"]
     if state["state"] == "over":
-        return f"{state['workers']}, told that the run is over"
+        return f"{state['workers']}, told of the end"
     if missing:
         waiting = [
             str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"

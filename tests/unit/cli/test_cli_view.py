@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,21 @@ def test_a_terminal_is_redrawn() -> None:
     assert "120 of 300" in file.getvalue()
     assert "121 of 300" in file.getvalue()
     assert "\x1b[" in file.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_s_standard_error_is_put_above_the_view(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    errors = io.StringIO()
+    monkeypatch.setattr(errors, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", errors)
+    file = io.StringIO()
+    with RunDisplay(Console(file=file, force_terminal=True, width=80)) as shows:
+        shows.show(STATE)
+        sys.stderr.write("what is wrong\n")
+    assert ("what is wrong" in file.getvalue()) is is_terminal
+    assert ("what is wrong" in errors.getvalue()) is not is_terminal
 
 
 def test_what_the_terminal_cannot_show_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
