@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -36,6 +37,10 @@ class DamagedError(AflError):
     """A record that is not whole: torn, cut short, or changed."""
 
     exit_code = ExitCode.STORAGE
+
+
+class CutShortError(DamagedError):
+    """A record whose end is not there: what a write that was cut off leaves."""
 
 
 class InUseError(AflError):
@@ -94,16 +99,19 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     """The record that begins at byte ``start``; its sections share ``data``'s memory.
 
     Raises:
-        DamagedError: if there is no whole record.
+        CutShortError: if ``data`` ends before the record does.
+        DamagedError: if there is no whole record for another reason.
     """
     if start + _PREFIX.size > len(data):
-        raise DamagedError("the record's beginning is cut short")
+        raise CutShortError("the record's beginning is cut short")
     magic, length, checksum = _PREFIX.unpack_from(data, start)
     if magic != _MAGIC:
         raise DamagedError("no record begins here")
     position = start + _PREFIX.size
-    if length > MAX_HEADER_BYTES or position + length > len(data):
-        raise DamagedError("the record's header is cut short")
+    if length > MAX_HEADER_BYTES:
+        raise DamagedError("the record's beginning is not as it was written")
+    if position + length > len(data):
+        raise CutShortError("the record's header is cut short")
     header = bytes(data[position : position + length])
     if zlib.crc32(header) != checksum:
         raise DamagedError("the record's header is not as it was written")
@@ -113,7 +121,7 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     checksum = 0
     for size in content["lengths"]:
         if position + size > len(data):
-            raise DamagedError("the record's content is cut short")
+            raise CutShortError("the record's content is cut short")
         section = data[position : position + size]
         checksum = _checksum(section, checksum)
         sections.append(section)
@@ -121,6 +129,14 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     if checksum != content["checksum"]:
         raise DamagedError("the record's content is not as it was written")
     return Record(content["values"], tuple(sections), position - start)
+
+
+def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:
+    """The first whole record that begins at byte ``start`` or later, and where; ``None`` if none does."""
+    for match in re.compile(re.escape(_MAGIC)).finditer(data, start):
+        with contextlib.suppress(DamagedError):
+            return match.start(), read_record(data, match.start())
+    return None
 
 
 Described: TypeAlias = Sequence[tuple[str, str, list[int]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.run_files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.records import RunRecords, new_run_id
-from afl_server.store import Checkpoint, Entry, RunStore
+from afl_server.store import ASIDE, Checkpoint, Entry, RunStore
 
 LOG = logging.getLogger("afl.server")
 
@@ -116,7 +116,29 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     config = config.with_seed(stored.run.seed)
     checkpoint, entries = store.load()
     records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
-    return OpenRun(config, records, store, checkpoint, entries)
+    return OpenRun(config, records, store, checkpoint, _with_losses(store, records, entries))
+
+
+def _with_losses(store: RunStore, records: RunRecords, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The outcomes; once the last has been replayed, what is known to have followed it is told."""
+    yield from entries
+    rounds, evaluations = records.caught_up()
+    found = []
+    if store.loss is not None:
+        found.append(store.loss.what)
+        if store.loss.readable:
+            found.append(f"{store.loss.readable} whole outcomes follow, kept in files *{ASIDE} there")
+    if rounds or evaluations:
+        found.append(
+            f"{records.directory / METRICS_FILE} has {rounds} rounds and {evaluations} evaluations more than "
+            "the state"
+        )
+    if found:
+        LOG.error(
+            "%s: what came later is lost; the run goes on from before it",
+            "; ".join(found),
+            extra=events.RoundsLost(rounds=rounds).extra,
+        )
 
 
 def _result(directory: Path) -> str:

@@ -55,6 +55,8 @@ class RunRecords:
     round_seconds: float = 0.0
 
     _metrics: TextIO | None = None
+    _ahead: Sequence[Mapping[str, Any]] = ()
+    """The lines that the metrics had beyond where they are gone on with."""
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
@@ -97,7 +99,10 @@ class RunRecords:
 
     @classmethod
     def resume(cls, run_id: str, directory: Path, config: Config, metrics_bytes: int) -> RunRecords:
-        """Go on with a run's records: the metrics as they were when they had ``metrics_bytes``.
+        """Go on with a run's records: the metrics from where they had ``metrics_bytes``.
+
+        What stood behind that is written over by the same lines as the outcomes since are replayed, and stays
+        until :meth:`caught_up`: it alone may know of more.
 
         Raises:
             StorageError: if they cannot be read or written.
@@ -107,10 +112,8 @@ class RunRecords:
         try:
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
-            with path.open("ab") as file:
-                file.truncate(min(metrics_bytes, file.tell()))
-            kept = path.read_bytes()
-            whole = kept.rfind(b"\n") + 1
+            content = path.read_bytes() if path.exists() else b""
+            whole = content.rfind(b"\n", 0, metrics_bytes) + 1
             if whole < metrics_bytes:
                 LOG.warning(
                     "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
@@ -119,16 +122,39 @@ class RunRecords:
                     metrics_bytes,
                     extra=events.MetricsLost(file=path.name).extra,
                 )
-                os.truncate(path, whole)
-            for line in map(json.loads, kept[:whole].splitlines()):
+            for line in map(json.loads, content[:whole].splitlines()):
                 if line["event"] == "evaluation":
                     records._rank(Standing.of_line(line), line.get("absent", ()))
                     records._watch(line["round"], line["workers"], line.get("non_finite", ()))
                 records._remember(line)
-            records._metrics = path.open("a", encoding="utf-8", buffering=1)
+            records._ahead = _readable(content[metrics_bytes:])
+            records._metrics = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
+            records._metrics.seek(whole)
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"{path} cannot be gone on with: {error}") from error
         return records
+
+    def caught_up(self) -> tuple[int, int]:
+        """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
+
+        Returns:
+            how many synchronization rounds and evaluations that were.
+
+        Raises:
+            StorageError: if it cannot be done.
+        """
+        assert self._metrics is not None
+        try:
+            self._metrics.truncate()
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+        ahead, self._ahead = self._ahead, ()
+        last_round = 0 if self.round is None else self.round.synchronization
+        last_evaluation = self.evaluations[-1].round if self.evaluations else -1
+        return (
+            sum(line["event"] == "round" and line["synchronization"] > last_round for line in ahead),
+            sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
+        )
 
     @property
     def metrics_bytes(self) -> int:
@@ -402,6 +428,22 @@ class Snapshot:
         self.dim = vector.dim
         self.buffers = vector.stored_buffers
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
+
+
+def _readable(lines: bytes) -> list[dict[str, Any]]:
+    """Lines of rounds and evaluations, without those that were cut off or changed."""
+    found = []
+    for line in lines.splitlines():
+        try:
+            values = json.loads(line)
+            is_line = type(values["round"]) is int and (
+                values["event"] == "evaluation" or type(values["synchronization"]) is int
+            )
+        except (ValueError, TypeError, KeyError):
+            continue
+        if is_line:
+            found.append(values)
+    return found
 
 
 def new_run_id() -> str:
