@@ -26,6 +26,7 @@ from afl.config.schema import Durability
 from afl.durable import (
     CutShortError,
     DamagedError,
+    OtherVersionError,
     Record,
     Section,
     lock,
@@ -278,7 +279,7 @@ class RunStore:
         not written whole is cut off; :attr:`loss` says what else is not as it was written.
 
         Raises:
-            StorageError: if no checkpoint is whole.
+            StorageError: if no checkpoint is whole, or the newest is another version's.
         """
         damaged: list[Path] = []
         for sequence in reversed(self._found("checkpoint")):
@@ -286,6 +287,11 @@ class RunStore:
             try:
                 record = read_record(_content(path))
                 checkpoint = _checkpoint(record)
+            except OtherVersionError as error:
+                raise StorageError(
+                    f"{path} cannot be used: {error}; go on with the run with that version, or start a new "
+                    "run in another directory"
+                ) from error
             except (DamagedError, OSError) as error:
                 LOG.error(  # noqa: TRY400  # the message says all
                     "%s cannot be used (%s); the checkpoint before it is taken",
@@ -468,7 +474,7 @@ def _free(path: Path) -> Path:
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
-        raise DamagedError(f"its format is not {FORMAT}: it is another version's")
+        raise OtherVersionError("it was written by another version of afl")
     arrays = unpacked_arrays(values.pop("arrays"), record.sections)
     return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
 

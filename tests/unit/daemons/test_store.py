@@ -308,6 +308,18 @@ def test_without_a_whole_checkpoint_there_is_an_error(tmp_path):
         read(tmp_path)
 
 
+def test_another_versions_state_is_left_as_it_is_and_named(tmp_path):
+    filled(tmp_path)
+    newest = tmp_path / "checkpoint-000000000006"
+    content = b"AFL1" + newest.read_bytes()[4:]
+    newest.write_bytes(content)
+    with pytest.raises(
+        StorageError, match=r"checkpoint-000000000006 cannot be used: .* earlier version of afl"
+    ):
+        read(tmp_path)
+    assert newest.read_bytes() == content
+
+
 def test_a_write_that_fails_leaves_the_log_as_it_was(tmp_path, monkeypatch):
     with RunStore(tmp_path, "process") as store:
         store.publish(store.write(checkpoint(0)))
