@@ -134,6 +134,42 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path: Path):
         assert "grace" not in server.text
 
 
+def test_a_configuration_that_was_edited_in_the_run_directory_is_refused_by_name(tmp_path: Path, undisturbed):
+    with Proxy() as door, Federation(config_of("top-k"), tmp_path) as federation:
+        for ids in GROUPS:
+            federation.start(ids, "--task", TASK, server=door.address)
+        door.aim(federation.port)
+        federation.wait_until(lambda status: status["round"] >= 12)
+        federation.server.kill()
+        file = federation.directory / "config.yaml"
+        own = file.read_text()
+        assert "eta_w: 0.5" in own
+        assert "grace: 10s" in own
+        file.write_text(own.replace("eta_w: 0.5", "eta_w: 0.25"))
+        edited = federation.start_resumed(federation.directory)
+        edited.expect(2)
+        assert f"{file} is not as it was when the run was begun" in edited.text
+        assert "algorithm.eta_w: the run's is 0.5, given is 0.25" in edited.text
+        # What only the server does may be edited.
+        file.write_text(own.replace("grace: 10s", "grace: 3s"))
+        federation.start_resumed(federation.directory)
+        door.aim(federation.port)
+        federation.finish()
+        assert "grace: 3s" in file.read_text()
+    assert result_of(federation) == undisturbed("top-k")
+
+
+def test_a_runs_own_configuration_is_written_again_where_the_file_was_edited(tmp_path: Path):
+    with Federation(config_of("top-k"), tmp_path) as federation:
+        federation.server.wait_for("listening")
+        federation.server.kill()
+        file = federation.directory / "config.yaml"
+        own = file.read_text()
+        file.write_text(own.replace("eta_w: 0.5", "eta_w: 0.25"))
+        federation.start_server().wait_for("resumed")
+        assert file.read_text() == own
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_rounds_that_are_lost_are_counted_and_the_run_goes_on(tmp_path: Path, damage: str):
     with Proxy() as door, Federation(config_of("top-k", checkpoint_every=1000), tmp_path) as federation:
