@@ -22,7 +22,7 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
-from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
@@ -105,34 +105,56 @@ class RunRecords:
         until :meth:`caught_up`: it alone may know of more.
 
         Raises:
-            StorageError: if they cannot be read or written.
+            StorageError: if one of its files cannot be read or written.
         """
         records = cls(run_id, directory, config)
+        records._rewrite(CONFIG_FILE, dump_config(config).encode())
         path = directory / METRICS_FILE
         try:
-            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
-            (directory / SUMMARY_FILE).unlink(missing_ok=True)
             content = path.read_bytes() if path.exists() else b""
-            whole = content.rfind(b"\n", 0, metrics_bytes) + 1
-            if whole < metrics_bytes:
-                LOG.warning(
-                    "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
-                    path,
-                    whole,
-                    metrics_bytes,
-                    extra=events.MetricsLost(file=path.name).extra,
-                )
-            for line in map(json.loads, content[:whole].splitlines()):
-                if line["event"] == "evaluation":
-                    records._rank(Standing.of_line(line), line.get("absent", ()))
-                    records._watch(line["round"], line["workers"], line.get("non_finite", ()))
-                records._remember(line)
-            records._ahead = _readable(content[metrics_bytes:])
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        whole = content.rfind(b"\n", 0, metrics_bytes) + 1
+        if whole < metrics_bytes:
+            LOG.warning(
+                "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
+                path,
+                whole,
+                metrics_bytes,
+                extra=events.MetricsLost(file=path.name).extra,
+            )
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                records._read_again(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise StorageError(
+                    f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
+                    "or remove it to go on without the metrics so far"
+                ) from error
+        records._ahead = _readable(content[metrics_bytes:])
+        try:
             records._metrics = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
             records._metrics.seek(whole)
-        except (OSError, ValueError, KeyError) as error:
-            raise StorageError(f"{path} cannot be gone on with: {error}") from error
+        except OSError as error:
+            raise records._unwritten(METRICS_FILE, error) from error
+        try:
+            (directory / SUMMARY_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            records.close()
+            raise StorageError(f"{directory / SUMMARY_FILE} cannot be removed: {error.strerror}") from error
         return records
+
+    def _read_again(self, line: Mapping[str, Any]) -> None:
+        if line["event"] == "evaluation":
+            self._rank(Standing.of_line(line), line.get("absent", ()))
+            self._watch(line["round"], line["workers"], line.get("non_finite", ()))
+        self._remember(line)
+
+    def _rewrite(self, name: str, content: bytes) -> None:
+        try:
+            write_whole(self.directory / name, content)
+        except OSError as error:
+            raise self._unwritten(name, error) from error
 
     def caught_up(self) -> tuple[int, int]:
         """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
@@ -193,11 +215,15 @@ class RunRecords:
         if is_ours:
             return ""
         if not self.directory.is_dir():
-            return (
-                f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
-                "another one"
-            )
+            return self._gone
         return f"{path} is gone, or another file has its place"
+
+    @property
+    def _gone(self) -> str:
+        return (
+            f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
+            "another one"
+        )
 
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
         """A closed round: one line.
@@ -365,10 +391,7 @@ class RunRecords:
             "uncompressed_bytes": uncompressed,
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
-        try:
-            write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
-        except OSError as error:
-            raise self._unwritten(SUMMARY_FILE, error) from error
+        self._rewrite(SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
         return summary
 
     def _beginning(self) -> dict[str, Any] | None:
@@ -416,8 +439,8 @@ class RunRecords:
 
     def _unwritten(self, name: str, error: Exception) -> StorageError:
         if not self.directory.is_dir():
-            return StorageError(f"{name} cannot be written: {self.lost()}")
-        reason = error.strerror if isinstance(error, OSError) else error
+            return StorageError(f"{name} cannot be written: {self._gone}")
+        reason = why_unwritten(error) if isinstance(error, OSError) else error
         return StorageError(f"{self.directory / name} cannot be written: {reason}")
 
 

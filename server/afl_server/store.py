@@ -39,7 +39,7 @@ from afl.durable import (
     write_whole,
 )
 from afl.engine import Evaluation, Outcome
-from afl.errors import ConfigError, StorageError, why_unwritable
+from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
 from afl.fault_points import reached
 from afl.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.sizing import largest_log
@@ -163,6 +163,10 @@ class RunStore:
                 written = _write(handle, [head])
                 reached("server.mid-checkpoint")
                 written += _write(handle, sections)
+            except OSError:
+                # It would fill the disk still more.
+                temporary.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(handle)
         self._begin_log(checkpoint.sequence)
@@ -331,7 +335,8 @@ class RunStore:
                 except DamagedError as error:
                     if start == logs[-1] and _is_torn(content, position, error):
                         # Nobody has heard of that step.
-                        os.truncate(path, position)
+                        with self._failing(path.name):
+                            os.truncate(path, position)
                         LOG.warning(
                             "%s ends with an outcome that was not written whole (%s); its step is open again",
                             path,
@@ -412,6 +417,9 @@ class RunStore:
             for sequence in self._found(kind):
                 if sequence < oldest:
                     self._path(kind, sequence).unlink(missing_ok=True)
+        # Of servers that were killed before theirs was published.
+        for path in self._folder.glob("checkpoint-*.new"):
+            path.unlink()
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -420,7 +428,7 @@ class RunStore:
         except OSError as error:
             if not self._folder.is_dir():
                 raise StorageError(f"{name} cannot be written: {self._folder} is gone") from error
-            raise StorageError(f"{self._folder / name} cannot be written: {error.strerror}") from error
+            raise StorageError(f"{self._folder / name} cannot be written: {why_unwritten(error)}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -342,6 +342,33 @@ def test_a_write_that_fails_leaves_the_log_as_it_was(tmp_path, monkeypatch):
     ]
 
 
+def test_a_checkpoint_that_cannot_be_written_leaves_no_part_and_says_which_file(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with RunStore(tmp_path, "process") as store:
+        store.publish(store.write(checkpoint(0)))
+        monkeypatch.setattr(store_module.os, "write", full)
+        with pytest.raises(
+            StorageError, match=r"checkpoint-000000000001\.new cannot be written: .*; make room"
+        ):
+            store.write(checkpoint(1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000000000",
+        "lock",
+        "log-000000000000",
+    ]
+
+
+def test_what_a_killed_server_left_of_a_checkpoint_is_removed_with_the_next(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "checkpoint-000000000008.new").write_bytes(b"half")
+    with RunStore(tmp_path, "process") as store:
+        list(store.load()[1])
+        store.publish(store.write(checkpoint(9)))
+    assert not list(tmp_path.glob("*.new"))
+
+
 def test_two_servers_cannot_have_one_run(tmp_path):
     with RunStore(tmp_path, "process"), pytest.raises(InUseError, match="in use by another process"):
         RunStore(tmp_path, "process")
