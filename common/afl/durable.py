@@ -2,7 +2,7 @@
 
 A record is ``magic, header length, checksum of the header, header, section, section, ...``; the header holds
 the sections' lengths and their checksum. Whatever was torn, overwritten in part or changed since is told
-from a whole record.
+from a whole record: up to two bits and anything within 32 bits for certain, all else but once in 2^32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -25,7 +26,9 @@ from numpy.typing import NDArray
 from afl.errors import AflError, ExitCode
 
 _PREFIX = struct.Struct("<4sII")
-_MAGIC = b"AFL1"
+_MAGIC = b"AFL2"
+_EARLIER_MAGICS = frozenset({b"AFL1"})
+"""Of versions whose checksums did not see everything."""
 
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 
@@ -34,6 +37,16 @@ Section: TypeAlias = bytes | memoryview
 
 class DamagedError(AflError):
     """A record that is not whole: torn, cut short, or changed."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class CutShortError(DamagedError):
+    """A record whose end is not there: what a write that was cut off leaves."""
+
+
+class OtherVersionError(AflError):
+    """A record that another version of afl has written."""
 
     exit_code = ExitCode.STORAGE
 
@@ -59,32 +72,18 @@ class Record:
     length: int
 
 
-_BLOCK_WORDS = 1 << 12
-
-
-def _checksum(section: Section, before: int) -> int:
-    """The CRC-32 of the sums, modulo 2^64, of the words of each 32 KiB, and of the bytes that remain.
-
-    The CRC of all bytes would take as long as three copies of them. A sum tells a bit, a word or a page that
-    is not what was written as well; that two words of a block have changed places, it does not.
-    """
-    count = len(section) // (8 * _BLOCK_WORDS)
-    if count:
-        words = np.frombuffer(section, dtype="<u8", count=count * _BLOCK_WORDS)
-        sums = words.reshape(count, _BLOCK_WORDS).sum(axis=1, dtype=np.uint64)
-        before = zlib.crc32(sums.astype("<u8").tobytes(), before)
-        section = memoryview(section)[count * 8 * _BLOCK_WORDS :]
-    return zlib.crc32(section, before)
+def _checksum(sections: Sequence[Section]) -> int:
+    checksum = 0
+    for section in sections:
+        checksum = zlib.crc32(section, checksum)
+    return checksum
 
 
 def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
     """What stands before the sections; written with them, or last of all."""
-    checksum = 0
-    for section in sections:
-        checksum = _checksum(section, checksum)
+    lengths = [len(section) for section in sections]
     header = json.dumps(
-        {"values": values, "lengths": [len(section) for section in sections], "checksum": checksum},
-        separators=(",", ":"),
+        {"values": values, "lengths": lengths, "checksum": _checksum(sections)}, separators=(",", ":")
     ).encode()
     assert len(header) <= MAX_HEADER_BYTES
     return _PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)) + header
@@ -94,33 +93,45 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     """The record that begins at byte ``start``; its sections share ``data``'s memory.
 
     Raises:
-        DamagedError: if there is no whole record.
+        OtherVersionError: if it is a record of an earlier version.
+        CutShortError: if ``data`` ends before the record does.
+        DamagedError: if there is no whole record for another reason.
     """
     if start + _PREFIX.size > len(data):
-        raise DamagedError("the record's beginning is cut short")
+        raise CutShortError("the record's beginning is cut short")
     magic, length, checksum = _PREFIX.unpack_from(data, start)
-    if magic != _MAGIC:
+    if magic != _MAGIC and magic not in _EARLIER_MAGICS:
         raise DamagedError("no record begins here")
     position = start + _PREFIX.size
-    if length > MAX_HEADER_BYTES or position + length > len(data):
-        raise DamagedError("the record's header is cut short")
+    # No header at all would have the checksum 0: what is written to a disk in part may be zero.
+    if not 0 < length <= MAX_HEADER_BYTES:
+        raise DamagedError("the record's beginning is not as it was written")
+    if position + length > len(data):
+        raise CutShortError("the record's header is cut short")
     header = bytes(data[position : position + length])
     if zlib.crc32(header) != checksum:
         raise DamagedError("the record's header is not as it was written")
+    if magic != _MAGIC:
+        raise OtherVersionError("it was written by an earlier version of afl")
     content = json.loads(header)
     position += length
     sections = []
-    checksum = 0
     for size in content["lengths"]:
         if position + size > len(data):
-            raise DamagedError("the record's content is cut short")
-        section = data[position : position + size]
-        checksum = _checksum(section, checksum)
-        sections.append(section)
+            raise CutShortError("the record's content is cut short")
+        sections.append(data[position : position + size])
         position += size
-    if checksum != content["checksum"]:
+    if _checksum(sections) != content["checksum"]:
         raise DamagedError("the record's content is not as it was written")
     return Record(content["values"], tuple(sections), position - start)
+
+
+def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:
+    """The first whole record that begins at byte ``start`` or later, and where; ``None`` if none does."""
+    for match in re.compile(re.escape(_MAGIC)).finditer(data, start):
+        with contextlib.suppress(DamagedError):
+            return match.start(), read_record(data, match.start())
+    return None
 
 
 Described: TypeAlias = Sequence[tuple[str, str, list[int]]]

@@ -7,6 +7,7 @@ right. A mistake of a developer is an ``AssertionError`` or ``TypeError`` and is
 from __future__ import annotations
 
 import enum
+import errno
 
 
 class ExitCode(enum.IntEnum):
@@ -53,6 +54,14 @@ def why_unwritable(error: OSError) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a file is there, where a folder is needed"
     return error.strerror or str(error)
+
+
+def why_unwritten(error: OSError) -> str:
+    """Why a file of a run could not be written, for a message; what to do where that is the same always."""
+    reason = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{reason}; make room, and start the server again to go on with the run"
+    return reason
 
 
 def place(worker: int, rounds: str) -> str:

@@ -322,6 +322,8 @@ class LogCut(Event):
 class RoundsLost(Event):
     """Outcomes in the state folder are missing or damaged; the run goes on from before them."""
 
+    rounds: Annotated[int, "the synchronization rounds that metrics.jsonl knows of and that are lost"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsLost(Event):

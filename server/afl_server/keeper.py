@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from afl import events
 from afl.algorithms.base import Arrays
+from afl.config import dump_config
 from afl.engine import Opening, Outcome
 from afl.errors import ConfigError
 from afl.fault_points import reached
@@ -147,6 +148,7 @@ class Keeper:
             run.run_id,
             self._sequence,
             {
+                "config": dump_config(run.config),
                 "layout": vector.layout_hash().hex(),
                 "engine": values,
                 "metrics_bytes": run.records.metrics_bytes,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from afl import events
-from afl.config import Config, load_config
+from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.run_files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.records import RunRecords, new_run_id
-from afl_server.store import Checkpoint, Entry, RunStore
+from afl_server.store import ASIDE, Checkpoint, Entry, RunStore
 
 LOG = logging.getLogger("afl.server")
 
@@ -100,13 +100,20 @@ def _clear(directory: Path) -> None:
 
 
 def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
-    stored = load_config(directory / CONFIG_FILE)
+    checkpoint, entries = store.load()
+    # Its own word: the file beside it is anyone's to edit.
+    stored = config_from_text(checkpoint.values["config"], f"the configuration in {directory / STATE_FOLDER}")
     different = differences(stored, config)
     if different:
-        raise ConfigError(
+        file = directory / CONFIG_FILE
+        what = (
             f"run.directory: {directory} holds a run of another configuration; go on with its own, or name "
-            "another directory:\n" + "\n".join(f"  {line}" for line in different)
+            "another directory"
+            if _is_of(stored, file)
+            else f"{file} is not as it was when the run was begun; write the run's own values there again, "
+            "or begin a new run in another directory"
         )
+        raise ConfigError(what + ":\n" + "\n".join(f"  {line}" for line in different))
     if _result(directory) == ExitCode.OK.name.lower():
         raise RunCompleteError(
             f"run.directory: {directory} already holds this run, which is complete; to see it: afl inspect "
@@ -114,9 +121,38 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
         )
     assert stored.run.seed is not None
     config = config.with_seed(stored.run.seed)
-    checkpoint, entries = store.load()
     records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
-    return OpenRun(config, records, store, checkpoint, entries)
+    return OpenRun(config, records, store, checkpoint, _with_losses(store, records, entries))
+
+
+def _is_of(stored: Config, file: Path) -> bool:
+    """Whether a run of ``stored`` can be gone on with by the configuration in a file."""
+    try:
+        return not differences(stored, load_config(file))
+    except ConfigError:
+        return False
+
+
+def _with_losses(store: RunStore, records: RunRecords, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The outcomes; once the last has been replayed, what is known to have followed it is told."""
+    yield from entries
+    rounds, evaluations = records.caught_up()
+    found = []
+    if store.loss is not None:
+        found.append(store.loss.what)
+        if store.loss.readable:
+            found.append(f"{store.loss.readable} whole outcomes follow, kept in files *{ASIDE} there")
+    if rounds or evaluations:
+        found.append(
+            f"{records.directory / METRICS_FILE} has {rounds} rounds and {evaluations} evaluations more than "
+            "the state"
+        )
+    if found:
+        LOG.error(
+            "%s: what came later is lost; the run goes on from before it",
+            "; ".join(found),
+            extra=events.RoundsLost(rounds=rounds).extra,
+        )
 
 
 def _result(directory: Path) -> str:

@@ -22,7 +22,7 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
-from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
@@ -55,6 +55,8 @@ class RunRecords:
     round_seconds: float = 0.0
 
     _metrics: TextIO | None = None
+    _ahead: Sequence[Mapping[str, Any]] = ()
+    """The lines that the metrics had beyond where they are gone on with."""
 
     def __post_init__(self) -> None:
         self._divergence = self.config.divergence_watch
@@ -97,38 +99,84 @@ class RunRecords:
 
     @classmethod
     def resume(cls, run_id: str, directory: Path, config: Config, metrics_bytes: int) -> RunRecords:
-        """Go on with a run's records: the metrics as they were when they had ``metrics_bytes``.
+        """Go on with a run's records: the metrics from where they had ``metrics_bytes``.
+
+        What stood behind that is written over by the same lines as the outcomes since are replayed, and stays
+        until :meth:`caught_up`: it alone may know of more.
 
         Raises:
-            StorageError: if they cannot be read or written.
+            StorageError: if one of its files cannot be read or written.
         """
         records = cls(run_id, directory, config)
+        records._rewrite(CONFIG_FILE, dump_config(config).encode())
         path = directory / METRICS_FILE
         try:
-            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        whole = content.rfind(b"\n", 0, metrics_bytes) + 1
+        if whole < metrics_bytes:
+            LOG.warning(
+                "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
+                path,
+                whole,
+                metrics_bytes,
+                extra=events.MetricsLost(file=path.name).extra,
+            )
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                records._read_again(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise StorageError(
+                    f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
+                    "or remove it to go on without the metrics so far"
+                ) from error
+        records._ahead = _readable(content[metrics_bytes:])
+        try:
+            records._metrics = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
+            records._metrics.seek(whole)
+        except OSError as error:
+            raise records._unwritten(METRICS_FILE, error) from error
+        try:
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
-            with path.open("ab") as file:
-                file.truncate(min(metrics_bytes, file.tell()))
-            kept = path.read_bytes()
-            whole = kept.rfind(b"\n") + 1
-            if whole < metrics_bytes:
-                LOG.warning(
-                    "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
-                    path,
-                    whole,
-                    metrics_bytes,
-                    extra=events.MetricsLost(file=path.name).extra,
-                )
-                os.truncate(path, whole)
-            for line in map(json.loads, kept[:whole].splitlines()):
-                if line["event"] == "evaluation":
-                    records._rank(Standing.of_line(line), line.get("absent", ()))
-                    records._watch(line["round"], line["workers"], line.get("non_finite", ()))
-                records._remember(line)
-            records._metrics = path.open("a", encoding="utf-8", buffering=1)
-        except (OSError, ValueError, KeyError) as error:
-            raise StorageError(f"{path} cannot be gone on with: {error}") from error
+        except OSError as error:
+            records.close()
+            raise StorageError(f"{directory / SUMMARY_FILE} cannot be removed: {error.strerror}") from error
         return records
+
+    def _read_again(self, line: Mapping[str, Any]) -> None:
+        if line["event"] == "evaluation":
+            self._rank(Standing.of_line(line), line.get("absent", ()))
+            self._watch(line["round"], line["workers"], line.get("non_finite", ()))
+        self._remember(line)
+
+    def _rewrite(self, name: str, content: bytes) -> None:
+        try:
+            write_whole(self.directory / name, content)
+        except OSError as error:
+            raise self._unwritten(name, error) from error
+
+    def caught_up(self) -> tuple[int, int]:
+        """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
+
+        Returns:
+            how many synchronization rounds and evaluations that were.
+
+        Raises:
+            StorageError: if it cannot be done.
+        """
+        assert self._metrics is not None
+        try:
+            self._metrics.truncate()
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+        ahead, self._ahead = self._ahead, ()
+        last_round = 0 if self.round is None else self.round.synchronization
+        last_evaluation = self.evaluations[-1].round if self.evaluations else -1
+        return (
+            sum(line["event"] == "round" and line["synchronization"] > last_round for line in ahead),
+            sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
+        )
 
     @property
     def metrics_bytes(self) -> int:
@@ -167,11 +215,15 @@ class RunRecords:
         if is_ours:
             return ""
         if not self.directory.is_dir():
-            return (
-                f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
-                "another one"
-            )
+            return self._gone
         return f"{path} is gone, or another file has its place"
+
+    @property
+    def _gone(self) -> str:
+        return (
+            f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
+            "another one"
+        )
 
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
         """A closed round: one line.
@@ -339,10 +391,7 @@ class RunRecords:
             "uncompressed_bytes": uncompressed,
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
-        try:
-            write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
-        except OSError as error:
-            raise self._unwritten(SUMMARY_FILE, error) from error
+        self._rewrite(SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
         return summary
 
     def _beginning(self) -> dict[str, Any] | None:
@@ -390,8 +439,8 @@ class RunRecords:
 
     def _unwritten(self, name: str, error: Exception) -> StorageError:
         if not self.directory.is_dir():
-            return StorageError(f"{name} cannot be written: {self.lost()}")
-        reason = error.strerror if isinstance(error, OSError) else error
+            return StorageError(f"{name} cannot be written: {self._gone}")
+        reason = why_unwritten(error) if isinstance(error, OSError) else error
         return StorageError(f"{self.directory / name} cannot be written: {reason}")
 
 
@@ -402,6 +451,22 @@ class Snapshot:
         self.dim = vector.dim
         self.buffers = vector.stored_buffers
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
+
+
+def _readable(lines: bytes) -> list[dict[str, Any]]:
+    """Lines of rounds and evaluations, without those that were cut off or changed."""
+    found = []
+    for line in lines.splitlines():
+        try:
+            values = json.loads(line)
+            is_line = type(values["round"]) is int and (
+                values["event"] == "evaluation" or type(values["synchronization"]) is int
+            )
+        except (ValueError, TypeError, KeyError):
+            continue
+        if is_line:
+            found.append(values)
+    return found
 
 
 def new_run_id() -> str:

@@ -8,6 +8,7 @@ costs nothing: the one before it and both logs lead to the same place.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import mmap
 import os
@@ -17,14 +18,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from afl import events
 from afl.algorithms.base import Arrays
 from afl.config.schema import Durability
 from afl.durable import (
+    CutShortError,
     DamagedError,
+    OtherVersionError,
     Record,
     Section,
     lock,
+    next_record,
     packed_arrays,
     read_record,
     record_head,
@@ -33,7 +39,7 @@ from afl.durable import (
     write_whole,
 )
 from afl.engine import Evaluation, Outcome
-from afl.errors import ConfigError, StorageError, why_unwritable
+from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
 from afl.fault_points import reached
 from afl.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.sizing import largest_log
@@ -44,6 +50,9 @@ FORMAT = 1
 
 FROZEN_FILE = "frozen"
 """The parameters that are not trained: the same in every checkpoint."""
+
+ASIDE = ".damaged"
+"""What is added to a log's name for what was cut from it."""
 
 _NAME = re.compile(r"(checkpoint|log)-(\d{12})")
 
@@ -77,6 +86,23 @@ class Entry:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Outcomes that were written and cannot be gone on with.
+
+    Attributes:
+        what: what is wrong.
+        log: the first log that is concerned.
+        position: the byte in it up to which all is well.
+        readable: how many whole outcomes follow.
+    """
+
+    what: str
+    log: int
+    position: int
+    readable: int
+
+
 class RunStore:
     """The state folder of a run, which is this process's alone until :meth:`close`.
 
@@ -105,6 +131,8 @@ class RunStore:
         self._log_bytes = 0
         self._log_start = 0
         self._log_limit = largest_log(0)
+        self.loss: Loss | None = None
+        """What reading the outcomes has found missing or damaged: known once the last of them is read."""
 
     # Writing.
 
@@ -135,9 +163,13 @@ class RunStore:
                 written = _write(handle, [head])
                 reached("server.mid-checkpoint")
                 written += _write(handle, sections)
+            except OSError:
+                # It would fill the disk still more.
+                temporary.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(handle)
-            self._begin_log(checkpoint.sequence)
+        self._begin_log(checkpoint.sequence)
         self._log_limit = largest_log(written)
         return temporary
 
@@ -247,16 +279,23 @@ class RunStore:
     def load(self) -> tuple[Checkpoint, Iterator[Entry]]:
         """The newest whole checkpoint, and the outcomes since, read one by one.
 
-        What is damaged is logged, and passed over where that loses nothing.
+        What is damaged is logged, and passed over where that loses nothing. An outcome at the end that was
+        not written whole is cut off; :attr:`loss` says what else is not as it was written.
 
         Raises:
-            StorageError: if no checkpoint is whole.
+            StorageError: if no checkpoint is whole, or the newest is another version's.
         """
+        damaged: list[Path] = []
         for sequence in reversed(self._found("checkpoint")):
             path = self._path("checkpoint", sequence)
             try:
                 record = read_record(_content(path))
                 checkpoint = _checkpoint(record)
+            except OtherVersionError as error:
+                raise StorageError(
+                    f"{path} cannot be used: {error}; go on with the run with that version, or start a new "
+                    "run in another directory"
+                ) from error
             except (DamagedError, OSError) as error:
                 LOG.error(  # noqa: TRY400  # the message says all
                     "%s cannot be used (%s); the checkpoint before it is taken",
@@ -264,7 +303,12 @@ class RunStore:
                     error,
                     extra=events.CheckpointDamaged(file=path.name).extra,
                 )
+                damaged.append(path)
                 continue
+            # Only whole ones count as the last two, which are kept.
+            for path in damaged:
+                with self._failing(path.name):
+                    path.replace(_free(path))
             return checkpoint, self._entries(sequence)
         raise StorageError(
             f"no checkpoint in {self._folder} is whole: restore the folder from a backup, or start a new run "
@@ -273,21 +317,26 @@ class RunStore:
 
     def _entries(self, sequence: int) -> Iterator[Entry]:
         logs = [start for start in self._found("log") if start >= sequence]
+        if sequence not in logs:
+            # A checkpoint's log is begun before the checkpoint is there.
+            self.loss = self._loss(f"{self._path('log', sequence)} is not there", sequence)
+            return
         for start in logs:
-            if start > sequence:
-                self._lost(f"{self._path('log', sequence).name} is not there")
-                return
             path = self._path("log", start)
-            content = _content(path)
+            if start > sequence:
+                self.loss = self._loss(f"{path} begins behind outcome {sequence}, which is missing", sequence)
+                return
+            content = self._read(path)
             position = 0
             while position < len(content):
                 try:
                     record = read_record(content, position)
                     entry = _entry(record)
                 except DamagedError as error:
-                    if start == logs[-1]:
-                        # A write that was cut off; nobody has heard of that step.
-                        os.truncate(path, position)
+                    if start == logs[-1] and _is_torn(content, position, error):
+                        # Nobody has heard of that step.
+                        with self._failing(path.name):
+                            os.truncate(path, position)
                         LOG.warning(
                             "%s ends with an outcome that was not written whole (%s); its step is open again",
                             path,
@@ -295,23 +344,46 @@ class RunStore:
                             extra=events.LogCut(file=path.name).extra,
                         )
                     else:
-                        self._lost(f"{path} is damaged at byte {position}: {error}")
+                        self.loss = self._loss(
+                            f"{path} is damaged at byte {position}: {error}", start, position
+                        )
                     return
                 if entry.sequence != sequence:
-                    self._lost(f"{path} holds outcome {entry.sequence} where {sequence} should be")
+                    self.loss = self._loss(
+                        f"{path} holds outcome {entry.sequence} where {sequence} should be", start, position
+                    )
                     return
                 yield entry
                 reached("server.mid-replay")
                 sequence += 1
                 position += record.length
 
-    @staticmethod
-    def _lost(what: str) -> None:
-        LOG.error(
-            "%s: what came later is lost; the run goes on from before it",
-            what,
-            extra=events.RoundsLost().extra,
-        )
+    def _loss(self, what: str, log: int, position: int = 0) -> Loss:
+        later = [self._read(self._path("log", start)) for start in self._found("log") if start > log]
+        path = self._path("log", log)
+        readable = sum(map(_whole_records, later))
+        if path.exists():
+            readable += _whole_records(self._read(path)[position:])
+        return Loss(what, log, position, readable)
+
+    def _set_aside(self) -> None:
+        """Keep what cannot be gone on with beside the logs, which would write over it; told only once."""
+        loss = self.loss
+        if loss is None:
+            return
+        for start in self._found("log"):
+            if start > loss.log:
+                path = self._path("log", start)
+                with self._failing(path.name):
+                    path.replace(_free(path))
+        path = self._path("log", loss.log)
+        # The outcomes before it are needed until the next checkpoint is there.
+        if path.exists():
+            aside = _free(path)
+            with self._failing(aside.name):
+                write_whole(aside, self._read(path)[loss.position :])
+                os.truncate(path, loss.position)
+        self.loss = None
 
     # Files.
 
@@ -322,18 +394,22 @@ class RunStore:
         matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         return sorted(int(match[2]) for match in matches if match and match[1] == kind)
 
+    def _read(self, path: Path) -> memoryview:
+        try:
+            return _content(path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+
     def _begin_log(self, sequence: int) -> None:
+        self._set_aside()
         path = self._path("log", sequence)
-        # What follows a checkpoint that was fallen back from, or was never completed, is written anew.
-        for start in self._found("log"):
-            if start > sequence:
-                self._path("log", start).unlink()
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        if self._log >= 0:
-            os.close(self._log)
-        self._log, self._log_bytes, self._log_start = handle, 0, sequence
-        if self._syncs:
-            sync_folder(self._folder)
+        with self._failing(path.name):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if self._log >= 0:
+                os.close(self._log)
+            self._log, self._log_bytes, self._log_start = handle, 0, sequence
+            if self._syncs:
+                sync_folder(self._folder)
 
     def _prune(self) -> None:
         oldest = self._found("checkpoint")[-2:][0]
@@ -341,6 +417,9 @@ class RunStore:
             for sequence in self._found(kind):
                 if sequence < oldest:
                     self._path(kind, sequence).unlink(missing_ok=True)
+        # Of servers that were killed before theirs was published.
+        for path in self._folder.glob("checkpoint-*.new"):
+            path.unlink()
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -349,7 +428,7 @@ class RunStore:
         except OSError as error:
             if not self._folder.is_dir():
                 raise StorageError(f"{name} cannot be written: {self._folder} is gone") from error
-            raise StorageError(f"{self._folder / name} cannot be written: {error.strerror}") from error
+            raise StorageError(f"{self._folder / name} cannot be written: {why_unwritten(error)}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -376,10 +455,34 @@ def _content(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def _is_torn(content: memoryview, position: int, error: DamagedError) -> bool:
+    """Whether the log ends, from ``position`` on, as a write that was cut off leaves it: in a part of a
+    record, or in room for one that was never written to."""
+    rest = np.frombuffer(content, dtype=np.uint8, offset=position)
+    if not isinstance(error, CutShortError) and rest.any():
+        return False
+    return next_record(content, position) is None
+
+
+def _whole_records(content: memoryview) -> int:
+    """How many whole records there are, whatever lies between them."""
+    count = start = 0
+    while (found := next_record(content, start)) is not None:
+        start = found[0] + found[1].length
+        count += 1
+    return count
+
+
+def _free(path: Path) -> Path:
+    """A name beside ``path`` for what is set aside of it."""
+    names = (path.with_name(f"{path.name}{ASIDE}{number or ''}") for number in itertools.count())
+    return next(name for name in names if not name.exists())
+
+
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
-        raise DamagedError(f"its format is not {FORMAT}: it is another version's")
+        raise OtherVersionError("it was written by another version of afl")
     arrays = unpacked_arrays(values.pop("arrays"), record.sections)
     return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
 

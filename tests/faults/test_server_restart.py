@@ -11,6 +11,7 @@ import pytest
 import yaml
 from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
 
+from afl.durable import next_record
 from afl.fault_points import VARIABLE
 from support import Federation, Process, Proxy, result_of, run_together
 from support.federation import completed
@@ -131,6 +132,104 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path: Path):
         server.expect(2)
         assert "algorithm.eta_w: the run's is 0.5, given is 0.25" in server.text
         assert "grace" not in server.text
+
+
+def test_a_configuration_that_was_edited_in_the_run_directory_is_refused_by_name(tmp_path: Path, undisturbed):
+    with Proxy() as door, Federation(config_of("top-k"), tmp_path) as federation:
+        for ids in GROUPS:
+            federation.start(ids, "--task", TASK, server=door.address)
+        door.aim(federation.port)
+        federation.wait_until(lambda status: status["round"] >= 12)
+        federation.server.kill()
+        file = federation.directory / "config.yaml"
+        own = file.read_text()
+        assert "eta_w: 0.5" in own
+        assert "grace: 10s" in own
+        file.write_text(own.replace("eta_w: 0.5", "eta_w: 0.25"))
+        edited = federation.start_resumed(federation.directory)
+        edited.expect(2)
+        assert f"{file} is not as it was when the run was begun" in edited.text
+        assert "algorithm.eta_w: the run's is 0.5, given is 0.25" in edited.text
+        # What only the server does may be edited.
+        file.write_text(own.replace("grace: 10s", "grace: 3s"))
+        federation.start_resumed(federation.directory)
+        door.aim(federation.port)
+        federation.finish()
+        assert "grace: 3s" in file.read_text()
+    assert result_of(federation) == undisturbed("top-k")
+
+
+def test_a_runs_own_configuration_is_written_again_where_the_file_was_edited(tmp_path: Path):
+    with Federation(config_of("top-k"), tmp_path) as federation:
+        federation.server.wait_for("listening")
+        federation.server.kill()
+        file = federation.directory / "config.yaml"
+        own = file.read_text()
+        file.write_text(own.replace("eta_w: 0.5", "eta_w: 0.25"))
+        federation.start_server().wait_for("resumed")
+        assert file.read_text() == own
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_rounds_that_are_lost_are_counted_and_the_run_goes_on(tmp_path: Path, damage: str):
+    with Proxy() as door, Federation(config_of("top-k", checkpoint_every=1000), tmp_path) as federation:
+        for ids in GROUPS:
+            federation.start(ids, "--task", TASK, server=door.address)
+        door.aim(federation.port)
+        federation.wait_until(lambda status: status["round"] >= 15)
+        federation.server.kill()
+        closed = federation.records("round")[-1]["synchronization"]
+        log = max((federation.directory / "state").glob("log-*"))
+        content = bytearray(log.read_bytes())
+        starts = starts_of(content)
+        middle = starts[len(starts) // 2]
+        if damage == "flipped":
+            content[middle + 40] ^= 1
+            log.write_bytes(content)
+        elif damage == "cut":
+            log.write_bytes(content[:middle])
+        else:
+            log.unlink()
+        server = federation.start_server()
+        door.aim(federation.port)
+        federation.finish()
+        (lost,) = server.logged("rounds_lost")
+        (resumed,) = server.logged("resumed")
+        assert lost["rounds"] == closed - (resumed["round"] - 1) > 0
+        assert not server.logged("log_cut")
+        kept = log.with_name(log.name + ".damaged")
+        if damage == "flipped":
+            assert kept.read_bytes() == content[middle:]
+        else:
+            assert not kept.exists()
+    assert [line["round"] for line in federation.records("round")] == list(range(1, 41))
+
+
+def test_a_server_that_is_killed_while_it_finds_rounds_lost_finds_them_again(tmp_path: Path):
+    with Proxy() as door, Federation(config_of("top-k", checkpoint_every=1000), tmp_path) as federation:
+        for ids in GROUPS:
+            federation.start(ids, "--task", TASK, server=door.address)
+        door.aim(federation.port)
+        federation.wait_until(lambda status: status["round"] >= 10)
+        federation.server.kill()
+        closed = federation.records("round")[-1]["synchronization"]
+        log = max((federation.directory / "state").glob("log-*"))
+        content = log.read_bytes()
+        log.write_bytes(content[: starts_of(content)[4]])
+        federation.start_server(environment={VARIABLE: "server.mid-replay:2:kill"}).expect(-signal.SIGKILL)
+        server = federation.start_server()
+        resumed = server.wait_for("resumed")
+        (lost,) = server.logged("rounds_lost")
+        assert lost["rounds"] == closed - (resumed["round"] - 1) > 0
+
+
+def starts_of(log: bytes | bytearray) -> list[int]:
+    """Where the whole outcomes of a log begin."""
+    content, starts, position = memoryview(bytes(log)), [], 0
+    while (found := next_record(content, position)) is not None:
+        starts.append(found[0])
+        position = found[0] + found[1].length
+    return starts
 
 
 def test_two_servers_cannot_run_one_run(tmp_path: Path):

@@ -24,6 +24,7 @@ from afl import events
 from afl.durable import (
     DamagedError,
     InUseError,
+    OtherVersionError,
     Record,
     Section,
     lock,
@@ -90,7 +91,7 @@ class Journal:
         """The newest whole entry, if there is one.
 
         Raises:
-            ConfigError: if the journal is another worker's, or of another model.
+            ConfigError: if the journal is another worker's, of another model, or another version's.
             StorageError: if it cannot be read.
         """
         try:
@@ -106,6 +107,11 @@ class Journal:
             view = self._view()[start : start + self._room]
             try:
                 found.append(read_record(view))
+            except OtherVersionError as error:
+                raise ConfigError(
+                    f"{self._path} cannot be used: {error}; go on with the run with that version, or name "
+                    "another directory with --journal: the worker then begins without its residual"
+                ) from error
             except DamagedError as error:
                 # A place that was never written to is zero.
                 if any(view[:HEAD_BYTES]):

@@ -304,6 +304,7 @@ class WorkerProcess:
             self._run_id = ""
             self._set_up(connection, welcome, settings)
         else:
+            self._go_on_with(connection, settings)
             open_position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
             LOG.info(
                 "joined again: run %s, %s",
@@ -332,6 +333,19 @@ class WorkerProcess:
             if held is not None and not expectation.held:
                 kind, (report, payloads) = held
                 connection.send(_frames(report, kind, payloads, settings.chunk_bytes))
+
+    def _go_on_with(self, connection: Connection, settings: RunSettings) -> None:
+        """Take what the server may have changed meanwhile; this process was built for all the rest."""
+        assert self._settings is not None
+        different = self._settings.differences(settings)
+        if different:
+            error = ConfigError(
+                f"the server's settings are not those that this worker began with: {'; '.join(different)}; "
+                "give the server the run's own configuration, or start this worker again to take part by the "
+                "server's"
+            )
+            self._fail(connection, self._options.workers[0], NOWHERE, error)
+        self._settings = settings
 
     def _set_up(self, connection: Connection, welcome: pb.Welcome, settings: RunSettings) -> None:
         """Build the task, its data and its model: once in the process's life."""

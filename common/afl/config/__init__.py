@@ -13,7 +13,7 @@ from afl.config.address import (
 )
 from afl.config.compressors import check_compressor, installed_compressors
 from afl.config.dump import config_digest, dump_config
-from afl.config.load import config_from_mapping, load_config
+from afl.config.load import config_from_mapping, config_from_text, load_config
 from afl.config.problems import InvalidConfigError, Problem
 from afl.config.quantities import Duration, Size
 from afl.config.schema import (
@@ -47,6 +47,7 @@ __all__ = [
     "check_plaintext",
     "config_digest",
     "config_from_mapping",
+    "config_from_text",
     "dump_config",
     "installed_compressors",
     "is_loopback",

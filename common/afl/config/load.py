@@ -42,13 +42,16 @@ def load_config(
             would be accepted, and for a wrong name the nearest right one.
     """
     environment = os.environ if environment is None else environment
-    tree = read_yaml(_text(Path(path)), str(path), environment)
-    if not isinstance(tree.value, dict):
-        found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
-        raise _refusal(str(path), found, f"sections and keys: {explain.names(Config)}", tree.origin(()).where)
-    for override in overrides:
-        _apply(override, tree, environment)
-    return _validated(tree, str(path))
+    return _of_text(_text(Path(path)), str(path), overrides, environment)
+
+
+def config_from_text(text: str, source: str) -> Config:
+    """The configuration in what :func:`afl.config.dump_config` gave.
+
+    Raises:
+        InvalidConfigError: as :func:`load_config`.
+    """
+    return _of_text(text, source, (), {})
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
@@ -58,6 +61,16 @@ def config_from_mapping(values: Mapping[str, Any], source: str = "the configurat
         InvalidConfigError: as :func:`load_config`, without lines.
     """
     return _validated(Tree(dict(values)), source)
+
+
+def _of_text(text: str, source: str, overrides: Sequence[str], environment: Mapping[str, str]) -> Config:
+    tree = read_yaml(text, source, environment)
+    if not isinstance(tree.value, dict):
+        found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
+        raise _refusal(source, found, f"sections and keys: {explain.names(Config)}", tree.origin(()).where)
+    for override in overrides:
+        _apply(override, tree, environment)
+    return _validated(tree, source)
 
 
 def _text(path: Path) -> str:

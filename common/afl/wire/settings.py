@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
@@ -98,6 +98,22 @@ class RunSettings:
             skips_non_finite=config.faults.non_finite == "skip",
         )
 
+    def differences(self, other: RunSettings) -> list[str]:
+        """What of the run is not the same in ``other``, a line each: name, this value and the other.
+
+        Chunks, heartbeats and their limit may change with each start of the server.
+        """
+        one, two = self._flat(), other._flat()
+        return [
+            f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
+            for name in sorted(one.keys() | two.keys())
+            if one.get(name) != two.get(name) and name not in _OF_A_START
+        ]
+
+    def _flat(self) -> dict[str, Any]:
+        values = asdict(self)
+        return dict(_flat({**values.pop("parameters"), **values}))
+
     def to_message(self) -> pb.RunSettings:
         """For the wire."""
         parameters = self.parameters
@@ -161,6 +177,17 @@ class RunSettings:
             journal=message.journal,
             skips_non_finite=message.skips_non_finite,
         )
+
+
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 JOURNALS = get_args(Durability)

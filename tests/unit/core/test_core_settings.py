@@ -74,6 +74,30 @@ RIGHT = RunSettings(
 )
 
 
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, []),
+        ({"chunk_bytes": 4, "heartbeat": 1.0, "peer_timeout": 5.0}, []),
+        ({"batch_size": 16, "heartbeat": 1.0}, ["batch_size is 32 here and 16 at the server"]),
+        ({"task_options": {}}, ["task_options.alpha is 0.5 here and null at the server"]),
+        (
+            {
+                "parameters": dataclasses.replace(
+                    RIGHT.parameters, eta_w=0.2, uplink=CompressorChoice("rand-k", {"ratio": 0.1})
+                )
+            },
+            [
+                "eta_w is 0.1 here and 0.2 at the server",
+                'uplink.name is "top-k" here and "rand-k" at the server',
+            ],
+        ),
+    ],
+)
+def test_what_differs_of_the_run_is_named(changes: dict[str, Any], lines: list[str]) -> None:
+    assert RIGHT.differences(dataclasses.replace(RIGHT, **changes)) == lines
+
+
 def malformed(**changes: Any) -> pb.RunSettings:
     message = RIGHT.to_message()
     for name, value in changes.items():

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.durable import DamagedError, InUseError, lock, read_record, record_head, replacing, write_whole
+from afl.durable import (
+    DamagedError,
+    InUseError,
+    OtherVersionError,
+    lock,
+    next_record,
+    read_record,
+    record_head,
+    replacing,
+    write_whole,
+)
 
 sections = st.lists(st.binary(max_size=200), max_size=4)
 values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=4)
@@ -59,6 +69,62 @@ def test_a_long_section_that_is_changed_is_damaged(length):
         swapped = part[32768:65536] + part[:32768] + part[65536:]
         with pytest.raises(DamagedError):
             read_record(memoryview(head + swapped))
+
+
+@pytest.mark.parametrize("distance", [1, 2, 7, 8, 100])
+def test_pages_and_blocks_that_have_changed_places_are_damage(distance):
+    part = random.Random(1).randbytes(128 * 4096)
+    head = record_head({}, [part])
+    for size in (4, 8, 512, 4096):
+        for first in (0, size, 3 * size):
+            one, other = (
+                slice(first, first + size),
+                slice(first + distance * size, first + (distance + 1) * size),
+            )
+            changed = bytearray(part)
+            changed[one], changed[other] = changed[other], changed[one]
+            with pytest.raises(DamagedError):
+                read_record(memoryview(head + changed))
+
+
+@pytest.mark.parametrize("bit", [0, 31, 63])
+def test_the_same_bits_of_two_words_are_damage(bit):
+    part = random.Random(2).randbytes(64 * 4096)
+    head = record_head({}, [part])
+    for first, second in ((0, 1), (0, 4096), (100, 4095), (4095, 4096), (0, 32767)):
+        changed = bytearray(part)
+        for word in (first, second):
+            changed[8 * word + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedError):
+            read_record(memoryview(head + changed))
+
+
+def test_sections_that_have_changed_places_are_damage():
+    parts = [b"a" * 50_000, b"b" * 50_000]
+    with pytest.raises(DamagedError):
+        read_record(memoryview(record_head({}, parts) + parts[1] + parts[0]))
+
+
+def test_what_an_earlier_version_wrote_is_called_so():
+    whole = b"AFL1" + record_head({}, [b"content"])[4:] + b"content"
+    with pytest.raises(OtherVersionError, match="written by an earlier version of afl"):
+        read_record(memoryview(whole))
+
+
+@pytest.mark.parametrize("magic", [b"AFL1", b"AFL2"])
+def test_a_magic_before_zeros_is_damage(magic):
+    with pytest.raises(DamagedError):
+        read_record(memoryview(magic + bytes(4096)))
+
+
+def test_the_next_whole_record_is_found_behind_whatever_is_not():
+    whole = record_head({"a": 1}, [b"content"]) + b"content"
+    found = next_record(memoryview(b"AFL2" + whole[:-1] + b"AFL2AFL" + whole + whole), 2)
+    assert found is not None
+    assert found[0] == 4 + len(whole) - 1 + 7
+    assert found[1].values == {"a": 1}
+    assert next_record(memoryview(whole + whole), 1) is not None
+    assert next_record(memoryview(whole + whole[:-1]), 1) is None
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afl.errors import ConfigError
+from afl.errors import ConfigError, StorageError
+from afl_server import records as records_module
 from afl_server.history import BUCKETS, MOST_FOLLOWED, Bucket, History
 from afl_server.page_data import PageData
 from afl_server.recent_events import RecentEvents
@@ -124,6 +125,40 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         assert records.history.heaviest(1) == [1]
     finally:
         records.close()
+
+
+def test_a_full_disk_is_told_of_the_file_that_it_was_full_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.play(3)
+    run.close()
+    directory = tmp_path / "run"
+    size = (directory / "metrics.jsonl").stat().st_size
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records_module, "write_whole", full)
+    with pytest.raises(StorageError) as failed:
+        RunRecords.resume(run.run_id, directory, run.config, size)
+    assert str(failed.value) == (
+        f"{directory / 'config.yaml'} cannot be written: No space left on device; make room, and start the "
+        "server again to go on with the run"
+    )
+    assert (directory / "metrics.jsonl").stat().st_size == size
+
+
+def test_a_line_that_is_none_is_told_with_its_number(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.play(3)
+    run.close()
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"[]\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(StorageError, match=r"metrics\.jsonl, line 2: no line of metrics .* from a backup"):
+        RunRecords.resume(run.run_id, tmp_path / "run", run.config, path.stat().st_size)
 
 
 def test_a_directory_with_a_run_is_left_as_it_is_and_another_one_asked_for(tmp_path: Path) -> None:

@@ -206,6 +206,32 @@ def test_anothers_journal_is_refused(tmp_path, identity, message):
         reread(tmp_path, identity)
 
 
+def test_another_versions_journal_is_refused(tmp_path):
+    filled(tmp_path, 1)
+    path = tmp_path / "worker.journal"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"AFL2", b"AFL1"))
+    with pytest.raises(ConfigError, match=r"worker\.journal cannot be used: .* earlier version of afl"):
+        reread(tmp_path)
+
+
+def test_two_pages_that_have_changed_places_leave_the_entry_before(tmp_path, caplog):
+    residuals = [np.arange(20_000, dtype=np.float32) / round_ for round_ in (1, 2)]
+    entries = [replace(kept(round_), residual=residuals[round_ - 1]) for round_ in (1, 2)]
+    journal = opened(tmp_path)
+    for entry in entries:
+        journal.write(entry)
+    journal.close()
+    path = tmp_path / "worker.journal"
+    content = bytearray(path.read_bytes())
+    start = content.index(residuals[1].tobytes())
+    one, other = slice(start, start + 4096), slice(start + 4096, start + 8192)
+    content[one], content[other] = content[other], content[one]
+    path.write_bytes(content)
+    assert same(reread(tmp_path), entries[0])
+    assert [record.event for record in caplog.records] == ["journal_damaged"]
+
+
 def test_two_processes_cannot_have_one_journal(tmp_path):
     journals = Journals(tmp_path, "run-1", b"layout", (3, 4), "process")
     with pytest.raises(InUseError, match="worker 4's journal is in use"):

@@ -15,7 +15,7 @@ from afl.engine import Evaluation, Outcome
 from afl.errors import StorageError
 from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl_server import store as store_module
-from afl_server.store import Checkpoint, Entry, RunStore
+from afl_server.store import Checkpoint, Entry, Loss, RunStore
 
 LOSSES = np.array([0.1, np.nan, 1e300])
 
@@ -155,17 +155,149 @@ def test_an_outcome_that_was_cut_off_is_not_there_and_the_log_goes_on(tmp_path, 
     assert [one.sequence for one in read(tmp_path)[1]] == [6, 7]
 
 
-def test_rounds_that_are_lost_are_named(tmp_path, caplog):
+def lost(folder: Path) -> tuple[list[int], Loss | None]:
+    """The outcomes that are read, and what is known to be lost; the folder stays as it is."""
+    with RunStore(folder, "process") as store:
+        _found, entries = store.load()
+        read_ones = [one.sequence for one in entries]
+        return read_ones, store.loss
+
+
+def one_log(folder: Path, outcomes: int = 5) -> tuple[Path, list[int]]:
+    """Checkpoint 0 and its log, and where the outcomes in that begin and end."""
+    with RunStore(folder, "process") as store:
+        store.publish(store.write(checkpoint(0)))
+        log = folder / "log-000000000000"
+        ends = [0]
+        for sequence in range(outcomes):
+            store.append(entry(sequence))
+            ends.append(log.stat().st_size)
+    return log, ends
+
+
+def test_a_bit_that_flipped_anywhere_in_the_newest_log_cuts_nothing_off(tmp_path, caplog):
+    log, ends = one_log(tmp_path)
+    whole = log.read_bytes()
+    # Magic, lengths, checksums, headers and content of the second of five outcomes.
+    for place in range(ends[1], ends[2]):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        log.write_bytes(content)
+        outcomes, loss = lost(tmp_path)
+        assert outcomes == [0]
+        assert loss is not None
+        assert (loss.log, loss.position, loss.readable) == (0, ends[1], 3)
+        assert log.read_bytes() == content
+    assert not caplog.records
+
+
+def test_a_flip_in_the_last_outcome_is_no_cut_write(tmp_path, caplog):
+    log, ends = one_log(tmp_path)
+    content = bytearray(log.read_bytes())
+    content[-1] ^= 1
+    log.write_bytes(content)
+    outcomes, loss = lost(tmp_path)
+    assert outcomes == [0, 1, 2, 3]
+    assert loss is not None
+    assert (loss.position, loss.readable) == (ends[4], 0)
+    assert not caplog.records
+
+
+def test_room_that_was_never_written_to_is_a_cut_write(tmp_path, caplog):
+    log, ends = one_log(tmp_path)
+    content = log.read_bytes()
+    log.write_bytes(content[: ends[4]] + bytes(len(content) - ends[4]))
+    assert lost(tmp_path) == ([0, 1, 2, 3], None)
+    assert log.stat().st_size == ends[4]
+    assert [record.event for record in caplog.records] == ["log_cut"]
+
+
+def test_what_cannot_be_gone_on_with_is_kept_beside(tmp_path):
+    log, ends = one_log(tmp_path)
+    content = bytearray(log.read_bytes())
+    content[ends[1] + 40] ^= 1
+    log.write_bytes(content)
+    # Twice, as when a backup of it is put back.
+    for number in ("", "1"):
+        with RunStore(tmp_path, "process") as store:
+            assert len(list(store.load()[1])) == 1
+            # Not published: the server was killed before.
+            store.write(checkpoint(1))
+            assert log.stat().st_size == ends[1]
+            aside = tmp_path / f"log-000000000000.damaged{number}"
+            assert aside.read_bytes() == content[ends[1] :]
+            store.append(entry(1))
+        assert lost(tmp_path) == ([0, 1], None)
+        log.write_bytes(content)
+        (tmp_path / "log-000000000001").unlink()
+
+
+def test_an_older_log_that_is_damaged_is_lost_with_all_that_follows_and_kept(tmp_path, caplog):
     filled(tmp_path)
     (tmp_path / "checkpoint-000000000006").unlink()
     log = tmp_path / "log-000000000003"
+    later = (tmp_path / "log-000000000006").read_bytes()
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
     log.write_bytes(content)
-    found, entries = read(tmp_path)
-    assert found.sequence == 3
-    assert [one.sequence for one in entries] == [3]
-    assert [record.event for record in caplog.records] == ["rounds_lost"]
+    with RunStore(tmp_path, "process") as store:
+        found, entries = store.load()
+        assert found.sequence == 3
+        assert [one.sequence for one in entries] == [3]
+        assert store.loss is not None
+        assert store.loss.readable == 1 + 2
+        store.publish(store.write(checkpoint(4)))
+    assert (tmp_path / "log-000000000006.damaged").read_bytes() == later
+    assert content.endswith((tmp_path / "log-000000000003.damaged").read_bytes())
+    assert lost(tmp_path) == ([], None)
+
+
+@pytest.mark.parametrize(("gone", "outcomes", "readable"), [(6, [], 0), (3, [], 2)])
+def test_a_log_that_is_missing_is_lost(tmp_path, gone, outcomes, readable):
+    filled(tmp_path)
+    if gone == 3:
+        (tmp_path / "checkpoint-000000000006").unlink()
+    (tmp_path / f"log-{gone:012d}").unlink()
+    found, loss = lost(tmp_path)
+    assert found == outcomes
+    assert loss is not None
+    assert f"log-{gone:012d} is not there" in loss.what
+    assert loss.readable == readable
+
+
+def test_a_log_between_two_that_is_missing_is_lost(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "checkpoint-000000000006").unlink()
+    with RunStore(tmp_path, "process") as store:
+        store.load()
+        store.write(checkpoint(8))
+        store.append(entry(8))
+    (tmp_path / "log-000000000006").unlink()
+    with RunStore(tmp_path, "process") as store:
+        assert [one.sequence for one in store.load()[1]] == [3, 4, 5]
+        assert store.loss is not None
+        assert "log-000000000008 begins behind outcome 6, which is missing" in store.loss.what
+        store.publish(store.write(checkpoint(6)))
+        store.append(entry(6))
+    # The log that was begun too late is not taken for the next one's successor.
+    assert (tmp_path / "log-000000000008.damaged").exists()
+    assert lost(tmp_path) == ([6], None)
+
+
+def test_a_damaged_checkpoint_is_not_one_of_the_two_that_are_kept(tmp_path):
+    filled(tmp_path)
+    newest = tmp_path / "checkpoint-000000000006"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    with RunStore(tmp_path, "process") as store:
+        list(store.load()[1])
+        store.publish(store.write(checkpoint(8)))
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-000000000003",
+        "checkpoint-000000000006.damaged",
+        "checkpoint-000000000008",
+    ]
+    (tmp_path / "checkpoint-000000000008").unlink()
+    assert lost(tmp_path) == ([3, 4, 5, 6, 7], None)
 
 
 def test_without_a_whole_checkpoint_there_is_an_error(tmp_path):
@@ -174,6 +306,18 @@ def test_without_a_whole_checkpoint_there_is_an_error(tmp_path):
         path.write_bytes(b"")
     with pytest.raises(StorageError, match=r"no checkpoint .* is whole"):
         read(tmp_path)
+
+
+def test_another_versions_state_is_left_as_it_is_and_named(tmp_path):
+    filled(tmp_path)
+    newest = tmp_path / "checkpoint-000000000006"
+    content = b"AFL1" + newest.read_bytes()[4:]
+    newest.write_bytes(content)
+    with pytest.raises(
+        StorageError, match=r"checkpoint-000000000006 cannot be used: .* earlier version of afl"
+    ):
+        read(tmp_path)
+    assert newest.read_bytes() == content
 
 
 def test_a_write_that_fails_leaves_the_log_as_it_was(tmp_path, monkeypatch):
@@ -196,6 +340,33 @@ def test_a_write_that_fails_leaves_the_log_as_it_was(tmp_path, monkeypatch):
         (0, {"seconds": 0.5}),
         (1, {"second": True}),
     ]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_no_part_and_says_which_file(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with RunStore(tmp_path, "process") as store:
+        store.publish(store.write(checkpoint(0)))
+        monkeypatch.setattr(store_module.os, "write", full)
+        with pytest.raises(
+            StorageError, match=r"checkpoint-000000000001\.new cannot be written: .*; make room"
+        ):
+            store.write(checkpoint(1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000000000",
+        "lock",
+        "log-000000000000",
+    ]
+
+
+def test_what_a_killed_server_left_of_a_checkpoint_is_removed_with_the_next(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "checkpoint-000000000008.new").write_bytes(b"half")
+    with RunStore(tmp_path, "process") as store:
+        list(store.load()[1])
+        store.publish(store.write(checkpoint(9)))
+    assert not list(tmp_path.glob("*.new"))
 
 
 def test_two_servers_cannot_have_one_run(tmp_path):
