@@ -300,6 +300,11 @@ class DiskFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DescriptorsShort(Event):
+    """A file cannot be opened for want of a file descriptor; it is tried again until there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
     """A checkpoint could not be written; the log goes on and has all that it would have had."""
 

@@ -45,6 +45,7 @@ from afl_server.gate import Gate
 from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
+from afl_server.patience import patiently
 from afl_server.reception import Reception
 from afl_server.records import Snapshot
 from afl_server.roster import Roster
@@ -558,7 +559,9 @@ class Coordinator:
     async def _write(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
+            await loop.run_in_executor(
+                self._disk, patiently, self.records.save_model, name, snapshot, rounds_applied
+            )
         except StorageError as error:
             LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
             self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from afl import events
 from afl.config.address import Address
+from afl.descriptors import most_connections, most_descriptors
 from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.messages import GoodbyeStatus
 from afl.transport import channel_options
@@ -30,6 +31,13 @@ STOP_GRACE_S = 1.0
 """How long streams that are still open get to close when the server stops."""
 
 
+LEAST_CONNECTIONS = 1024
+"""Of strangers and workers together, that are allowed however few the sessions."""
+
+CONNECTIONS_A_SESSION = 4
+"""A worker that comes back, a probe, and some that are on their way out."""
+
+
 class FederationService:
     """The gRPC server of one run."""
 
@@ -37,8 +45,13 @@ class FederationService:
         self._coordinator = coordinator
         server = coordinator.config.server
         # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
-        handshake = ("grpc.server_handshake_timeout_ms", round(1000 * server.handshake_timeout))
-        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), handshake])
+        patience_ms = round(1000 * server.handshake_timeout)
+        bounds = [
+            ("grpc.server_handshake_timeout_ms", patience_ms),
+            ("grpc.max_connection_idle_ms", patience_ms),
+            ("grpc.max_allowed_incoming_connections", _most_connections(server.max_sessions)),
+        ]
+        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), *bounds])
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
@@ -201,6 +214,12 @@ class FederationService:
         self._coordinator.reception.refuse(session, refusal)
         await self._coordinator.reception.leave(session)
         return True
+
+
+def _most_connections(sessions: int) -> int:
+    """How many connections there may be at once, for so many sessions: a connection costs memory also where
+    it says nothing."""
+    return min(most_connections(most_descriptors()), max(LEAST_CONNECTIONS, CONNECTIONS_A_SESSION * sessions))
 
 
 def _credentials(certificates: Watched[Served]) -> grpc.ServerCredentials:
