@@ -278,7 +278,7 @@ class RoundRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DigestMismatch(Event):
-    """A worker's model is not the server's; it is sent the model."""
+    """A worker's model is not the server's; unless the run is over, it is sent the model."""
 
     worker: Worker
     round: Annotated[int, "the update rounds behind the model"]

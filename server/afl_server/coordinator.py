@@ -430,6 +430,9 @@ class Coordinator:
             self.tallies.absent_reports += len(absent)
             self.incidents.count(Incident.ABSENT, absent)
             self._tell_late(absent, unanswered)
+            evaluation = self.engine.last_evaluation if closed.kind is Kind.EVALUATE else None
+            if evaluation is not None:
+                self.downlink.tell_diverged(evaluation, is_last=opening is None)
             moment = self._moment()
             if self._keeper is not None:
                 # Before anyone hears of it: what was heard must never be undone.
@@ -442,9 +445,9 @@ class Coordinator:
             self.deadline.start()
             self.downlink.model_moved()
             is_last_here = bool(self._pausing) and opening is not None
+            if evaluation is not None and opening is not None:
+                await self.downlink.heal(evaluation)
             if opening is not None and not is_last_here:
-                if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
-                    await self.downlink.heal(self.engine.last_evaluation)
                 await self.downlink.open(opening, closed)
                 self.downlink.acknowledge(closed, counted)
             outputs = self._outputs(self._record(closed, moment), opening)
