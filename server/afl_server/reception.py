@@ -72,8 +72,10 @@ class Reception:
             self.refuse(session, refusal)
             return
         workers = read_join(message)
-        for worker in workers:
-            rival = await self._run.roster.rival(worker, message.incarnation)
+        roster = self._run.roster
+        # While one owner is waited for, another may come for a worker that was free: ask until none has.
+        while (worker := next((one for one in workers if roster.owner(one) is not None), None)) is not None:
+            rival = await roster.rival(worker, message.incarnation)
             if rival is not None:
                 self.refuse(
                     session,
@@ -81,13 +83,16 @@ class Reception:
                     "start this one with another --id, or end that one",
                 )
                 return
-            replaced = self._run.roster.owner(worker)
+            replaced = roster.owner(worker)
             if replaced is not None:
                 await self.leave(replaced)
+        if session.state is not State.NEW:
+            # Told meanwhile that the run is over.
+            return
         session.workers = workers
         session.incarnation = message.incarnation
         session.applied = position_of(message.applied) if message.run_id else NOWHERE
-        self._run.roster.give(session)
+        roster.give(session)
         session.state = State.JOINED
         session.send(control(pb.ServerFrame(welcome=self._welcome(session, message))))
 
