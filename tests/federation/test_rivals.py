@@ -12,6 +12,8 @@ CONFIG: dict[str, Any] = {
     "workers": 2,
     "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": 10, "examples": 16}},
     "algorithm": {"name": "afl-br", "rounds": 2, "eta_w": 0.05, "eta_q": 0.3},
+    # The heartbeats that come are those that ask who is alive.
+    "server": {"heartbeat": "1h", "peer_timeout": "2h"},
 }
 
 
