@@ -211,6 +211,14 @@ class PeerTimeout(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NotReading(Event):
+    """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
+
+    peer: Peer
+    workers: Workers
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replaced(Event):
     """A process did not answer when another came with one of its ids, and has lost them."""
 

@@ -20,6 +20,7 @@ from afl.transport import channel_options
 from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Identity, Served
+from afl_server.hanging_up import hang_up
 from afl_server.listening import check_listen
 from afl_server.session import Session, SessionOverError, State
 from afl_server.uninterrupted import uninterrupted
@@ -102,10 +103,34 @@ class FederationService:
             asyncio.create_task(self._read(session, context)),
         }
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._until_over(session, tasks)
         finally:
             # A peer that hangs up as it is seen off cancels this once more; it must be seen off all the same.
             await uninterrupted(self._see_off(session, tasks))
+        if session.is_given_up:
+            # The status of an ordinary end would wait behind what the peer does not take.
+            raise asyncio.CancelledError
+
+    async def _until_over(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait until one of the session's two sides has ended; a peer that is seen off has
+        ``server.peer_timeout`` to take what is left."""
+        ended = asyncio.create_task(session.ended.wait())
+        try:
+            await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if session.state is State.ENDED and not session.is_given_up:
+                patience = self._coordinator.config.server.peer_timeout
+                done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    session.give_up()
+        finally:
+            ended.cancel()
+        if session.is_given_up:
+            LOG.warning(
+                "%s takes nothing of what it is sent and is cut off",
+                session.label,
+                extra=events.NotReading(peer=session.peer, workers=session.workers).extra,
+            )
+            hang_up(session.peer, self.port)
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
         shown = context.auth_context()
