@@ -23,6 +23,7 @@ Code = Annotated[int, "the exit code"]
 File = Annotated[str, "the file"]
 Peer = Annotated[str, "the address it comes from"]
 Reason = Annotated[str, "why"]
+LeftOut = Annotated[int, "how many lines like this were left out since the last one: one a second is written"]
 RunId = Annotated[str, "the run's id"]
 SynchronizationRound = Annotated[int, "the synchronization round"]
 ToldRounds = Annotated[int, "the rounds it was told in this process"]
@@ -174,6 +175,7 @@ class Refused(Event):
     peer: Peer
     workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
     reason: Reason
+    left_out: LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,8 @@ class NotReading(Event):
     """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
 
     peer: Peer
-    workers: Workers
+    workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
+    left_out: LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)

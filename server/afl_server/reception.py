@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from afl import events
@@ -16,6 +17,7 @@ from afl_server.admission import Admission
 from afl_server.gate import Identity
 from afl_server.incidents import Incident
 from afl_server.session import Session, State, read_join, read_standings
+from afl_server.sparing import Sparing, and_left_out
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -32,6 +34,7 @@ class Reception:
 
     def __init__(self, run: Coordinator) -> None:
         self._run = run
+        self._sparing = Sparing()
         self._admission = Admission(
             run_id=run.run_id,
             task=run.config.task.name,
@@ -102,13 +105,29 @@ class Reception:
 
     def _turn_away(self, session: Session, reason: str, status: GoodbyeStatus) -> None:
         self._run.tallies.refused += 1
-        LOG.warning(
-            "refused %s: %s",
-            session.label,
-            reason,
-            extra=events.Refused(peer=session.peer, workers=session.workers, reason=reason).extra,
-        )
+        left_out = self._sparing.left_out(f"refused {session.workers}: {reason}", time.monotonic())
+        if left_out is not None:
+            LOG.warning(
+                "refused %s: %s%s",
+                session.label,
+                reason,
+                and_left_out(left_out),
+                extra=events.Refused(
+                    peer=session.peer, workers=session.workers, reason=reason, left_out=left_out
+                ).extra,
+            )
         session.end(status, reason)
+
+    def tell_not_reading(self, session: Session) -> None:
+        """A session is cut off, since its peer takes nothing."""
+        left_out = self._sparing.left_out(f"not reading {session.workers}", time.monotonic())
+        if left_out is not None:
+            LOG.warning(
+                "%s takes nothing of what it is sent and is cut off%s",
+                session.label,
+                and_left_out(left_out),
+                extra=events.NotReading(peer=session.peer, workers=session.workers, left_out=left_out).extra,
+            )
 
     async def make_ready(self, session: Session, message: pb.Ready) -> None:
         """A session's worker has its task, data and model."""

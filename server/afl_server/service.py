@@ -125,11 +125,7 @@ class FederationService:
         finally:
             ended.cancel()
         if session.is_given_up:
-            LOG.warning(
-                "%s takes nothing of what it is sent and is cut off",
-                session.label,
-                extra=events.NotReading(peer=session.peer, workers=session.workers).extra,
-            )
+            self._coordinator.reception.tell_not_reading(session)
             hang_up(session.peer, self.port)
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:

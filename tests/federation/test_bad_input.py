@@ -406,6 +406,23 @@ def test_a_liar_is_refused_and_told_why(besieged: Federation, what: str) -> None
     assert besieged.metrics()["afl_refused_sessions_total"] == before + 1
 
 
+def test_refusals_that_are_alike_write_one_line_a_second(besieged: Federation) -> None:
+    """Each is told why, and counted; the log is not filled."""
+    before = besieged.metrics()["afl_refused_sessions_total"]
+    lines = len(besieged.server.logged("refused", reason="a frame of 77 bytes that cannot be parsed"))
+    assert lines == 0
+    for _ in range(100):
+        with RawClient(besieged.port) as liar:
+            liar.send(b"\xff" * 77)
+            assert "77 bytes" in liar.goodbye().reason
+    assert besieged.metrics()["afl_refused_sessions_total"] == before + 100
+    found = besieged.server.logged("refused", reason="a frame of 77 bytes that cannot be parsed")
+    seconds = {line["time"][:19] for line in found}
+    assert len(found) <= len(seconds) + 1
+    assert found[0]["left_out"] == 0
+    assert len(found) + sum(line["left_out"] for line in found) <= 100
+
+
 def test_fields_of_the_future_are_passed_over(besieged: Federation) -> None:
     with RawClient(besieged.port) as client:
         unknown_field = b"\xfa\x3e\x03abc"
