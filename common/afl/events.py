@@ -23,6 +23,7 @@ Code = Annotated[int, "the exit code"]
 File = Annotated[str, "the file"]
 Peer = Annotated[str, "the address it comes from"]
 Reason = Annotated[str, "why"]
+LeftOut = Annotated[int, "how many lines like this were left out since the last one: one a second is written"]
 RunId = Annotated[str, "the run's id"]
 SynchronizationRound = Annotated[int, "the synchronization round"]
 ToldRounds = Annotated[int, "the rounds it was told in this process"]
@@ -174,6 +175,7 @@ class Refused(Event):
     peer: Peer
     workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
     reason: Reason
+    left_out: LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +210,15 @@ class PeerTimeout(Event):
     peer: Peer
     workers: Workers
     seconds: Annotated[float, "how long nothing came"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotReading(Event):
+    """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
+
+    peer: Peer
+    workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
+    left_out: LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +289,7 @@ class RoundRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DigestMismatch(Event):
-    """A worker's model is not the server's; it is sent the model."""
+    """A worker's model is not the server's; unless the run is over, it is sent the model."""
 
     worker: Worker
     round: Annotated[int, "the update rounds behind the model"]
@@ -297,6 +308,11 @@ class StepFailed(Event):
 @dataclass(frozen=True, kw_only=True)
 class DiskFailed(Event):
     """A model or the last checkpoint could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescriptorsShort(Event):
+    """A file cannot be opened for want of a file descriptor; it is tried again until there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

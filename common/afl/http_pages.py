@@ -18,6 +18,7 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer,
 from afl import events
 from afl._version import __version__
 from afl.config.address import Address, why_not_listened
+from afl.descriptors import is_short, most_descriptors, most_pages
 from afl.errors import AddressError
 
 LOG = logging.getLogger("afl.http")
@@ -27,7 +28,10 @@ JSON: Final = "application/json"
 
 MOST_CONNECTIONS = 128
 """At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
-asked, it is closed unanswered."""
+asked, it is closed unanswered. Fewer where the process may have few descriptors."""
+
+ACCEPT_PAUSE_S = 0.5
+"""Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile."""
 
 ASKING_TIMEOUT_S = 10.0
 """How long a peer may take to ask, in all; who is slower is hung up on."""
@@ -194,10 +198,19 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open = 0
         self._asking: dict[socket.socket, float] = {}
         """Since when, the longest first: connections whose request has not come whole."""
+        self._affordable = most_pages(most_descriptors())
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if is_short(error):
+                time.sleep(ACCEPT_PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
-            is_full = self._open >= MOST_CONNECTIONS
+            is_full = self._open >= min(MOST_CONNECTIONS, self._affordable)
             slowest = next(iter(self._asking), None) if is_full else None
             if slowest is not None:
                 self._hang_up(slowest)

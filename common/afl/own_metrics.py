@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+from afl.means import settled
+
 RANKING: Final = frozenset({"loss", "accuracy"})
 """What workers are ranked by; it is shown in places of its own."""
 
@@ -28,7 +30,8 @@ def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> Ow
     found = {}
     for name in names:
         values = [entry[name] for entry in metrics if name in entry]
-        found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": sum(values) / len(values)}
+        mean = settled(sum(values) / len(values), values)
+        found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}
     return found
 
 

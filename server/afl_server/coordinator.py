@@ -45,6 +45,7 @@ from afl_server.gate import Gate
 from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
+from afl_server.patience import patiently
 from afl_server.reception import Reception
 from afl_server.records import Snapshot
 from afl_server.roster import Roster
@@ -429,6 +430,9 @@ class Coordinator:
             self.tallies.absent_reports += len(absent)
             self.incidents.count(Incident.ABSENT, absent)
             self._tell_late(absent, unanswered)
+            evaluation = self.engine.last_evaluation if closed.kind is Kind.EVALUATE else None
+            if evaluation is not None:
+                self.downlink.tell_diverged(evaluation, is_last=opening is None)
             moment = self._moment()
             if self._keeper is not None:
                 # Before anyone hears of it: what was heard must never be undone.
@@ -441,9 +445,9 @@ class Coordinator:
             self.deadline.start()
             self.downlink.model_moved()
             is_last_here = bool(self._pausing) and opening is not None
+            if evaluation is not None and opening is not None:
+                await self.downlink.heal(evaluation)
             if opening is not None and not is_last_here:
-                if closed.kind is Kind.EVALUATE and self.engine.last_evaluation is not None:
-                    await self.downlink.heal(self.engine.last_evaluation)
                 await self.downlink.open(opening, closed)
                 self.downlink.acknowledge(closed, counted)
             outputs = self._outputs(self._record(closed, moment), opening)
@@ -558,7 +562,9 @@ class Coordinator:
     async def _write(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._disk, self.records.save_model, name, snapshot, rounds_applied)
+            await loop.run_in_executor(
+                self._disk, patiently, self.records.save_model, name, snapshot, rounds_applied
+            )
         except StorageError as error:
             LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
             self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from afl.http_pages import Body
@@ -37,5 +38,19 @@ class Document:
 
 
 def encoded(value: Any) -> bytes:
-    """As JSON in UTF-8, without spaces."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    """As JSON in UTF-8, without spaces; JSON has no infinity and no NaN, which become null."""
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

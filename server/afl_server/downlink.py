@@ -131,17 +131,25 @@ class Downlink:
             await self._send_model(session)
             session.send(self._repeated())
 
-    async def heal(self, evaluation: Evaluation) -> None:
-        """Send the model to workers whose copy is not the server's, before the next step reaches them."""
+    def tell_diverged(self, evaluation: Evaluation, *, is_last: bool) -> None:
+        """Log and count the workers whose model is not the server's.
+
+        Args:
+            is_last: whether no step follows that would need another model.
+        """
         self._run.incidents.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
         for worker in evaluation.diverged:
             self._run.tallies.digest_mismatches += 1
             LOG.error(
-                "worker %d: its model differs from the server's after round %d; it is sent the model",
+                "worker %d: its model differs from the server's after round %d%s",
                 worker,
                 evaluation.round,
+                "" if is_last else "; it is sent the model",
                 extra=events.DigestMismatch(worker=worker, round=evaluation.round).extra,
             )
+
+    async def heal(self, evaluation: Evaluation) -> None:
+        """Send the model to workers whose copy is not the server's, before the next step reaches them."""
         owners = map(self._run.roster.owner, evaluation.diverged)
         for session in dict.fromkeys(owners):
             if session is not None and session.state is State.READY:

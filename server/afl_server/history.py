@@ -50,7 +50,8 @@ class Bucket:
     def absorb(self, later: Bucket) -> None:
         """Take in what follows."""
         both = self.rounds + later.rounds
-        self.loss_mean = (self.loss_mean * self.rounds + later.loss_mean * later.rounds) / both
+        # The shares first: the losses' own sum may be too large for a number.
+        self.loss_mean = self.loss_mean * (self.rounds / both) + later.loss_mean * (later.rounds / both)
         self.loss_max = max(self.loss_max, later.loss_max)
         self.weight_max = max(self.weight_max, later.weight_max)
         self.round, self.up, self.down, self.rounds = later.round, later.up, later.down, both
@@ -143,6 +144,7 @@ class History:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
         accuracy = np.array([entry.get("accuracy", math.nan) for entry in metrics])
         loss = np.array([entry.get("loss", math.nan) for entry in metrics])
+        accuracy, loss = _drawable(accuracy), _drawable(loss)
         spread = [_spread(accuracy), _spread(loss)]
         with self._lock:
             self.version += 1
@@ -193,6 +195,12 @@ class History:
         # Of equals the first: a page must not flicker between them.
         order: list[int] = np.argsort(-mean, kind="stable")[:count].tolist()
         return order
+
+
+def _drawable(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values as near as the curves' type of numbers has them; NaN stays."""
+    largest = float(np.finfo(np.float32).max)
+    return values.clip(-largest, largest)
 
 
 def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:

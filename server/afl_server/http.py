@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 import time
@@ -125,7 +124,7 @@ class HttpServer(HttpPages):
         return text("200 OK", "ready\n")
 
     def _status(self, _: Environ) -> Answer:
-        return Answer("200 OK", JSON, Body.of(json.dumps(snapshot(self._coordinator)).encode()))
+        return Answer("200 OK", JSON, Body.of(encoded(snapshot(self._coordinator))))
 
     def _worker(self, environ: Environ) -> Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]

@@ -16,6 +16,7 @@ from afl.config import dump_config
 from afl.engine import Opening, Outcome
 from afl.errors import ConfigError
 from afl.fault_points import reached
+from afl_server.patience import patiently
 from afl_server.store import Checkpoint, Entry, RunStore
 from afl_server.tallies import Tallies
 
@@ -106,7 +107,7 @@ class Keeper:
             StorageError: if it cannot be written.
         """
         if self._run.vector.frozen_length:
-            await self._on(self._disk, self._store.keep_frozen, self._run.vector.frozen_bytes())
+            await self._on(self._disk, patiently, self._store.keep_frozen, self._run.vector.frozen_bytes())
         await self.checkpoint(waits=True)
 
     async def checkpoint(self, *, waits: bool = False) -> None:
@@ -123,7 +124,7 @@ class Keeper:
         self._checkpoint_round = run.engine.step.position.round
         if self._publishing is not None:
             await self._publishing
-        temporary = await self._on(self._log, self._store.write, self._checkpoint())
+        temporary = await self._on(self._log, patiently, self._store.write, self._checkpoint())
         # One job: whoever waits for the thread's end waits for all of it.
         self._publishing = asyncio.get_running_loop().run_in_executor(self._disk, self._publish, temporary)
         if waits:
@@ -133,7 +134,7 @@ class Keeper:
 
     def _publish(self, temporary: Path) -> None:
         self._run.records.sync()
-        self._store.publish(temporary)
+        patiently(self._store.publish, temporary)
 
     def _checkpoint(self) -> Checkpoint:
         run = self._run

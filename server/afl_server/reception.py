@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from afl import events
@@ -16,6 +17,7 @@ from afl_server.admission import Admission
 from afl_server.gate import Identity
 from afl_server.incidents import Incident
 from afl_server.session import Session, State, read_join, read_standings
+from afl_server.sparing import Sparing, and_left_out
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -32,6 +34,7 @@ class Reception:
 
     def __init__(self, run: Coordinator) -> None:
         self._run = run
+        self._sparing = Sparing()
         self._admission = Admission(
             run_id=run.run_id,
             task=run.config.task.name,
@@ -72,8 +75,10 @@ class Reception:
             self.refuse(session, refusal)
             return
         workers = read_join(message)
-        for worker in workers:
-            rival = await self._run.roster.rival(worker, message.incarnation)
+        roster = self._run.roster
+        # While one owner is waited for, another may come for a worker that was free: ask until none has.
+        while (worker := next((one for one in workers if roster.owner(one) is not None), None)) is not None:
+            rival = await roster.rival(worker, message.incarnation)
             if rival is not None:
                 self.refuse(
                     session,
@@ -81,13 +86,16 @@ class Reception:
                     "start this one with another --id, or end that one",
                 )
                 return
-            replaced = self._run.roster.owner(worker)
+            replaced = roster.owner(worker)
             if replaced is not None:
                 await self.leave(replaced)
+        if session.state is not State.NEW:
+            # Told meanwhile that the run is over.
+            return
         session.workers = workers
         session.incarnation = message.incarnation
         session.applied = position_of(message.applied) if message.run_id else NOWHERE
-        self._run.roster.give(session)
+        roster.give(session)
         session.state = State.JOINED
         session.send(control(pb.ServerFrame(welcome=self._welcome(session, message))))
 
@@ -97,13 +105,29 @@ class Reception:
 
     def _turn_away(self, session: Session, reason: str, status: GoodbyeStatus) -> None:
         self._run.tallies.refused += 1
-        LOG.warning(
-            "refused %s: %s",
-            session.label,
-            reason,
-            extra=events.Refused(peer=session.peer, workers=session.workers, reason=reason).extra,
-        )
+        left_out = self._sparing.left_out(f"refused {session.workers}: {reason}", time.monotonic())
+        if left_out is not None:
+            LOG.warning(
+                "refused %s: %s%s",
+                session.label,
+                reason,
+                and_left_out(left_out),
+                extra=events.Refused(
+                    peer=session.peer, workers=session.workers, reason=reason, left_out=left_out
+                ).extra,
+            )
         session.end(status, reason)
+
+    def tell_not_reading(self, session: Session) -> None:
+        """A session is cut off, since its peer takes nothing."""
+        left_out = self._sparing.left_out(f"not reading {session.workers}", time.monotonic())
+        if left_out is not None:
+            LOG.warning(
+                "%s takes nothing of what it is sent and is cut off%s",
+                session.label,
+                and_left_out(left_out),
+                extra=events.NotReading(peer=session.peer, workers=session.workers, left_out=left_out).extra,
+            )
 
     async def make_ready(self, session: Session, message: pb.Ready) -> None:
         """A session's worker has its task, data and model."""

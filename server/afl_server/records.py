@@ -23,6 +23,7 @@ from afl.config import Config, dump_config
 from afl.durable import replacing, write_whole
 from afl.engine import Evaluation, RoundSummary
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.means import settled
 from afl.parameters import ParameterVector
 from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import Direction, WireCount
@@ -241,7 +242,7 @@ class RunRecords:
             seconds=round(seconds, 6),
             loss_max=float(summary.losses[worst]),
             loss_max_worker=worst,
-            loss_mean=float(np.nanmean(summary.losses)),
+            loss_mean=_mean(summary.losses[~np.isnan(summary.losses)]),
             dual_weight_max=float(summary.dual_weights.max()),
             **_named(absent=summary.absent),
             **_bytes(up, down),
@@ -472,6 +473,12 @@ def _readable(lines: bytes) -> list[dict[str, Any]]:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+def _mean(losses: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        mean = float(losses.mean())
+    return settled(mean, losses.tolist())
 
 
 def _named(**workers: Sequence[int]) -> dict[str, Any]:

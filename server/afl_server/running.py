@@ -11,6 +11,7 @@ from afl import events
 from afl._version import __version__
 from afl.config import Config
 from afl.config.address import Address
+from afl.descriptors import raise_limit
 from afl.errors import AddressError, ExitCode, RunCompleteError, StorageError
 from afl.initialization import build_vector
 from afl.randomness import SharedRandomness
@@ -45,6 +46,7 @@ def run(config: Config, gate: Gate, *, live: bool, stays: bool) -> ExitCode:
         RunCompleteError: if there is nothing left to do, and it is not to stay.
         AflError: if the run cannot begin.
     """
+    raise_limit()
     try:
         return asyncio.run(_run(config, gate, live=live, stays=stays))
     except RunCompleteError as error:

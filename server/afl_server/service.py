@@ -13,12 +13,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from afl import events
 from afl.config.address import Address
+from afl.descriptors import most_connections, most_descriptors
 from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.messages import GoodbyeStatus
 from afl.transport import channel_options
 from afl.wire.frames import SERVICE
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Identity, Served
+from afl_server.hanging_up import hang_up
 from afl_server.listening import check_listen
 from afl_server.session import Session, SessionOverError, State
 from afl_server.uninterrupted import uninterrupted
@@ -30,6 +32,13 @@ STOP_GRACE_S = 1.0
 """How long streams that are still open get to close when the server stops."""
 
 
+LEAST_CONNECTIONS = 1024
+"""Of strangers and workers together, that are allowed however few the sessions."""
+
+CONNECTIONS_A_SESSION = 4
+"""A worker that comes back, a probe, and some that are on their way out."""
+
+
 class FederationService:
     """The gRPC server of one run."""
 
@@ -37,8 +46,13 @@ class FederationService:
         self._coordinator = coordinator
         server = coordinator.config.server
         # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
-        handshake = ("grpc.server_handshake_timeout_ms", round(1000 * server.handshake_timeout))
-        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), handshake])
+        patience_ms = round(1000 * server.handshake_timeout)
+        bounds = [
+            ("grpc.server_handshake_timeout_ms", patience_ms),
+            ("grpc.max_connection_idle_ms", patience_ms),
+            ("grpc.max_allowed_incoming_connections", _most_connections(server.max_sessions)),
+        ]
+        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), *bounds])
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
@@ -89,10 +103,30 @@ class FederationService:
             asyncio.create_task(self._read(session, context)),
         }
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._until_over(session, tasks)
         finally:
             # A peer that hangs up as it is seen off cancels this once more; it must be seen off all the same.
             await uninterrupted(self._see_off(session, tasks))
+        if session.is_given_up:
+            # The status of an ordinary end would wait behind what the peer does not take.
+            raise asyncio.CancelledError
+
+    async def _until_over(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait until one of the session's two sides has ended; a peer that is seen off has
+        ``server.peer_timeout`` to take what is left."""
+        ended = asyncio.create_task(session.ended.wait())
+        try:
+            await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if session.state is State.ENDED and not session.is_given_up:
+                patience = self._coordinator.config.server.peer_timeout
+                done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    session.give_up()
+        finally:
+            ended.cancel()
+        if session.is_given_up:
+            self._coordinator.reception.tell_not_reading(session)
+            hang_up(session.peer, self.port)
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
         shown = context.auth_context()
@@ -201,6 +235,12 @@ class FederationService:
         self._coordinator.reception.refuse(session, refusal)
         await self._coordinator.reception.leave(session)
         return True
+
+
+def _most_connections(sessions: int) -> int:
+    """How many connections there may be at once, for so many sessions: a connection costs memory also where
+    it says nothing."""
+    return min(most_connections(most_descriptors()), max(LEAST_CONNECTIONS, CONNECTIONS_A_SESSION * sessions))
 
 
 def _credentials(certificates: Watched[Served]) -> grpc.ServerCredentials:

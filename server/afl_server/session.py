@@ -19,6 +19,7 @@ from afl.wire.frames import (
     JOIN_BELOW_BYTES,
     Frame,
     ack_frame,
+    check_parts,
     content_of_worker_frame,
     control,
     joined,
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 
 HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
+
+
+MOST_QUEUED = 1024
+"""Frames and steps that may wait for a peer to take them, and :data:`QUEUED_A_WORKER` for each of its workers
+besides: what a step sends, with its acks, is far less."""
+
+QUEUED_A_WORKER = 8
+
+PARTS_A_TURN = 64
+"""Reports and chunks of one frame after which other sessions have their turn."""
 
 
 class State(enum.Enum):
@@ -77,6 +88,10 @@ class Session:
         self.heard = asyncio.Event()
         """Set whenever a frame comes."""
         self.is_over = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set once nothing more is queued."""
+        self.is_given_up = False
+        """Whether the peer is not even waited for to take its goodbye."""
         self._coordinator = coordinator
         self._outbox: asyncio.Queue[Frame | Broadcast | None] = asyncio.Queue()
 
@@ -88,9 +103,13 @@ class Session:
     # Outgoing.
 
     def send(self, item: Frame | Broadcast) -> None:
-        """Queue a frame, or a step to follow to its end."""
-        if self.state is not State.ENDED:
-            self._outbox.put_nowait(item)
+        """Queue a frame, or a step to follow to its end; give up a peer that has long taken none."""
+        if self.state is State.ENDED:
+            return
+        if self._outbox.qsize() >= MOST_QUEUED + QUEUED_A_WORKER * len(self.workers):
+            self.give_up()
+            return
+        self._outbox.put_nowait(item)
 
     def beat(self) -> None:
         """Queue a heartbeat, unless the peer has yet to take what is queued: it is alive or it is not."""
@@ -106,6 +125,13 @@ class Session:
         self._outbox.put_nowait(control(pb.ServerFrame(goodbye=goodbye)))
         self._outbox.put_nowait(None)
         self.state = State.ENDED
+        self.ended.set()
+
+    def give_up(self) -> None:
+        """End without a goodbye, which the peer does not take."""
+        self.state = State.ENDED
+        self.is_given_up = True
+        self.ended.set()
 
     async def outgoing(self) -> AsyncIterator[Frame]:
         """The frames to write, in order, until the end."""
@@ -160,6 +186,7 @@ class Session:
             return
         try:
             frame = parse_worker_frame(data)
+            check_parts(frame, len(self.workers))
         except ProtocolError:
             self._coordinator.tallies.uplink.add(len(data), FrameContent(Traffic.CONTROL))
             raise
@@ -188,12 +215,20 @@ class Session:
     async def _reports(self, frame: pb.WorkerFrame) -> None:
         if self.state is not State.READY:
             raise ProtocolError("a report before the session is ready")
-        for message in frame.reports:
-            self._must_host(message.worker)
-            await self._answer(await self._coordinator.begin_report(report_of(message)))
-        for chunk in frame.chunks:
-            self._must_host(chunk.worker)
-            await self._answer(await self._coordinator.add_piece(chunk))
+        for count, message in enumerate(frame.reports, 1):
+            if await self._goes_on(count):
+                self._must_host(message.worker)
+                await self._answer(await self._coordinator.begin_report(report_of(message)))
+        for count, chunk in enumerate(frame.chunks, 1):
+            if await self._goes_on(count):
+                self._must_host(chunk.worker)
+                await self._answer(await self._coordinator.add_piece(chunk))
+
+    async def _goes_on(self, count: int) -> bool:
+        """Let others have their turn, after so many parts of a frame; whether the session still lasts."""
+        if count % PARTS_A_TURN == 0:
+            await asyncio.sleep(0)
+        return self.state is not State.ENDED
 
     async def _answer(self, ack: Ack | None) -> None:
         """Send what is not plain acceptance: the next commit is the acknowledgement of what counts."""

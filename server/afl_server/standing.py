@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afl.engine import Evaluation
+from afl.means import settled
 from afl.own_metrics import OwnMetrics, own_metrics
 
 
@@ -44,7 +46,7 @@ class Standing:
                 None,
                 None,
                 float(losses.max()),
-                float(losses.mean()),
+                _mean(losses),
                 own_metrics(evaluation.metrics, worst),
             )
         accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
@@ -53,9 +55,9 @@ class Standing:
             evaluation.round,
             worst,
             float(accuracies.min()),
-            float(accuracies.mean()),
+            _mean(accuracies),
             float(losses.max()),
-            float(losses.mean()),
+            _mean(losses),
             own_metrics(evaluation.metrics, worst),
         )
 
@@ -73,3 +75,9 @@ class Standing:
             # On small test sets accuracies tie; the loss then says which is better.
             return (self.worst_accuracy, -self.max_loss) > (other.worst_accuracy, -other.max_loss)
         return self.max_loss < other.max_loss
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        mean = float(values.mean())
+    return settled(mean, values.tolist())

@@ -207,6 +207,97 @@ def test_a_bad_report_is_refused_and_counts_for_nothing(besieged: Federation, wh
     assert besieged.status()["reports_missing"] == [VICTIM]
 
 
+def copies(part: str, count: int) -> Change:
+    def change(frame: pb.WorkerFrame) -> None:
+        parts = getattr(frame, part)
+        parts.extend([parts[0]] * (count - 1))
+
+    return change
+
+
+SWARMS: dict[str, tuple[Change, str]] = {
+    "two reports of one worker": (copies("reports", 2), "a frame of 2 reports in a session of 1 workers"),
+    "340000 empty reports": (
+        lambda frame: frame.CopyFrom(pb.WorkerFrame(reports=[pb.Report(worker=VICTIM)] * 340_000)),
+        "a frame of 340000 reports in a session of 1 workers",
+    ),
+    "300000 empty chunks": (
+        lambda frame: frame.CopyFrom(pb.WorkerFrame(chunks=[pb.Chunk(worker=VICTIM)] * 300_000)),
+        "a frame of 300000 chunks; 1028 are the most",
+    ),
+    "300000 payloads": (
+        lambda frame: frame.reports[0].payloads.extend([pb.Payload(dim=1)] * 299_999),
+        "300000 payloads; 16 are the most",
+    ),
+    "300000 metrics": (
+        lambda frame: frame.reports[0].metrics.extend([pb.Metric()] * 300_000),
+        "300000 metrics; 64 are the most",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SWARMS)
+def test_a_frame_of_countless_parts_is_refused_before_it_costs_time(besieged: Federation, what: str) -> None:
+    change, reason = SWARMS[what]
+    with RawClient(besieged.port) as liar:
+        liar.handshake([VICTIM])
+        frame = honest_report(0.1)
+        change(frame)
+        liar.send(frame)
+        goodbye = liar.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
+    assert reason in goodbye.reason
+    assert besieged.status()["reports_missing"] == [VICTIM]
+
+
+SMALL_WINDOW = {"grpc__http2__lookahead_bytes": 1 << 16, "grpc__http2__bdp_probe": 0}
+"""So that what a client has not read is waiting at the server."""
+
+
+def test_a_peer_that_reads_no_answers_is_cut_off(besieged: Federation) -> None:
+    """It asks, by reports of the past or by heartbeats, for more than may wait to be taken."""
+    late = pb.WorkerFrame(reports=[pb.Report(worker=VICTIM)]).SerializeToString()
+    beat = pb.WorkerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)).SerializeToString()
+    for question, count in ((late, 5_000), (beat, 60_000)):
+        with RawClient(besieged.port, **SMALL_WINDOW) as deaf:
+            deaf.handshake([VICTIM])
+            deaf.takes.clear()
+            before = len(besieged.server.logged("not_reading"))
+            for _ in range(count):
+                deaf.send(question)
+            besieged.server.wait_for("not_reading", count=before + 1, workers=f"[{VICTIM}]")
+            deaf.takes.set()
+            assert deaf.wait_for_end() is grpc.StatusCode.UNAVAILABLE
+    besieged.wait_until(lambda status: status["reports_missing"] == [VICTIM])
+
+
+def test_a_peer_that_takes_not_even_its_goodbye_is_cut_off(tmp_path: Path) -> None:
+    """It is sent a model that it does not read, says nothing, and is given up; nothing of it stays."""
+    config = {
+        **CONFIG,
+        "workers": 1,
+        "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": 1_000_000, "examples": 16}},
+        "server": {"heartbeat": "100ms", "peer_timeout": "1s"},
+    }
+    with Federation(config, tmp_path / "f") as federation:
+        with RawClient(federation.port) as first:
+            ready = first.ready_message(first.join([0]))
+        federation.server.wait_for("session_ended")
+        before = len(list(Path(f"/proc/{federation.server.pid}/fd").iterdir()))
+        with RawClient(federation.port, **SMALL_WINDOW) as deaf:
+            deaf.join([0])
+            deaf.takes.clear()
+            deaf.send(ready=ready)
+            federation.server.wait_for("peer_timeout", workers="[0]")
+            federation.server.wait_for("not_reading", workers="[0]")
+            deaf.takes.set()
+            assert deaf.wait_for_end() is grpc.StatusCode.UNAVAILABLE
+            federation.wait_until(
+                lambda _: len(list(Path(f"/proc/{federation.server.pid}/fd").iterdir())) <= before
+            )
+        assert federation.metrics()["afl_sessions"] == 0
+
+
 def test_a_chunk_without_a_report_is_passed_over(besieged: Federation) -> None:
     """It may belong to a report that was answered as a duplicate; it moves nothing."""
     with RawClient(besieged.port) as liar:
@@ -313,6 +404,23 @@ def test_a_liar_is_refused_and_told_why(besieged: Federation, what: str) -> None
     assert goodbye.status == pb.Goodbye.STATUS_REFUSED
     assert reason in goodbye.reason
     assert besieged.metrics()["afl_refused_sessions_total"] == before + 1
+
+
+def test_refusals_that_are_alike_write_one_line_a_second(besieged: Federation) -> None:
+    """Each is told why, and counted; the log is not filled."""
+    before = besieged.metrics()["afl_refused_sessions_total"]
+    lines = len(besieged.server.logged("refused", reason="a frame of 77 bytes that cannot be parsed"))
+    assert lines == 0
+    for _ in range(100):
+        with RawClient(besieged.port) as liar:
+            liar.send(b"\xff" * 77)
+            assert "77 bytes" in liar.goodbye().reason
+    assert besieged.metrics()["afl_refused_sessions_total"] == before + 100
+    found = besieged.server.logged("refused", reason="a frame of 77 bytes that cannot be parsed")
+    seconds = {line["time"][:19] for line in found}
+    assert len(found) <= len(seconds) + 1
+    assert found[0]["left_out"] == 0
+    assert len(found) + sum(line["left_out"] for line in found) <= 100
 
 
 def test_fields_of_the_future_are_passed_over(besieged: Federation) -> None:

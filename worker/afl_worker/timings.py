@@ -59,8 +59,8 @@ class Timings:
         codec = self.codec.wall - self.compute.wall
         return (
             f"{self.steps} steps: {shown_seconds(self.compute.wall)} in the task's code, "
-            f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server and the "
-            "other workers"
+            f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server "
+            "and the other workers"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from afl.engine import MAX_METRICS
 from afl.errors import ProtocolError
 from afl.messages import (
     Ack,
@@ -45,6 +46,14 @@ JOIN_BELOW_BYTES = 256 * 1024
 
 MAX_FRAME_OVERHEAD = 1 << 20
 """What a frame may hold besides one chunk's data."""
+
+MOST_CHUNKS = 1024
+"""In one frame, and :data:`CHUNKS_A_WORKER` besides for each worker of its session."""
+
+CHUNKS_A_WORKER = 4
+
+MOST_PAYLOADS = 16
+"""Of one report; no step asks for as many."""
 
 _SCALAR_BYTES = 8
 _CHUNKS_FIELD: dict[type[pb.ServerFrame | pb.WorkerFrame], int] = {
@@ -229,6 +238,32 @@ def parse_worker_frame(data: bytes) -> pb.WorkerFrame:
         return pb.WorkerFrame.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"a frame of {len(data)} bytes that cannot be parsed") from error
+
+
+def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
+    """Refuse a frame with more parts than its session can have anything to say with: each costs the receiver
+    more time than it costs the sender.
+
+    Args:
+        workers: how many the session hosts.
+
+    Raises:
+        ProtocolError: if it has more.
+    """
+    if len(frame.reports) > max(1, workers):
+        raise ProtocolError(f"a frame of {len(frame.reports)} reports in a session of {workers} workers")
+    most = MOST_CHUNKS + CHUNKS_A_WORKER * workers
+    if len(frame.chunks) > most:
+        raise ProtocolError(f"a frame of {len(frame.chunks)} chunks; {most} are the most")
+    for report in frame.reports:
+        if len(report.payloads) > MOST_PAYLOADS:
+            raise ProtocolError(
+                f"worker {report.worker}: {len(report.payloads)} payloads; {MOST_PAYLOADS} are the most"
+            )
+        if len(report.metrics) > MAX_METRICS:
+            raise ProtocolError(
+                f"worker {report.worker}: {len(report.metrics)} metrics; {MAX_METRICS} are the most"
+            )
 
 
 def parse_server_frame(data: bytes) -> pb.ServerFrame:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import queue
 import socket
 import urllib.error
 from collections.abc import Iterator
@@ -73,3 +75,35 @@ def test_a_request_that_never_comes_whole_is_given_up(pages: Pages, monkeypatch:
     with half_a_request(pages) as link:
         assert link.recv(1) == b""
     assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
+
+
+def test_a_connection_without_a_descriptor_is_waited_for(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays ready; to try again at once would take all of a processor."""
+    done: queue.SimpleQueue[object] = queue.SimpleQueue()
+    accept = http_pages.WSGIServer.get_request
+
+    def short(server: http_pages.WSGIServer) -> tuple[socket.socket, object]:
+        if done.qsize() < 4:
+            done.put("accept")
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(http_pages.WSGIServer, "get_request", short)
+    monkeypatch.setattr(http_pages.time, "sleep", done.put)
+    assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
+    assert [done.get() for _ in range(4)] == ["accept", http_pages.ACCEPT_PAUSE_S] * 2
+
+
+def test_connections_are_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pages, "most_descriptors", lambda: 32)
+    pages = Pages(Address("127.0.0.1", 0), "--http")
+    slow = [half_a_request(pages) for _ in range(6)]
+    try:
+        assert slow[0].recv(1) == b"", "the fifth has taken the first's place"
+        assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
+    finally:
+        for link in slow:
+            link.close()
+        pages.close()
