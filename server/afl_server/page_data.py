@@ -129,17 +129,16 @@ class PageData:
             "down": tallies.downlink.total,
             "paper_up": _MODEL_VALUE_BYTES * tallies.uplink.float_equivalents,
             "paper_down": _MODEL_VALUE_BYTES * tallies.downlink.float_equivalents,
-            "uncompressed_a_round": self._uncompressed_a_round,
+            "uncompressed": self._uncompressed,
         }
 
     @property
-    def _uncompressed_a_round(self) -> int | None:
-        """Bytes of whole vectors, one from each worker and one to each process; ``None`` where nothing is
-        compressed, or nobody has been here yet."""
-        config, processes = self._run.config, self._run.roster.processes
-        if config.algorithm.name != "afl-com" or not processes:
+    def _uncompressed(self) -> int | None:
+        """Bytes that whole vectors would have taken so far; ``None`` where nothing is compressed, or no round
+        is closed."""
+        if self._run.config.algorithm.name != "afl-com" or self._run.records.round is None:
             return None
-        return (config.workers + processes) * _MODEL_VALUE_BYTES * self._run.vector.dim
+        return self._run.tallies.uncompressed_bytes
 
     def events(self) -> list[dict[str, Any]]:
         """The last events, newest first."""
@@ -192,7 +191,7 @@ class PageData:
         run, stamp = self._run, self._stamp_now()
         shown = self._shown_workers()
         view = self._history.view(shown)
-        per_round = self._uncompressed_a_round
+        whole, closed = self._uncompressed, self._run.records.round
         points = view.evaluations
         return {
             "stamp": stamp,
@@ -206,8 +205,8 @@ class PageData:
             "weight_max": _short(bucket.weight_max for bucket in view.buckets),
             "bytes": [bucket.up + bucket.down for bucket in view.buckets],
             "uncompressed": None
-            if per_round is None
-            else [bucket.round * per_round for bucket in view.buckets],
+            if whole is None or closed is None
+            else [round(whole * bucket.round / closed.round) for bucket in view.buckets],
             "worst_worker": [point.worst_worker for point in points],
             "worst_accuracy": _short(point.worst_accuracy for point in points),
             "mean_accuracy": _short(point.mean_accuracy for point in points),

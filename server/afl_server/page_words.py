@@ -109,7 +109,7 @@ def _weight(state: Mapping[str, Any]) -> str:
 def _traffic(state: Mapping[str, Any]) -> dict[str, str]:
     traffic = state["traffic"]
     spent = traffic["up"] + traffic["down"]
-    whole = (traffic["uncompressed_a_round"] or 0) * state["round"]
+    whole = traffic["uncompressed"] or 0
     return {
         "bytes": shown_bytes(spent),
         "bytes_up": shown_bytes(traffic["up"]),

@@ -137,6 +137,7 @@ class FakeRun:
             for count in (self.tallies.uplink, self.tallies.downlink):
                 count.add(PAYLOAD, FrameContent(Traffic.GRADIENT, values=PAYLOAD - 20), workers)
                 count.float_equivalents += workers * PAYLOAD / 4
+                self.tallies.saved_bytes += workers * (4 * DIM - PAYLOAD)
             summary = RoundSummary(number, number, loss, self._weights.copy())
             self.dual_window.add(number, self._weights)
             self.records.train_round(

@@ -120,7 +120,8 @@ def fetch_status(server: str) -> dict[str, Any]:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise LostServerError(
-            f"nothing answers at {url} ({reason}); is the server running, and is this its server.http?"
+            f"nothing answers at {url} ({reason}); is the server running, and is this its server.http? "
+            "What a run wrote that is over, afl inspect shows"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")

@@ -16,6 +16,7 @@ import pytest
 
 from afl.engine import Evaluation
 from afl.errors import ExitCode
+from afl.wire.accounting import GRPC_PREFIX_BYTES
 from afl_server import viewers
 from afl_server.documents import Document
 from afl_server.page_data import _Rate
@@ -108,10 +109,13 @@ def test_the_bytes_beside_what_whole_vectors_would_have_cost(served: Served) -> 
     traffic = served.json("/data/state.json")["traffic"]
     tallies = served.run.tallies
     assert (traffic["up"], traffic["down"]) == (tallies.uplink.total, tallies.downlink.total)
-    assert traffic["uncompressed_a_round"] == (3 + 3) * 4 * DIM
+    assert (
+        traffic["uncompressed"] == tallies.uncompressed_bytes == 100 * (3 + 3) * (4 * DIM + GRPC_PREFIX_BYTES)
+    )
     curves = served.json("/data/history.json")
     assert curves["bytes"][-1] == traffic["up"] + traffic["down"]
-    assert curves["uncompressed"][-1] == 100 * traffic["uncompressed_a_round"]
+    assert curves["uncompressed"][-1] == traffic["uncompressed"]
+    assert curves["uncompressed"][0] == round(traffic["uncompressed"] * curves["round"][0] / 100)
 
 
 def test_phases(served: Served) -> None:
