@@ -31,14 +31,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m afl_lab.docs --check
-	$(BIN)/python -m afl_lab.protobuf --check
+	$(BIN)/python -m afl_tools.docs --check
+	$(BIN)/python -m afl_tools.protobuf --check
 
 proto: $(VENV)/.dev
 	PYTHON=$(abspath $(BIN))/python sh proto/generate.sh
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m afl_lab.docs --write
+	$(BIN)/python -m afl_tools.docs --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 policy: $(VENV)/.dev .venv-policy/bin/checkov
@@ -49,11 +49,11 @@ policy: $(VENV)/.dev .venv-policy/bin/checkov
 	.venv-policy/bin/python -m pip install --quiet checkov==3.3.30
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m afl_lab.bench.rounds $(ARGS)
+	$(BIN)/python -m afl_benchmarks.rounds $(ARGS)
 
 clean:
 	rm -rf .venv .venv-policy build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find common server worker lab tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find common cli server worker lab benchmarks reproduction tools tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 venv: $(VENV)/.dev
 

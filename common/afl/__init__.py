@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from afl._version import __version__
 
 if TYPE_CHECKING:
-    from afl.compressors import Compressed, Compressor, Realization
+    from afl.core.compressors import Compressed, Compressor, Realization
+    from afl.core.messages import Encoding
+    from afl.core.randomness import Purpose, SharedRandomness, Stream
     from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
-    from afl.handover.loading import load_model
-    from afl.messages import Encoding
-    from afl.randomness import Purpose, SharedRandomness, Stream
+    from afl.runs.export.loading import load_model
     from afl.tasks import Classification, Task, TaskContext, WorkerData
 
 _HOMES = {
     "afl.compressors": ("Compressed", "Compressor", "Realization"),
     "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
-    "afl.handover.loading": ("load_model",),
-    "afl.messages": ("Encoding",),
-    "afl.randomness": ("Purpose", "SharedRandomness", "Stream"),
+    "afl.runs.export.loading": ("load_model",),
+    "afl.core.messages": ("Encoding",),
+    "afl.core.randomness": ("Purpose", "SharedRandomness", "Stream"),
     "afl.tasks": ("Classification", "Task", "TaskContext", "WorkerData"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,7 +2,7 @@
 
 import sys
 
-from afl.cli.entry import enter
+from afl.terminal.entry import enter
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from afl.messages import NOWHERE, Payload, PayloadHeader, Position, Step
+from afl.core.messages import NOWHERE, Payload, PayloadHeader, Position, Step
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,

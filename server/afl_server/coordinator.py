@@ -15,12 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from afl import events
-from afl.algorithms.registry import server_half
-from afl.buffer_mean import BufferMean
-from afl.engine import Opening, RoundEngine
-from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError, place
-from afl.messages import (
+from afl.core.algorithms.registry import server_half
+from afl.core.engine import Opening, RoundEngine
+from afl.core.messages import (
     NOWHERE,
     Ack,
     AckStatus,
@@ -31,8 +28,11 @@ from afl.messages import (
     Report,
     Step,
 )
-from afl.parameters import ParameterVector
-from afl.randomness import Purpose, SharedRandomness
+from afl.core.model.buffer_mean import BufferMean
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.daemon import events
+from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError, place
 from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView

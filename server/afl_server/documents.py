@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from afl.http_pages import Body
+from afl.daemon.http import Body
 
 
 class Document:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from afl import events
-from afl.engine import Evaluation, Opening
-from afl.messages import NOWHERE, Kind, Position, Step
+from afl.core.engine import Evaluation, Opening
+from afl.core.messages import NOWHERE, Kind, Position, Step
+from afl.daemon import events
 from afl.wire.frames import ack_frame, receipt_frame
 from afl_server.broadcast import Broadcast
 from afl_server.incidents import Incident

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from afl import events
 from afl.config.schema import Server, Tls
+from afl.daemon import events
 from afl.errors import ConfigError
 from afl.security.certificates import (
     EXPIRES_SOON_S,

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from prometheus_client import make_wsgi_app
 
 from afl.config.address import Address
-from afl.http_pages import (
+from afl.daemon.http import (
     JSON,
     OVER,
     Answer,

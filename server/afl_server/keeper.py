@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afl import events
-from afl.algorithms.base import Arrays
 from afl.config import dump_config
-from afl.engine import Opening, Outcome
+from afl.core.algorithms.base import Arrays
+from afl.core.engine import Opening, Outcome
+from afl.daemon import events
+from afl.daemon.fault_points import reached
 from afl.errors import ConfigError
-from afl.fault_points import reached
 from afl_server.patience import patiently
 from afl_server.store import Checkpoint, Entry, RunStore
 from afl_server.tallies import Tallies

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from afl.cli.display import can_redraw
-from afl.cli.failures import failed
-from afl.cli.parser import common_options, make_parser, stay_option
 from afl.config import Config, load_config
 from afl.config.address import check_plaintext
 from afl.config.document import help_text
+from afl.daemon.logs import set_up_logs
 from afl.errors import AflError, ExitCode
-from afl.logs import set_up_logs
+from afl.terminal.display import can_redraw
+from afl.terminal.failures import failed
+from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_server.gate import Gate
 from afl_server.stored import stored_config
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from afl.algorithms.local_sgd import model_payload
-from afl.messages import Encoding, Payload, PayloadHeader, Role, ValueType
-from afl.parameters import ParameterVector
+from afl.core.algorithms.local_sgd import model_payload
+from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
+from afl.core.model.parameters import ParameterVector
 
 
 def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:

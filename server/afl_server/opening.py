@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from afl import events
 from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
+from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
-from afl.run_files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.records import RunRecords, new_run_id
 from afl_server.store import ASIDE, Checkpoint, Entry, RunStore
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from afl._version import __version__
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.own_metrics import own_metrics_line
+from afl.runs.task_metrics import own_metrics_line
 
 PHASES = {
     "waiting": "waiting for workers",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from afl import events
-from afl.descriptors import is_short
+from afl.daemon import events
+from afl.daemon.descriptors import is_short
 from afl.errors import StorageError
 
 LOG = logging.getLogger("afl.server")

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from afl.cli.display import REFRESH_S, RunDisplay
-from afl.cli.view import make_console, summary_table
+from afl.terminal.display import REFRESH_S, RunDisplay
+from afl.terminal.view import make_console, summary_table
 from afl_server.coordinator import Coordinator
 from afl_server.status import snapshot
 

@@ -6,11 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from afl import events
 from afl._version import __version__
+from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.daemon import events
 from afl.errors import ExitCode, ProtocolError, place
-from afl.initialization import realization_digest
-from afl.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.tasks.initialization import realization_digest
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
 from afl_server.admission import Admission

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from afl import events
 from afl._version import __version__
 from afl.config import Config, dump_config
-from afl.durable import replacing, write_whole
-from afl.engine import Evaluation, RoundSummary
+from afl.core.engine import Evaluation, RoundSummary
+from afl.core.model.parameters import ParameterVector
+from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
-from afl.means import settled
-from afl.parameters import ParameterVector
-from afl.run_files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.durable import replacing, write_whole
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.means import settled
 from afl.wire.accounting import Direction, WireCount
 from afl_server.history import Bucket, History
 from afl_server.standing import Standing

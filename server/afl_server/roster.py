@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Iterator
 
-from afl import events
-from afl.messages import GoodbyeStatus
+from afl.core.messages import GoodbyeStatus
+from afl.daemon import events
 from afl_server.session import HEARTBEAT_WITH_REPLY, Session, State
 
 LOG = logging.getLogger("afl.server")

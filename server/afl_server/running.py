@@ -7,18 +7,18 @@ import gc
 import logging
 import signal
 
-from afl import events
 from afl._version import __version__
 from afl.config import Config
 from afl.config.address import Address
-from afl.descriptors import raise_limit
+from afl.core.randomness import SharedRandomness
+from afl.daemon import events
+from afl.daemon.descriptors import raise_limit
 from afl.errors import AddressError, ExitCode, RunCompleteError, StorageError
-from afl.initialization import build_vector
-from afl.randomness import SharedRandomness
+from afl.runs.tracking.following import Following, status_of
+from afl.runs.tracking.registry import load_trackers
 from afl.security.identity import WorkerIds
+from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
-from afl.tracking.following import Following, status_of
-from afl.tracking.registry import load_trackers
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Gate
 from afl_server.http import FinishedPages, HttpServer

@@ -11,13 +11,13 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from afl import events
 from afl.config.address import Address
-from afl.descriptors import most_connections, most_descriptors
+from afl.core.messages import GoodbyeStatus
+from afl.daemon import events
+from afl.daemon.descriptors import most_connections, most_descriptors
 from afl.errors import AddressError, NonFiniteError, ProtocolError
-from afl.messages import GoodbyeStatus
-from afl.transport import channel_options
 from afl.wire.frames import SERVICE
+from afl.wire.transport import channel_options
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Identity, Served
 from afl_server.hanging_up import hang_up

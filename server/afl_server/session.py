@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
+from afl.daemon.fault_points import reached
 from afl.errors import ProtocolError
-from afl.fault_points import reached
-from afl.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position
 from afl.security.identity import MOST_WORKERS_A_SESSION, WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.engine import Evaluation
-from afl.means import settled
-from afl.own_metrics import OwnMetrics, own_metrics
+from afl.core.engine import Evaluation
+from afl.runs.means import settled
+from afl.runs.task_metrics import OwnMetrics, own_metrics
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
 
-from afl.http_pages import Body
+from afl.daemon.http import Body
 
 _TYPES = {
     ".css": "text/css; charset=utf-8",

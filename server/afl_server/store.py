@@ -20,10 +20,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from afl import events
-from afl.algorithms.base import Arrays
 from afl.config.schema import Durability
-from afl.durable import (
+from afl.core.algorithms.base import Arrays
+from afl.core.engine import Evaluation, Outcome
+from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
+from afl.core.sizes import largest_log
+from afl.daemon import events
+from afl.daemon.fault_points import reached
+from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
+from afl.runs.durable import (
     CutShortError,
     DamagedError,
     OtherVersionError,
@@ -38,11 +43,6 @@ from afl.durable import (
     unpacked_arrays,
     write_whole,
 )
-from afl.engine import Evaluation, Outcome
-from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
-from afl.fault_points import reached
-from afl.messages import Kind, Payload, PayloadHeader, Position, Step
-from afl.sizing import largest_log
 
 LOG = logging.getLogger("afl.server")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError
-from afl.run_files import CONFIG_FILE, STATE_FOLDER
+from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 
 
 def stored_config(directory: Path, overrides: list[str]) -> Config:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from afl.messages import Kind, PayloadHeader, Report
+from afl.core.messages import Kind, PayloadHeader, Report
 from afl.wire.accounting import FrameContent, WireCount, float_equivalents, saved_bytes
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import traffic_of_kind

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Self
 
-from afl.http_pages import Body
+from afl.daemon.http import Body
 from afl_server.documents import Document
 
 MOST_VIEWERS = 32

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
-from afl import events
+from afl.daemon import events
 from afl.errors import ConfigError
 
 LOG = logging.getLogger("afl.server")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from afl.compressors import create
-from afl.sizing import disks, keeps_residuals, payload_bytes
+from afl.core.compressors import create
+from afl.core.sizes import disks, keeps_residuals, payload_bytes
 from support import Federation
 
 DIM, WORKERS, ROUNDS, CHECKPOINT_EVERY = 200_000, 2, 30, 10
-NOOP = ("--task", "afl_lab.bench.noop:Noop")
+NOOP = ("--task", "afl_benchmarks.noop:Noop")
 IDENTITY = {"name": "identity"}
 RAND_K = {"name": "rand-k", "ratio": 0.1}
 TOP_K = {"name": "top-k", "ratio": 0.05}

@@ -20,8 +20,8 @@ import yaml
 from documentation_exempt import NOT_RUN
 from documentation_reader import MINIMAL, Page, PageError, Reader, Replacement
 
+from afl.runs.tracking.following import Following
 from afl.tasks.registry import load_task
-from afl.tracking.following import Following
 from support import Federation
 from support.identities import Identities, Pair, tls
 from support.pages import PROJECT, ROOT, blocks, inline
@@ -294,7 +294,7 @@ def reproduction_holds(reader: Reader) -> None:
     assert all("drawn: main" in text for text in drawn)
 
 
-LINKS = "python -m afl_lab.bench.links --data-dir data --set evaluation.every=10"
+LINKS = "python -m afl_benchmarks.over_links --data-dir data --set evaluation.every=10"
 SMALL_LINKS = f"{LINKS} --experiment small --methods rand-k --rounds 10"
 FEW = "--skip-search --seeds 1 --set algorithm.rounds=2 --set evaluation.every=2 --results small"
 
@@ -545,8 +545,8 @@ REPLACEMENTS = (
     *(
         Replacement(
             "docs/reproduction.md",
-            f"afl reproduce {experiment} --jobs 2",
-            f"afl reproduce {experiment} --jobs 2 {options}",
+            f"python -m afl_reproduction {experiment} --jobs 2",
+            f"python -m afl_reproduction {experiment} --jobs 2 {options}",
             "an afternoon",
             part=True,
             version=version,
@@ -561,8 +561,8 @@ REPLACEMENTS = (
     ),
     Replacement(
         "docs/reproduction.md",
-        "afl reproduce fashion-mnist --draw",
-        "afl reproduce fashion-mnist --draw --parts main --results small",
+        "python -m afl_reproduction fashion-mnist --draw",
+        "python -m afl_reproduction fashion-mnist --draw --parts main --results small",
         "the runs are there",
         part=True,
     ),
@@ -602,8 +602,8 @@ REPLACEMENTS = (
     ),
     Replacement(
         "docs/theory.md",
-        "python -m afl_lab.bounds --workers 4 16 64 256 --centres 2",
-        "python -m afl_lab.bounds --workers 4 16 --centres 2 --rounds 9",
+        "python -m afl_reproduction.bounds --workers 4 16 64 256 --centres 2",
+        "python -m afl_reproduction.bounds --workers 4 16 --centres 2 --rounds 9",
         "5 minutes",
     ),
     Replacement("docs/theory.md", "--rounds 10000", "--rounds 100", "1.5 minutes", part=True),

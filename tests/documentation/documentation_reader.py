@@ -46,9 +46,9 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from afl.cli.main import make_afl_parser
 from afl.config import Config, config_from_mapping, load_config
-from afl.events import check_line
+from afl.daemon.events import check_line
+from afl_cli.main import make_afl_parser
 from afl_server.main import make_server_parser
 from afl_server.stored import stored_config
 from afl_worker.main import make_worker_parser, parse_ids
@@ -735,7 +735,7 @@ def _make_checkout(folder: Path) -> None:
 def _make_programs(folder: Path) -> None:
     """The commands as an installation has them, of this checkout."""
     folder.mkdir()
-    modules = {"afl": "afl.cli", "afl-server": "afl_server", "afl-worker": "afl_worker"}
+    modules = {"afl": "afl_cli", "afl-server": "afl_server", "afl-worker": "afl_worker"}
     starts = {name: f"-P -m {module} " for name, module in modules.items()} | {"python": "", "python3": ""}
     for name, start in starts.items():
         script = folder / name

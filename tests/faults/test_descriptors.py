@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from afl.descriptors import KEPT, most_connections, most_pages
+from afl.daemon.descriptors import KEPT, most_connections, most_pages
 from support import Federation, Process, Proxy, Reference
 
 LIMIT = 256

@@ -12,13 +12,13 @@ import pytest
 import torch
 from faults_cases import GROUPS, TASK, config_of
 
-from afl.codecs.payload import expected, pack, unpack
-from afl.compressors import Compressed, create
 from afl.config import config_from_mapping
-from afl.durable import DamagedError, read_record, record_head
+from afl.core.codecs.payload import expected, pack, unpack
+from afl.core.compressors import Compressed, create
+from afl.core.messages import EVALUATION_PHASE, Kind, Position, Report, Step
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import EVALUATION_PHASE, Kind, Position, Report, Step
-from afl.randomness import Purpose, SharedRandomness
+from afl.runs.durable import DamagedError, read_record, record_head
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from faults_cases import ALGORITHMS, GROUPS, TASK, config_of
 
-from afl.durable import next_record
-from afl.fault_points import VARIABLE
+from afl.daemon.fault_points import VARIABLE
+from afl.runs.durable import next_record
 from support import Federation, Process, Proxy, result_of, run_together
 from support.federation import completed
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from afl.messages import EVALUATION_PHASE
+from afl.core.messages import EVALUATION_PHASE
 from afl.v1 import federation_pb2 as pb
 from support import Federation, Process, RawClient
 

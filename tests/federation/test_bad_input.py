@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from afl.codecs.indices import Coding, encode_as
+from afl.core.codecs.indices import Coding, encode_as
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
 from support import Federation, Process, Proxy, RawClient, Reference

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from afl.config import config_from_mapping
-from afl.randomness import SharedRandomness
+from afl.core.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
 from afl_lab.simulation.run import simulate
 from support import Federation

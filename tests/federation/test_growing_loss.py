@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from afl.cli.main import main
-from afl.cli.new import project_files
 from afl.errors import ExitCode
+from afl_cli.main import main
+from afl_cli.new import project_files
 from support import Federation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text(encoding="utf-8")

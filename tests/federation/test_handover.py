@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from afl.cli.main import main
-from afl.run_files import model_digest
+from afl.runs.files import model_digest
+from afl_cli.main import main
 from support.federation import Federation
 from support.process import KIT
 

@@ -1,4 +1,4 @@
-"""``python -m afl_lab.bench.links`` on a small task: a few rounds over each kind of link."""
+"""``python -m afl_benchmarks.over_links`` on a small task: a few rounds over each kind of link."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from afl_lab.bench.links import last_evaluation, main
-from afl_lab.links.namespaces import NamespaceLinks, UnavailableError
-from afl_lab.links.pipe import Link
-from afl_lab.links.results import read_runs
+from afl_benchmarks.links.namespaces import NamespaceLinks, UnavailableError
+from afl_benchmarks.links.pipe import Link
+from afl_benchmarks.links.results import read_runs
+from afl_benchmarks.over_links import last_evaluation, main
 
 WORKERS, ROUNDS, DIM = 2, 4, 650
 

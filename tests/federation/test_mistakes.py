@@ -313,7 +313,7 @@ def test_with_a_loss_of_one_s_own_too_the_numbers_of_another_type_are_named(tmp_
         assert "Traceback" not in worker.text
         told = federation.server.wait_for("worker_failed")
         assert told["message"].startswith(f"worker 1, round 1 failed: {said}")
-    command = [sys.executable, "-m", "afl.cli", "check", "--config", "server.yaml"]
+    command = [sys.executable, "-m", "afl_cli", "check", "--config", "server.yaml"]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 7
     assert f"error: loss of worker 1's first batch: {said}\n" in answer.stdout

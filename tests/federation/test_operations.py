@@ -18,9 +18,9 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from afl.cli.main import main
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
+from afl_cli.main import main
 from afl_server.metrics import DOCUMENTATION
 from support import Federation, Process, Proxy, RawClient, Reference
 from support.federation import completed, fetch

@@ -13,7 +13,7 @@ import pytest
 
 import afl_server.http
 from afl.config.address import Address
-from afl.http_pages import Answer, Environ, HttpPages
+from afl.daemon.http import Answer, Environ, HttpPages
 from afl_server.http import liveness
 from support import Federation, Process
 from support.federation import fetch

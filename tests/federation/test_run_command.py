@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from afl.cli.main import main
+from afl_cli.main import main
 
 CONFIG: dict[str, Any] = {
     "workers": 3,
@@ -83,7 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def afl_run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "afl.cli", "run", "server.yaml", *arguments],
+        [sys.executable, "-m", "afl_cli", "run", "server.yaml", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -144,7 +144,7 @@ def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: 
 @contextmanager
 def long_run(after: int = 0) -> Iterator[subprocess.Popen[str]]:
     """One that only ends when it is told to; yielded once an evaluation after that round has been shown."""
-    command = [sys.executable, "-m", "afl.cli", "run", "server.yaml", "--processes", "1"]
+    command = [sys.executable, "-m", "afl_cli", "run", "server.yaml", "--processes", "1"]
     with subprocess.Popen(
         [*command, "--set", "algorithm.rounds=1000000"],
         stdout=subprocess.PIPE,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from afl.algorithms.registry import server_half
 from afl.config import config_from_mapping
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.registry import server_half
+from afl.core.randomness import SharedRandomness
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.run import simulate
 from support import Federation

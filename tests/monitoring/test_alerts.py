@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from afl_lab.docs.tables import made_metrics
-from afl_lab.monitoring import rules
+from afl_tools.docs.tables import made_metrics
+from afl_tools.monitoring import rules
 from support import expressions
 from support.prometheus import needs_promtool
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from afl import events
-from afl.events import EVENTS
-from afl.logs import JsonFormatter
-from afl_lab.monitoring import logged
+from afl.daemon import events
+from afl.daemon.events import EVENTS
+from afl.daemon.logs import JsonFormatter
+from afl_tools.monitoring import logged
 
 TESTS = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from afl_lab.monitoring import rules
+from afl_tools.monitoring import rules
 from support import Federation, expressions
 from support.identities import Identities, tls
 from support.prometheus import Prometheus, needs_prometheus

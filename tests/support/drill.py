@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from afl.fault_points import VARIABLE
-from afl.run_files import STATE_FOLDER
+from afl.daemon.fault_points import VARIABLE
+from afl.runs.files import STATE_FOLDER
 from afl_server.store import RunStore
 from support.federation import Federation, task_option
 from support.process import Process
@@ -38,7 +38,7 @@ class Faults:
 
     Attributes:
         points: for the server (``"server"``) or a group of workers, the armed fault points of its first
-            process, its second, and so on (``afl.fault_points``).
+            process, its second, and so on (``afl.daemon.fault_points``).
         kills: SIGKILLs to processes drawn at random, at random times.
         cuts: resets of all connections at random times.
         pause: seconds between two of them, at most.

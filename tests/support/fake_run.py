@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 
 from afl.config import config_from_mapping
-from afl.engine import Evaluation, RoundSummary
+from afl.core.engine import Evaluation, RoundSummary
+from afl.core.messages import Kind, Position, Step
 from afl.errors import ExitCode
-from afl.messages import Kind, Position, Step
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.coordinator import Coordinator
 from afl_server.dual_window import DualWindow

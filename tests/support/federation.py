@@ -14,7 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from afl.events import check_line
+from afl.daemon.events import check_line
 from support.process import END_S, Process
 from support.proxy import Proxy
 
@@ -54,7 +54,7 @@ class Federation:
             self._check_events()
 
     def _check_events(self) -> None:
-        """What was logged is what :mod:`afl.events` defines."""
+        """What was logged is what :mod:`afl.daemon.events` defines."""
         lines = [line for process in [*self.workers, *self.servers] for line in process.events]
         wrong = {check_line(line) for line in lines if "event" in line} - {""}
         assert not wrong, wrong

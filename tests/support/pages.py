@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PROJECT = "common/afl/cli/project/README.md.template"
+PROJECT = "cli/afl_cli/project/README.md.template"
 """The page of a project that ``afl new`` makes."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^`]*)$")

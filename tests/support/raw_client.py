@@ -11,9 +11,9 @@ from typing import Any, Self
 import grpc
 
 from afl._version import __version__
-from afl.algorithms.afl_com import Realizations
-from afl.initialization import build_vector, realization_digest
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.afl_com import Realizations
+from afl.core.randomness import SharedRandomness
+from afl.tasks.initialization import build_vector, realization_digest
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import METHOD, PROTOCOL

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.vectors import scale as multiply
 from afl.errors import TaskError
-from afl.number_types import telling_types
-from afl.parameters import ParameterVector
-from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Task, WorkerData
-from afl.vectors import scale as multiply
+from afl.tasks.dtypes import telling_types
 from afl_worker.oracle import TaskOracle
 
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 
 import grpc
 
-from afl import events
 from afl.config.address import Address
+from afl.core.messages import Ack, CommittedStep, GoodbyeStatus
+from afl.daemon import events
+from afl.daemon.fault_points import reached
 from afl.errors import ProtocolError
-from afl.fault_points import reached
-from afl.messages import Ack, GoodbyeStatus
-from afl.participant import CommittedStep
-from afl.transport import channel_options
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+from afl.wire.transport import channel_options
 from afl_worker.credentials import CredentialFiles, Credentials
 from afl_worker.diagnosis import diagnose
 from afl_worker.reasons import CUT, plain_reason

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from afl import events
+from afl.daemon import events
 from afl.security.certificates import (
     EXPIRES_SOON_S,
     KeyPair,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from afl.config.address import Address
-from afl.http_pages import OVER, Answer, Environ, HttpPages, text
+from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl_worker.runtime import WorkerProcess
 
 

@@ -20,8 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afl import events
-from afl.durable import (
+from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report
+from afl.core.participant import Kept
+from afl.core.sizes import JOURNAL_SPARE
+from afl.daemon import events
+from afl.daemon.fault_points import reached
+from afl.errors import ConfigError, StorageError
+from afl.runs.durable import (
     DamagedError,
     InUseError,
     OtherVersionError,
@@ -34,11 +39,6 @@ from afl.durable import (
     sync_folder,
     unpacked_arrays,
 )
-from afl.errors import ConfigError, StorageError
-from afl.fault_points import reached
-from afl.messages import Kind, Payload, PayloadHeader, Position, Report
-from afl.participant import Kept
-from afl.sizing import JOURNAL_SPARE
 
 LOG = logging.getLogger("afl.worker")
 

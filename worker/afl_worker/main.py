@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from afl.cli.failures import failed
-from afl.cli.parser import common_options, make_parser, stay_option
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
+from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
-from afl.logs import set_up_logs
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
+from afl.terminal.failures import failed
+from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_worker.credentials import TOKEN_VARIABLE, CredentialFiles
 from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 

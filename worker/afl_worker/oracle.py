@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DataError, TaskError
-from afl.number_types import telling_types
-from afl.parameters import ParameterVector
-from afl.randomness import Purpose, SharedRandomness
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
+from afl.tasks.dtypes import telling_types
 
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes

@@ -14,10 +14,25 @@ from typing import NoReturn
 
 import torch
 
-from afl import events
 from afl._version import __version__
-from afl.algorithms.registry import ALGORITHMS, WorkerSide
 from afl.config.quantities import shown_seconds
+from afl.core.algorithms.registry import ALGORITHMS, WorkerSide
+from afl.core.messages import (
+    NOWHERE,
+    Ack,
+    AckStatus,
+    CommittedStep,
+    FailureCause,
+    GoodbyeStatus,
+    Kind,
+    Payload,
+    Position,
+    Report,
+)
+from afl.core.participant import Participant
+from afl.core.randomness import SEED_BYTES, SharedRandomness
+from afl.daemon import events
+from afl.daemon.fault_points import reached
 from afl.errors import (
     ADVICE_NON_FINITE,
     AflError,
@@ -30,26 +45,12 @@ from afl.errors import (
     place,
     placed,
 )
-from afl.fault_points import reached
-from afl.initialization import build_vector, realization_digest
-from afl.messages import (
-    NOWHERE,
-    Ack,
-    AckStatus,
-    FailureCause,
-    GoodbyeStatus,
-    Kind,
-    Payload,
-    Position,
-    Report,
-)
-from afl.own_code import as_failure, worth_tracing
-from afl.participant import CommittedStep, Participant
-from afl.randomness import SEED_BYTES, SharedRandomness
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
+from afl.tasks.initialization import build_vector, realization_digest
 from afl.tasks.registry import load_task
-from afl.tasks.workers_data import worker_data
+from afl.tasks.user_code import as_failure, worth_tracing
+from afl.tasks.worker_data import worker_data
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (

@@ -6,10 +6,10 @@ import logging
 import signal
 from types import FrameType
 
-from afl import events
 from afl.config.address import Address
+from afl.daemon import events
 from afl.errors import AflError, ExitCode
-from afl.own_code import worth_tracing
+from afl.tasks.user_code import worth_tracing
 from afl_worker.http import WorkerPages
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import WorkerProcess

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from afl.config.quantities import shown_seconds
-from afl.participant import Oracle
+from afl.core.participant import Oracle
 
 
 class Spent:

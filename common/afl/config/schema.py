@@ -29,8 +29,8 @@ from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, Unit
 from afl.config.quantities import Duration, Size
+from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.errors import AddressError
-from afl.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 
 INT32_MAX: Final = 2**31 - 1
 

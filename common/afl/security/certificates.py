@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from afl import events
+from afl.daemon import events
 from afl.errors import ConfigError
 
 EXPIRES_SOON_S: Final = 14 * 24 * 3600.0

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from afl.buffers import BufferPolicy
+from afl.core.model.buffers import BufferPolicy
+from afl.core.randomness import SharedRandomness
 from afl.errors import DataError
-from afl.number_types import types_problem
-from afl.randomness import SharedRandomness
+from afl.tasks.dtypes import types_problem
 
 Batch: TypeAlias = Any
 """What the task's loss gets: a tuple of tensors, or whatever its dataset collates to."""

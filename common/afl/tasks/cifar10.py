@@ -16,13 +16,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import DataError
-from afl.extras import require
-from afl.tasks.arrays import StoredArray, npz_array, npz_names
-from afl.tasks.downloads import download_into
-from afl.tasks.images import Concatenated, ImageSource, ImageTask, standardized
-from afl.tasks.models import cifar_cnn
+from afl.optional_dependencies import require
+from afl.tasks.data.arrays import StoredArray, npz_array, npz_names
+from afl.tasks.data.downloads import download_into
+from afl.tasks.data.images import Concatenated, ImageSource, ImageTask, standardized
+from afl.tasks.data.models import cifar_cnn
+from afl.tasks.data.partitions import Indices
 from afl.tasks.options import DataOptions, SplitOptions, parse_options
-from afl.tasks.partitions import Indices
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training images' brightness, for red, green and blue."""
@@ -179,7 +179,7 @@ def _npz_source(path: Path) -> ImageSource:
 class _SheetImages:
     """``webp``: all sheets end to end (uint8), each of 10 x 10 images, row by row; ``offsets``: their bounds.
 
-    As with a :class:`afl.tasks.arrays.StoredArray`, the second call of :meth:`images` keeps all images.
+    As with a :class:`afl.tasks.data.arrays.StoredArray`, the second call of :meth:`images` keeps all images.
     """
 
     _SIDE = 10

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from afl.extras import packaged_file
-from afl.tasks.images import ImageTask, standardized
-from afl.tasks.models import mlp
+from afl.optional_dependencies import packaged_file
+from afl.tasks.data.images import ImageTask, standardized
+from afl.tasks.data.models import mlp
+from afl.tasks.data.partitions import Indices
 from afl.tasks.options import SplitOptions, parse_options
-from afl.tasks.partitions import Indices
 
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 

@@ -15,13 +15,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import DataError
-from afl.extras import require
-from afl.tasks.arrays import StoredArray, idx_array
-from afl.tasks.downloads import download_into
-from afl.tasks.images import Concatenated, ImageTask, standardized
-from afl.tasks.models import mlp
+from afl.optional_dependencies import require
+from afl.tasks.data.arrays import StoredArray, idx_array
+from afl.tasks.data.downloads import download_into
+from afl.tasks.data.images import Concatenated, ImageTask, standardized
+from afl.tasks.data.models import mlp
+from afl.tasks.data.partitions import Indices
 from afl.tasks.options import DataOptions, SplitOptions, parse_options
-from afl.tasks.partitions import Indices
 
 _MEAN, _STD = 0.2860, 0.3530
 """Of the training images' brightness, as published with torchvision's examples."""

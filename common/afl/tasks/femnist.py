@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
 from afl.tasks.base import TaskContext
-from afl.tasks.femnist_files import WriterSource, find_layout
-from afl.tasks.images import ImageTask, standardized
-from afl.tasks.models import femnist_cnn
+from afl.tasks.data.images import ImageTask, standardized
+from afl.tasks.data.leaf_files import WriterSource, find_layout
+from afl.tasks.data.models import femnist_cnn
+from afl.tasks.data.partitions import Indices, by_writer
 from afl.tasks.options import DataOptions, SplitOptions, parse_options
-from afl.tasks.partitions import Indices, by_writer
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError, TaskCodeError
-from afl.extras import INSTALL_HINT, PROVIDED
-from afl.own_code import calling, users_line
-from afl.task_paths import SUFFIX, as_module_path
+from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
 from afl.tasks.options import nearest
+from afl.tasks.paths import SUFFIX, as_module_path
+from afl.tasks.user_code import calling, users_line
 
 GROUP = "afl.tasks"
 

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from afl.randomness import Purpose
+from afl.core.randomness import Purpose
 from afl.tasks.base import Batch, Task, TaskContext, WorkerData
 from afl.tasks.options import TaskOptions, parse_options
 

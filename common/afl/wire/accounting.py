@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from afl.messages import Encoding, PayloadHeader, Role, ValueType
+from afl.core.messages import Encoding, PayloadHeader, Role, ValueType
 
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a 32-bit length before each message in the HTTP/2 DATA payload."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from afl.core.messages import CommittedStep, Kind, Step
 from afl.errors import ProtocolError
-from afl.messages import Kind, Step
-from afl.participant import CommittedStep
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
 from afl.wire.frames import position_of, step_of

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from afl.messages import Kind, Payload, PayloadHeader, Position, Report, Step
+from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report, Step
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent
 from afl.wire.frames import (

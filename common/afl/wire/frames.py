@@ -1,7 +1,7 @@
 """Frames to bytes and back.
 
 Outgoing frames are built here as byte strings, once; incoming ones are parsed and checked into
-:mod:`afl.messages`. Nothing here knows of sockets.
+:mod:`afl.core.messages`. Nothing here knows of sockets.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from afl.engine import MAX_METRICS
-from afl.errors import ProtocolError
-from afl.messages import (
+from afl.core.messages import (
+    MAX_METRICS,
     Ack,
     AckStatus,
     Encoding,
@@ -29,6 +28,7 @@ from afl.messages import (
     Step,
     ValueType,
 )
+from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.codecs.payload import VALUE_BYTES
 from afl.config import Config
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.codecs.payload import VALUE_BYTES
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from afl.config import Config, config_from_mapping, load_config
-from afl.initialization import build_vector
-from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
-from afl.task_paths import as_module_path
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext, WorkerData
+from afl.tasks.initialization import build_vector
+from afl.tasks.paths import as_module_path
 from afl.tasks.registry import load_task
 from afl_lab.check.averaging import check_averaging
 from afl_lab.check.blame import StoppedError, blaming

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from afl.algorithms.settings import AlgorithmSettings
-from afl.compressors import create
 from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
-from afl.sizing import MODEL_FILES, disks, keeps_residuals
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.compressors import create
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
+from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
 from afl_lab.check.blame import blaming

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from afl.config import Config, load_config
-from afl.initialization import build_vector
-from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
+from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_lab.check.data import Parts
 from afl_lab.check.examples import look_at

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from afl.config.quantities import shown_bytes
+from afl.core.model.parameters import ParameterVector
 from afl.errors import ExitCode
-from afl.number_types import telling_types
-from afl.parameters import ParameterVector
 from afl.tasks import Task
 from afl.tasks.base import Batch
+from afl.tasks.dtypes import telling_types
 from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.findings import Level, Report
 from afl_worker.oracle import TaskOracle

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from afl.config import Config, dump_config
-from afl.parameters import ParameterVector
+from afl.core.model.parameters import ParameterVector
 from afl_lab.check.blame import blaming
 from afl_lab.check.data import Parts
 from afl_lab.check.division import digests

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from afl.cli.view import make_console
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, DataError, StorageError, why_unwritable
-from afl.run_files import METRICS_FILE, SUMMARY_FILE
+from afl.runs.files import METRICS_FILE, SUMMARY_FILE
+from afl.terminal.view import make_console
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
 from afl_lab.plots.points import COSTS, Measure, Point, points_of
 

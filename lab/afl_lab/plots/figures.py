@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.extras import require
+from afl.optional_dependencies import require
 from afl_lab.plots.points import COSTS, Measure
 
 Curve: TypeAlias = Mapping[str, NDArray[np.float64]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from afl.run_files import METRICS_FILE, metrics_entries, of_event
+from afl.runs.files import METRICS_FILE, metrics_entries, of_event
 
 Measure: TypeAlias = Literal["worst_accuracy", "max_loss"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from afl import __version__
 from afl.config import load_config
 from afl.errors import ConfigError, ExitCode, StorageError
-from afl.run_files import SUMMARY_FILE
+from afl.runs.files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import POLL_S, Outcome, Watcher, found_done, interrupts, outcome_of
 

@@ -12,9 +12,9 @@ from typing import Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from afl.cli.view import make_console
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
+from afl.terminal.view import make_console
 from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
 from afl_lab.simulation.pool import Outcome, run_here

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from afl.algorithms.registry import WorkerSide, server_half
-from afl.algorithms.settings import AlgorithmSettings
-from afl.buffer_mean import BufferMean
-from afl.engine import Opening, RoundEngine
+from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.engine import Opening, RoundEngine
+from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Report, Step
+from afl.core.model.buffer_mean import BufferMean
+from afl.core.participant import Participant
+from afl.core.policy import AbsencePolicy
+from afl.core.randomness import SharedRandomness
 from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, placed
-from afl.initialization import build_vector
-from afl.messages import Ack, AckStatus, Kind, Payload, Report, Step
-from afl.own_code import calling
-from afl.participant import CommittedStep, Participant
-from afl.policy import AbsencePolicy
-from afl.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
-from afl.tasks.workers_data import worker_data
+from afl.tasks.initialization import build_vector
+from afl.tasks.user_code import calling
+from afl.tasks.worker_data import worker_data
 from afl.wire.costs import Lengths, lengths_of
 from afl_worker.batched import BatchedOracle
 from afl_worker.oracle import TaskOracle

@@ -14,7 +14,7 @@ from typing import Any
 
 from afl.config import Config, dump_config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
-from afl.run_files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
 ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""

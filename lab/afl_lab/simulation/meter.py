@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from afl.engine import Opening
-from afl.messages import Kind, Payload, Position, Report, Step
-from afl.parameters import ParameterVector
+from afl.core.engine import Opening
+from afl.core.messages import Kind, Payload, Position, Report, Step
+from afl.core.model.parameters import ParameterVector
 from afl.wire.costs import Lengths, lengths_of, report_costs, session_costs, step_costs
 from afl.wire.frames import commit_frame
 from afl_server.model import model_payloads

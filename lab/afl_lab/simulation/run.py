@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from afl.config import Config
+from afl.core.messages import Kind, Position
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DivergedError, ExitCode, NonFiniteError
-from afl.messages import Kind, Position
-from afl.randomness import Purpose, SharedRandomness
+from afl.runs.tracking.following import Following, status_of
+from afl.runs.tracking.registry import load_trackers
 from afl.tasks.registry import load_task
-from afl.tracking.following import Following, status_of
-from afl.tracking.registry import load_trackers
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from afl.cli.main import main
 from afl.errors import ExitCode
 from afl.security.certificates import read_pair, validity
 from afl.security.identity import ids_of_hash, ids_of_names, parse_tokens, token_hash
+from afl_cli.main import main
 
 DAY = 24 * 3600
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from afl.cli.children import Child, Children
 from afl.errors import ConfigError
+from afl_cli.federation.children import Child, Children
 
 TALKATIVE = """
 import json, sys

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from afl.cli import demo
-from afl.cli.children import Children
-from afl.cli.local_federation import failure_of
-from afl.cli.main import main, make_afl_parser
 from afl.config import config_from_mapping
 from afl.errors import AflError, ConfigError
+from afl_cli.federation import demo
+from afl_cli.federation.children import Children
+from afl_cli.federation.local import failure_of
+from afl_cli.main import main, make_afl_parser
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -119,7 +119,7 @@ STUBBORN = (
 
 
 def test_a_child_that_will_not_end_is_killed(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("afl.cli.children.END_GRACE_S", 0.2)
+    monkeypatch.setattr("afl_cli.federation.children.END_GRACE_S", 0.2)
     module = _module(on_path, "stubborn", STUBBORN)
     with Children() as children:
         child = children.start("stubborn", module, [], on_path / "log")
@@ -185,7 +185,7 @@ def test_interrupted_it_leaves_no_process(
     number: signal.Signals, tmp_path: Path, heeded_sigint: None
 ) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "afl.cli", "demo", "--workers", "2", "--processes", "1"]
+    command = [sys.executable, "-m", "afl_cli", "demo", "--workers", "2", "--processes", "1"]
     with subprocess.Popen(
         [*command, "--rounds", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:

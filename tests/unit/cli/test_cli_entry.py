@@ -73,7 +73,7 @@ def test_a_wrong_option_is_said_before_pytorch_is_imported(
 
 def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
-    program = "import sys; from afl.cli.entry import enter; sys.exit(enter('slow', 'slow'))"
+    program = "import sys; from afl.terminal.entry import enter; sys.exit(enter('slow', 'slow'))"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
@@ -93,7 +93,7 @@ def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(tmp_
     [
         "-m afl_server --help-config | head -1",
         "-m afl_server --help-config >&-",
-        "-m afl.cli theory --workers 2 --rounds 9 >&-",
+        "-m afl_cli theory --workers 2 --rounds 9 >&-",
     ],
 )
 def test_outputs_that_are_closed(line: str) -> None:
@@ -108,7 +108,7 @@ def test_outputs_that_are_closed(line: str) -> None:
 
 def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "afl.cli", "status", "--server", "x:1"],
+        [sys.executable, "-m", "afl_cli", "status", "--server", "x:1"],
         capture_output=True,
         text=True,
         check=False,
@@ -128,7 +128,7 @@ def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
     inherited = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", "from afl.cli.entry import enter; enter('said', 'said')"],
+        [sys.executable, "-c", "from afl.terminal.entry import enter; enter('said', 'said')"],
         env={**inherited, "PYTHONPATH": path, **given},
         capture_output=True,
         text=True,

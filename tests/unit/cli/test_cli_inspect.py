@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from afl.cli.main import main
-from afl.run_files import model_digest
+from afl.runs.files import model_digest
+from afl_cli.main import main
 
 COUNT = {
     "wire_bytes": 1000,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from afl import __version__
-from afl.cli.main import commands, main
 from afl.errors import ExitCode
+from afl_cli.main import commands, main
 
 
 def test_help_lists_each_command_on_one_line(
@@ -50,7 +50,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     line = json.dumps({**entry, "uplink_bytes": 1, "downlink_bytes": 1}) + "\n"
     path.write_text(line * 3000)
     with subprocess.Popen(
-        [sys.executable, "-m", "afl.cli", "inspect", "--all", str(path)],
+        [sys.executable, "-m", "afl_cli", "inspect", "--all", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from afl.cli.main import main
-from afl.cli.new import FILES, class_name_of, project_files
 from afl.config import load_config
+from afl_cli.main import main
+from afl_cli.new import FILES, class_name_of, project_files
 
 ROOT = Path(__file__).resolve().parents[3]
 

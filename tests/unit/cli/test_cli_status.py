@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from afl.cli import status
-from afl.cli.main import main
-from afl.cli.status import status_url
 from afl.errors import ConfigError
+from afl_cli import status
+from afl_cli.main import main
+from afl_cli.status import status_url
 
 STATE = {
     "run_id": "20260101-000000-abcdef",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from afl.cli.main import main
-from afl.cli.theory_view import number
 from afl.errors import ExitCode
+from afl_cli.main import main
+from afl_cli.theory.view import number
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,7 +53,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_the_command_as_a_user_would_run_it() -> None:
-    command = [sys.executable, "-m", "afl.cli", "theory", *SIZE, *PROBLEM]
+    command = [sys.executable, "-m", "afl_cli", "theory", *SIZE, *PROBLEM]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     text = " ".join(done.stdout.split())
     for expected in (

@@ -11,9 +11,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from afl.cli import display, view
-from afl.cli.display import RunDisplay
-from afl.cli.view import RunView, describe_standing, run_line, summary_table
+from afl.terminal import display, view
+from afl.terminal.display import RunDisplay
+from afl.terminal.view import RunView, describe_standing, run_line, summary_table
 
 STANDING = {
     "round": 120,
@@ -167,7 +167,7 @@ def test_without_a_terminal_there_is_a_line_where_something_changes() -> None:
 
 def test_a_log_of_a_long_run_gets_ever_fewer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("afl.cli.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("afl.terminal.display.time.monotonic", lambda: now)
     file = io.StringIO()
     with RunDisplay(Console(file=file, width=40)) as shows:
         for step in range(36_000):

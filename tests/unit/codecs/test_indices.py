@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.codecs.indices import (
+from afl.core.codecs.indices import (
     MAX_DIM,
     Coding,
     EncodedIndices,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from afl.algorithms.registry import ALGORITHMS
 from afl.config import config_digest, config_from_mapping
 from afl.config.rules import USED
+from afl.core.algorithms.registry import ALGORITHMS
 from afl.errors import ConfigError
 from afl.wire.settings import RunSettings
 

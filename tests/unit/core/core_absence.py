@@ -11,13 +11,13 @@ from core_federation import Problem, ProblemOracle
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.algorithms.registry import WorkerSide, server_half
-from afl.algorithms.settings import AlgorithmSettings
-from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
-from afl.messages import Ack, AckStatus, Kind, Payload, Position, Report, Step
-from afl.participant import CommittedStep, Participant
-from afl.policy import AbsencePolicy
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
+from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Position, Report, Step
+from afl.core.participant import Participant
+from afl.core.policy import AbsencePolicy
+from afl.core.randomness import SharedRandomness
 from afl_server.model import model_payloads
 
 POLICY = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=1e-9)

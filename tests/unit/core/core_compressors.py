@@ -10,8 +10,8 @@ import numpy as np
 from core_philox import subset, words
 from numpy.typing import NDArray
 
-from afl.algorithms.settings import CompressorChoice
-from afl.randomness import Purpose
+from afl.core.algorithms.settings import CompressorChoice
+from afl.core.randomness import Purpose
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

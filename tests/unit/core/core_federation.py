@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afl.algorithms.afl_com import AflComServer, AflComWorker
-from afl.algorithms.base import ServerAlgorithm
-from afl.algorithms.registry import WorkerSide, server_half
-from afl.algorithms.settings import AlgorithmSettings
-from afl.buffer_mean import BufferMean
-from afl.engine import Evaluation, Opening, RoundEngine, RoundSummary
-from afl.initialization import build_vector
-from afl.messages import AckStatus, Kind, Payload, Report
-from afl.parameters import ParameterVector
-from afl.participant import CommittedStep, Oracle, Participant
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.afl_com import AflComServer, AflComWorker
+from afl.core.algorithms.base import ServerAlgorithm
+from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
+from afl.core.messages import AckStatus, CommittedStep, Kind, Payload, Report
+from afl.core.model.buffer_mean import BufferMean
+from afl.core.model.parameters import ParameterVector
+from afl.core.participant import Oracle, Participant
+from afl.core.randomness import SharedRandomness
 from afl.tasks.base import Task, TaskContext
+from afl.tasks.initialization import build_vector
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (

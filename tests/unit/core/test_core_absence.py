@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.algorithms.local_sgd import snapshot_offset
-from afl.algorithms.registry import WorkerSide, server_half
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.engine import RoundEngine
-from afl.errors import DivergedError, NonFiniteError, ProtocolError
-from afl.feedback import ErrorFeedback
-from afl.messages import (
+from afl.core.algorithms.local_sgd import snapshot_offset
+from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.engine import RoundEngine
+from afl.core.feedback import ErrorFeedback
+from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
     AckStatus,
@@ -33,8 +32,9 @@ from afl.messages import (
     Report,
     Role,
 )
-from afl.policy import AbsencePolicy, DivergenceWatch
-from afl.randomness import Purpose, SharedRandomness
+from afl.core.policy import AbsencePolicy, DivergenceWatch
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.errors import DivergedError, NonFiniteError, ProtocolError
 
 Vector = NDArray[np.float32]
 

@@ -9,12 +9,11 @@ import pytest
 from core_federation import Federation, Outcome, Problem, Vector
 from numpy.typing import NDArray
 
-from afl.algorithms.afl_com import Realizations
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.afl_com import Realizations
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Position
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import EVALUATION_PHASE, NOWHERE, Kind, Position
-from afl.participant import CommittedStep
-from afl.randomness import Purpose, SharedRandomness
 
 SEED = 7
 WORKERS, DIM, ROUNDS, BLOCK = 5, 41, 33, 7

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.aggregation import OrderedSum
+from afl.core.sums import OrderedSum
 
 Messages = list[NDArray[np.float32]]
 Arrival = tuple[int, NDArray[np.float32]]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from afl.core.messages import CommittedStep, Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl.errors import ProtocolError
-from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
-from afl.participant import CommittedStep
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from core_federation import Federation, Outcome, TaskSubject
 
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.tasks.base import Task
 from support.tests_tasks import LocalNorm, MeanNorm
 

@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from afl.algorithms.registry import WorkerSide, server_half
-from afl.algorithms.settings import AlgorithmSettings
-from afl.buffer_mean import BufferMean
-from afl.buffers import ModuleBuffers
-from afl.engine import Opening, RoundEngine
-from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import (
+from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.engine import Opening, RoundEngine
+from afl.core.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
     NOWHERE,
     Ack,
     AckStatus,
+    CommittedStep,
     Encoding,
     Kind,
     Payload,
@@ -31,9 +29,12 @@ from afl.messages import (
     Role,
     Step,
 )
-from afl.parameters import ParameterVector
-from afl.participant import CommittedStep, Participant
-from afl.randomness import SharedRandomness
+from afl.core.model.buffer_mean import BufferMean
+from afl.core.model.buffers import ModuleBuffers
+from afl.core.model.parameters import ParameterVector
+from afl.core.participant import Participant
+from afl.core.randomness import SharedRandomness
+from afl.errors import NonFiniteError, ProtocolError
 
 WORKERS = 3
 BUFFERS = PayloadHeader(Role.BUFFERS, Encoding.DENSE, 2, 2, 8)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from afl.buffers import BufferPolicy, ModuleBuffers
+from afl.core.model.buffers import BufferPolicy, ModuleBuffers
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
 from afl.errors import NonFiniteError, TaskError
-from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
 from afl_worker.batched import BatchedOracle
 from afl_worker.oracle import TaskOracle

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.algorithms.afl_com import Realizations
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.codecs.payload import check_header, expected, pack, unpack
-from afl.compressors import create
+from afl.core.algorithms.afl_com import Realizations
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.compressors import create
+from afl.core.feedback import ErrorFeedback
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError
-from afl.feedback import ErrorFeedback
-from afl.randomness import Purpose, SharedRandomness
 
 SEED = 7
 WORKERS, DIM, ROUNDS, BLOCK = 4, 41, 17, 5

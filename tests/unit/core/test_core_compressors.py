@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-import afl.compressors as registry
-from afl.compressors import Compressed, Compressor, Realization, create
-from afl.compressors.base import Selection, kept
+import afl.core.compressors as registry
+from afl.core.compressors import Compressed, Compressor, Realization, create
+from afl.core.compressors.base import Selection, kept
+from afl.core.feedback import ErrorFeedback
+from afl.core.messages import Encoding
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.vectors import is_finite, scale
 from afl.errors import ConfigError
-from afl.feedback import ErrorFeedback
-from afl.messages import Encoding
-from afl.randomness import Purpose, SharedRandomness
-from afl.vectors import is_finite, scale
 
 Array = NDArray[np.float32]
 

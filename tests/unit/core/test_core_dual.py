@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.dual import DualWeights, ProjectedAscent, project_to_simplex
+from afl.core.dual import DualWeights, ProjectedAscent, project_to_simplex
 
 
 def exact(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> list[float]:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from afl.algorithms.afl_com import AflComServer
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.codecs.payload import pack
-from afl.compressors import Compressed, create
-from afl.engine import MAX_METRICS, RoundEngine
-from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import (
+from afl.core.algorithms.afl_com import AflComServer
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.codecs.payload import pack
+from afl.core.compressors import Compressed, create
+from afl.core.engine import MAX_METRICS, RoundEngine
+from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
     AckStatus,
@@ -30,7 +29,8 @@ from afl.messages import (
     Step,
     ValueType,
 )
-from afl.randomness import Purpose, SharedRandomness
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.errors import NonFiniteError, ProtocolError
 
 WORKERS, DIM, KEPT = 3, 8, 4
 HEADER = PayloadHeader(Role.UPDATE, Encoding.SEEDED, DIM, KEPT, 4 * KEPT)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afl.messages import Encoding, PayloadHeader, Role
+from afl.core.messages import Encoding, PayloadHeader, Role
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 from afl.wire.frames import chunk_frame

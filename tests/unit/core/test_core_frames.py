@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from afl.errors import ProtocolError
-from afl.messages import (
+from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
     AckStatus,
@@ -26,6 +25,7 @@ from afl.messages import (
     Step,
     ValueType,
 )
+from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Part, Traffic, WireCount, float_equivalents
 from afl.wire.frames import (

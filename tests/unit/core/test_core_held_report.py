@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from core_federation import Problem
 
-from afl.algorithms.local_sgd import model_payload
-from afl.algorithms.registry import WorkerSide
-from afl.algorithms.settings import AlgorithmSettings
-from afl.messages import Kind, Position, Role, Step
-from afl.participant import CommittedStep, Participant
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.local_sgd import model_payload
+from afl.core.algorithms.registry import WorkerSide
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.messages import CommittedStep, Kind, Position, Role, Step
+from afl.core.participant import Participant
+from afl.core.randomness import SharedRandomness
 
 TRAIN, LOSS = Position(1, 0), Position(1, 1)
 

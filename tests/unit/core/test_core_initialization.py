@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from afl.algorithms.afl_com import Realizations
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.afl_com import Realizations
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.randomness import SharedRandomness
 from afl.errors import TaskError
-from afl.initialization import build_vector, realization_digest
-from afl.randomness import SharedRandomness
 from afl.tasks.base import Task, TaskContext, WorkerData
+from afl.tasks.initialization import build_vector, realization_digest
 
 
 class Small(Task):

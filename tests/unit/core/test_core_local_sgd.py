@@ -11,12 +11,12 @@ import pytest
 import torch
 from core_federation import Federation, Outcome, Problem
 
-from afl.algorithms.registry import server_half
-from afl.algorithms.settings import AlgorithmSettings
-from afl.engine import RoundEngine
+from afl.core.algorithms.registry import server_half
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.engine import RoundEngine
+from afl.core.messages import EVALUATION_PHASE, Encoding, Kind, PayloadHeader, Position, Report, Role
+from afl.core.randomness import SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import EVALUATION_PHASE, Encoding, Kind, PayloadHeader, Position, Report, Role
-from afl.randomness import SharedRandomness
 
 DIM, WORKERS = 23, 4
 

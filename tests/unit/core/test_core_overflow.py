@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from afl.algorithms.afl_com import AflComServer
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.codecs.payload import bytes_of
-from afl.compressors import create
+from afl.core.algorithms.afl_com import AflComServer
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.codecs.payload import bytes_of
+from afl.core.compressors import create
+from afl.core.feedback import ErrorFeedback
+from afl.core.messages import Position
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError
-from afl.feedback import ErrorFeedback
-from afl.messages import Position
-from afl.randomness import Purpose, SharedRandomness
 
 LARGEST = float(np.finfo(np.float32).max)
 

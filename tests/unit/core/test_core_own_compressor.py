@@ -18,10 +18,10 @@ RUN = """
 import numpy as np
 from core_federation import Federation, Problem
 
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.compressors import create
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.compressors import create
 from afl.config import config_from_mapping
-from afl.randomness import Purpose, SharedRandomness
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.wire.settings import RunSettings
 
 config = config_from_mapping({

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from afl.core.model.parameters import ParameterVector, digest_of
 from afl.errors import TaskError
-from afl.parameters import ParameterVector, digest_of
 
 
 class Bare(nn.Module):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.codecs.indices import Coding
-from afl.codecs.payload import bytes_of, check_header, expected, pack, unpack, values_of
-from afl.compressors import Compressed, create
+from afl.core.codecs.indices import Coding
+from afl.core.codecs.payload import bytes_of, check_header, expected, pack, unpack, values_of
+from afl.core.compressors import Compressed, create
+from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 from afl.errors import NonFiniteError, ProtocolError
-from afl.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 
 
 def whole(payload: Payload) -> bytes:

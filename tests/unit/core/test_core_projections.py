@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.algorithms.settings import CompressorChoice
-from afl.compressors import Compressed, Realization, create
-from afl.compressors import dct_projection as dct_module
-from afl.compressors import projection as haar_module
-from afl.compressors.dct_projection import blocks, dct, inverse_dct
+from afl.core.algorithms.settings import CompressorChoice
+from afl.core.compressors import Compressed, Realization, create
+from afl.core.compressors import dct_projection as dct_module
+from afl.core.compressors import projection as haar_module
+from afl.core.compressors.dct_projection import blocks, dct, inverse_dct
+from afl.core.messages import Encoding
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import ConfigError, NonFiniteError
-from afl.messages import Encoding
-from afl.randomness import Purpose, SharedRandomness
 
 Array = NDArray[np.float32]
 Doubles = NDArray[np.float64]

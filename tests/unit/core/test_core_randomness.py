@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.randomness import Purpose, SharedRandomness, Stream
+from afl.core.randomness import Purpose, SharedRandomness, Stream
 
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from core_federation import Federation, Problem
 
-from afl.algorithms.registry import server_half
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.engine import Outcome, RoundEngine
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.registry import server_half
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.engine import Outcome, RoundEngine
+from afl.core.randomness import SharedRandomness
 
 WORKERS, DIM = 4, 30
 

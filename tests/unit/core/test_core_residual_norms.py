@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.messages import Kind
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.messages import Kind
+from afl.core.randomness import SharedRandomness
+from afl.core.vectors import norm
 from afl.tasks.registry import load_task
-from afl.vectors import norm
 from afl_lab.simulation.driver import Driver
 
 WORKERS = 3

@@ -17,12 +17,12 @@ import torch
 from core_federation import Federation, Outcome, Subject, TaskSubject
 from torch import Tensor, nn
 
-from afl.algorithms.registry import WorkerSide
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.messages import Kind, Step
-from afl.parameters import ParameterVector
-from afl.participant import Answer, CommittedStep, Oracle, Participant
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.registry import WorkerSide
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.messages import CommittedStep, Kind, Step
+from afl.core.model.parameters import ParameterVector
+from afl.core.participant import Answer, Oracle, Participant
+from afl.core.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
 from afl_server.model import model_payloads
 from afl_worker.batched import BatchedOracle

@@ -15,13 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.codecs.indices import Coding, max_size
-from afl.codecs.payload import check_header, expected, pack, unpack
-from afl.compressors import Compressed, Compressor, create
-from afl.compressors.scaled_sign import scale_of
+from afl.core.codecs.indices import Coding, max_size
+from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.compressors import Compressed, Compressor, create
+from afl.core.compressors.scaled_sign import scale_of
+from afl.core.messages import Encoding, Payload, PayloadHeader, Role
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import ConfigError, NonFiniteError, ProtocolError
-from afl.messages import Encoding, Payload, PayloadHeader, Role
-from afl.randomness import Purpose, SharedRandomness
 
 Array = NDArray[np.float32]
 

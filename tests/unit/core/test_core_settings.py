@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.compressors import create
 from afl.config import InvalidConfigError, config_from_mapping, load_config
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.compressors import create
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings

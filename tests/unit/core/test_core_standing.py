@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from afl.engine import Evaluation
+from afl.core.engine import Evaluation
 from afl_server.standing import Standing
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.durable import (
+from afl.runs.durable import (
     DamagedError,
     InUseError,
     OtherVersionError,

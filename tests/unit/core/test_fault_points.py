@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from afl.daemon.fault_points import POINTS, _parsed
 from afl.errors import ConfigError
-from afl.fault_points import POINTS, _parsed
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,7 +42,7 @@ def test_what_is_not_understood_is_refused(text):
 
 def test_the_process_ends_at_the_passage_that_is_named():
     program = (
-        "from afl.fault_points import reached\n"
+        "from afl.daemon.fault_points import reached\n"
         "for i in range(5):\n"
         "    print(i, flush=True)\n"
         "    reached('server.before-log')\n"

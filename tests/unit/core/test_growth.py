@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from afl.growth import GROWN_TIMES, growth
+from afl.runs.growth import GROWN_TIMES, growth
 
 KEPT = sorted((Path(__file__).parents[3] / "docs" / "reproduction").rglob("runs/**/*-seed-*.jsonl"))
 

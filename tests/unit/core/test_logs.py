@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from afl.logs import set_up_logs
+from afl.daemon.logs import set_up_logs
 
 
 def test_lines_go_to_what_standard_error_is_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from afl.means import settled
-from afl.own_metrics import own_metrics
+from afl.runs.means import settled
+from afl.runs.task_metrics import own_metrics
 from afl_server.documents import encoded
 from afl_server.history import Bucket
 

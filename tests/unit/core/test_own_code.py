@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from afl import policy
+from afl.core import policy
 from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskCodeError, placed
-from afl.own_code import as_failure, calling, described, worth_tracing
+from afl.tasks.user_code import as_failure, calling, described, worth_tracing
 
 HERE = Path(__file__).name
 

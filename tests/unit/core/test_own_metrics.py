@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from afl.engine import Evaluation
-from afl.own_metrics import own_metrics, own_metrics_line
+from afl.core.engine import Evaluation
+from afl.runs.task_metrics import own_metrics, own_metrics_line
 from afl_server.standing import Standing
 
 WORKERS = (

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from afl.config import config_from_mapping
+from afl.core.randomness import SharedRandomness
 from afl.errors import ExitCode, StorageError
-from afl.initialization import build_vector
-from afl.randomness import SharedRandomness
+from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_server import keeper
 from afl_server.coordinator import Coordinator

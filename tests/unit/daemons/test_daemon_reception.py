@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from afl._version import __version__
-from afl.algorithms.local_sgd import model_header, model_payload
 from afl.config import config_from_mapping
+from afl.core.algorithms.local_sgd import model_header, model_payload
+from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report, Role
+from afl.core.randomness import SharedRandomness
 from afl.errors import ExitCode, ProtocolError
-from afl.initialization import build_vector, realization_digest
-from afl.messages import NOWHERE, FailureCause, GoodbyeStatus, Kind, Payload, Position, Report, Role
-from afl.randomness import SharedRandomness
 from afl.security.identity import WorkerIds
+from afl.tasks.initialization import build_vector, realization_digest
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, Frame, chunk_frames, report_frame

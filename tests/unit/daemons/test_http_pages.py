@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from afl import http_pages
 from afl.config.address import Address
-from afl.http_pages import Answer, Environ, HttpPages, text
+from afl.daemon import http as http_pages
+from afl.daemon.http import Answer, Environ, HttpPages, text
 from support.federation import fetch
 
 

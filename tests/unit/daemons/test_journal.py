@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from afl.config import config_from_mapping
 from afl.config.address import Address
-from afl.durable import InUseError, read_record
+from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
+from afl.core.participant import Kept
 from afl.errors import ConfigError, ProtocolError, StorageError
-from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
-from afl.participant import Kept
+from afl.runs.durable import InUseError, read_record
 from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from afl import Classification, SharedRandomness, TaskContext, WorkerData
-from afl.initialization import build_vector
+from afl.tasks.initialization import build_vector
 from afl_worker.oracle import TaskOracle
 
 WORKERS = 2

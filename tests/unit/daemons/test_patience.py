@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from afl.durable import write_whole
 from afl.errors import StorageError
+from afl.runs.durable import write_whole
 from afl_server import patience
 from afl_server.patience import patiently
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from afl.engine import Evaluation
+from afl.core.engine import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving

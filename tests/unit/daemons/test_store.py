@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afl import sizing
-from afl.durable import InUseError
-from afl.engine import Evaluation, Outcome
+from afl.core import sizes as sizing
+from afl.core.engine import Evaluation, Outcome
+from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl.errors import StorageError
-from afl.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
+from afl.runs.durable import InUseError
 from afl_server import store as store_module
 from afl_server.store import Checkpoint, Entry, Loss, RunStore
 

@@ -10,8 +10,8 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.config.address import Address
+from afl.core.messages import NOWHERE
 from afl.errors import AflError, ExitCode
-from afl.messages import NOWHERE
 from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings
 from afl_worker.connection import Connection

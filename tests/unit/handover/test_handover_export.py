@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import afl
-from afl.cli.main import main
 from afl.config import config_digest, config_from_mapping, load_config
-from afl.durable import lock
-from afl.handover.programs import write_program
-from afl.run_files import model_digest
+from afl.runs.durable import lock
+from afl.runs.export.programs import write_program
+from afl.runs.files import model_digest
 from afl.tasks.registry import load_task
+from afl_cli.main import main
 from afl_lab.simulation.run import simulate
 
 HAS_ONNX = importlib.util.find_spec("onnx") is not None and importlib.util.find_spec("onnxscript") is not None
@@ -368,7 +368,7 @@ def test_the_states_of_a_run(folder: Path, tmp_path: Path) -> None:
     (run / "state").mkdir()
     assert state() == "unfinished"
     held = lock(run / "state" / "lock", "the run")
-    command = [sys.executable, "-m", "afl.cli", "export", str(run), "--out", str(tmp_path / "out"), "--force"]
+    command = [sys.executable, "-m", "afl_cli", "export", str(run), "--out", str(tmp_path / "out"), "--force"]
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
     assert card_of(tmp_path / "out")["run"]["state"] == "running"
     os.close(held)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import afl
 from afl.config import config_from_mapping
-from afl.initialization import build_vector
-from afl.randomness import SharedRandomness
+from afl.core.randomness import SharedRandomness
 from afl.tasks.base import Batch
+from afl.tasks.initialization import build_vector
 from afl.tasks.synthetic import Synthetic
 from afl_server.records import RunRecords, Snapshot
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from afl import Task, TaskContext, WorkerData
 from afl.config import config_from_mapping
+from afl.core.randomness import SharedRandomness
 from afl.errors import TaskError
-from afl.initialization import build_vector
-from afl.randomness import SharedRandomness
 from afl.tasks.base import Batch
 from afl.tasks.digits import Digits
+from afl.tasks.initialization import build_vector
 from afl.tasks.synthetic import Synthetic
 from afl_lab.simulation.run import simulate
 from afl_worker.batched import BatchedOracle

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from afl.cli.main import main
 from afl.config import load_config
+from afl_cli.main import main
 from afl_lab.check import Finding, Level, Report, check_config
 from afl_lab.check.averaging import no_means, parts_of
 from afl_lab.check.checker import configured

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from afl.algorithms.settings import AlgorithmSettings
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.synthetic import Synthetic
-from afl_lab import bounds
-from afl_lab.bounds import trained_models
+from afl_reproduction import bounds
+from afl_reproduction.bounds import trained_models
 
 SMALL = ["--workers", "2", "5", "--rounds", "16", "--dim", "6", "--noise-w", "0.3"]
 

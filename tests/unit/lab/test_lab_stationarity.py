@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.randomness import SharedRandomness
+from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.synthetic import Synthetic, SyntheticRisks
-from afl_lab.stationarity import Meter, delta_phi, mean_square
+from afl_reproduction.stationarity import Meter, delta_phi, mean_square
 
 Vector = NDArray[np.float64]
 

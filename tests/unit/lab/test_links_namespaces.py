@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from afl_lab.links import namespaces
-from afl_lab.links.kinds import links_of
-from afl_lab.links.namespaces import NamespaceLinks, UnavailableError
-from afl_lab.links.pipe import Link
+from afl_benchmarks.links import namespaces
+from afl_benchmarks.links.kinds import links_of
+from afl_benchmarks.links.namespaces import NamespaceLinks, UnavailableError
+from afl_benchmarks.links.pipe import Link
 
 CLIENT = """
 import socket, sys

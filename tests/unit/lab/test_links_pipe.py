@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afl_lab.links.pipe import Link, Pipe
+from afl_benchmarks.links.pipe import Link, Pipe
 
 LINK = Link(rate=1000.0, delay=0.5)
 

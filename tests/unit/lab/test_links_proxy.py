@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from afl_lab.links.pipe import Carried, Link
-from afl_lab.links.proxy import ProxyLinks
+from afl_benchmarks.links.pipe import Carried, Link
+from afl_benchmarks.links.proxy import ProxyLinks
 
 FAST = Link(rate=50e6, delay=0.001)
 TIMEOUT_S = 30.0

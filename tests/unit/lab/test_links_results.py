@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from afl_lab.bench.links import TARGETS
-from afl_lab.links.results import (
+from afl_benchmarks.links.results import (
     LinkRun,
     Point,
     add_run,
@@ -14,6 +13,7 @@ from afl_lab.links.results import (
     read_runs,
     table,
 )
+from afl_benchmarks.over_links import TARGETS
 
 ROOT = Path(__file__).parents[3]
 
@@ -81,7 +81,9 @@ def test_the_first_round_does_not_count() -> None:
 def test_the_page_shows_what_was_measured() -> None:
     page = (ROOT / "docs" / "network.md").read_text(encoding="utf-8")
     runs = read_runs(STORED)
-    assert table(runs, TARGETS) in page, "python -m afl_lab.bench.links --table docs/network/links.jsonl"
+    assert table(runs, TARGETS) in page, (
+        "python -m afl_benchmarks.over_links --table docs/network/links.jsonl"
+    )
     assert overhead_table(runs) in page
 
 

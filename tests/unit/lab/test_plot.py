@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from matplotlib import font_manager, mathtext
 
-from afl.cli import view
-from afl.cli.main import main
 from afl.config import config_from_mapping
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError
+from afl.terminal import view
+from afl_cli.main import main
 from afl_lab.plots.comparison import labels_of, metrics_file
 from afl_lab.plots.points import points_of
 from afl_lab.simulation.run import simulate

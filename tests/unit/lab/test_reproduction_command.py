@@ -1,4 +1,4 @@
-"""``afl reproduce`` from its search to its small files, on digits."""
+"""``python -m afl_reproduction`` from its search to its small files, on digits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from afl.cli.main import main
 from afl.errors import ExitCode
-from afl_lab.reproduction import command as reproduction
-from afl_lab.reproduction import drawing
+from afl_reproduction import command as reproduction
+from afl_reproduction import drawing
+from afl_reproduction.__main__ import main
 
 EXPERIMENT = """
 title: Digits
@@ -64,13 +64,13 @@ def test_from_search_to_small_files(
     pytest.importorskip("matplotlib")
     results = tmp_path / "results" / "tiny"
     command = [
-        "reproduce", str(folder), "--results", str(tmp_path / "results"), "--out", str(tmp_path / "out"),
+        str(folder), "--results", str(tmp_path / "results"), "--out", str(tmp_path / "out"),
         "--jobs", "1",
     ]  # fmt: skip
     assert main([*command, "--parts", "none"]) == ExitCode.CONFIG
     assert "no part none; tiny has main, blocks" in capsys.readouterr().err
     # A process of its own: what runs in parallel leaves helpers, and matplotlib its fonts' files, to its end.
-    subprocess.run([sys.executable, "-m", "afl.cli", *command], check=True)
+    subprocess.run([sys.executable, "-m", "afl_reproduction", *command], check=True)
 
     trials = [json.loads(line) for line in (results / "search.jsonl").read_text().splitlines()]
     assert len(trials) == 4

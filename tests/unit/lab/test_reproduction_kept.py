@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from afl_lab.reproduction.condensed import read_run
-from afl_lab.reproduction.experiment import load_experiment, shipped_experiments
-from afl_lab.reproduction.tables import markdown, table_of
+from afl_reproduction.condensed import read_run
+from afl_reproduction.experiment import load_experiment, shipped_experiments
+from afl_reproduction.tables import markdown, table_of
 
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "reproduction"
 

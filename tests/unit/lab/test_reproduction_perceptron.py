@@ -7,7 +7,7 @@ import torch
 
 from afl.errors import ConfigError
 from afl.tasks.registry import load_task
-from afl_lab.reproduction.experiment import load_experiment
+from afl_reproduction.experiment import load_experiment
 
 
 def test_the_scaling_experiments_model() -> None:
@@ -19,7 +19,7 @@ def test_the_scaling_experiments_model() -> None:
 
 
 def test_options() -> None:
-    path = "afl_lab.reproduction.perceptron:FemnistPerceptron"
+    path = "afl_reproduction.perceptron:FemnistPerceptron"
     model = load_task(path, {"widths": [16], "classes": 10}, allow_path=True).model()
     assert model(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
     with pytest.raises(ConfigError, match="did you mean classes"):

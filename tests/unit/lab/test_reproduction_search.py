@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from afl.errors import ConfigError
-from afl_lab.reproduction.condensed import Point, plain_config
-from afl_lab.reproduction.experiment import Grid, Steps, load_experiment, shipped_experiments
-from afl_lab.reproduction.search import score_of, trial_jobs
-from afl_lab.reproduction.search_log import SearchLog, Trial, search_table
+from afl_reproduction.condensed import Point, plain_config
+from afl_reproduction.experiment import Grid, Steps, load_experiment, shipped_experiments
+from afl_reproduction.search import score_of, trial_jobs
+from afl_reproduction.search_log import SearchLog, Trial, search_table
 
 GRID = Grid(eta_w=[0.1, 0.2], eta_q=[0.01, 0.1])
 

@@ -14,9 +14,9 @@ import pytest
 
 from afl.errors import ConfigError
 from afl_lab.plots.points import Point
-from afl_lab.reproduction.condensed import CondensedRun, read_run, run_file
-from afl_lab.reproduction.experiment import Targets
-from afl_lab.reproduction.tables import Spread, curve_of, markdown, reached, standing, to_targets
+from afl_reproduction.condensed import CondensedRun, read_run, run_file
+from afl_reproduction.experiment import Targets
+from afl_reproduction.tables import Spread, curve_of, markdown, reached, standing, to_targets
 
 CONFIG = {
     "workers": 2,
@@ -128,7 +128,7 @@ def draw_apart(experiment: Path, results: Path) -> None:
     """In a process of its own, since matplotlib keeps its fonts' files open; without PyTorch."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from afl.cli.main import main\n"
+        "from afl_cli.main import main\n"
         f"sys.exit(main(['reproduce', {str(experiment)!r}, '--results', {str(results)!r}, '--draw']))\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

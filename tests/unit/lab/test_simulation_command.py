@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from afl.cli.main import main
 from afl.errors import ExitCode
+from afl_cli.main import main
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "afl.cli", "simulate", *arguments],
+        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.messages import (
+from afl.core.messages import (
     EVALUATION_PHASE,
     NOWHERE,
     Encoding,

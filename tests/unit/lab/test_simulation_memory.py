@@ -16,8 +16,8 @@ import json, resource, sys
 import torch
 from torch import nn
 from afl import Task, WorkerData
-from afl.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.randomness import SharedRandomness
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.randomness import SharedRandomness
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
 

@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "afl.cli", "simulate", *arguments],
+        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -7,8 +7,8 @@ import pytest
 import afl
 import afl.theory
 from afl.errors import ExitCode
-from afl_lab import protobuf
-from afl_lab.docs import api, generated, tables
+from afl_tools import protobuf
+from afl_tools.docs import api, generated, tables
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")

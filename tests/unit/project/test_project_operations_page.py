@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from afl.daemon.events import EVENTS
 from afl.errors import ExitCode
-from afl.events import EVENTS
 from afl_server.metrics import DOCUMENTATION
 
 ROOT = Path(__file__).parents[3]

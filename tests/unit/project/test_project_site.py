@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from afl_lab.docs.site import rewritten
+from afl_tools.docs.site import rewritten
 
 ROOT = Path(__file__).resolve().parents[3]
 

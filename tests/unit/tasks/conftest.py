@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from afl.randomness import SharedRandomness
+from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
 
 REPOSITORY = Path(__file__).parents[3]

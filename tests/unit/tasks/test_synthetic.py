@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from afl.core.randomness import SharedRandomness
 from afl.errors import ConfigError
-from afl.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.base import Batch, example_count, take_batch
 from afl.tasks.synthetic import Synthetic

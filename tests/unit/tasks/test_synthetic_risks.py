@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from afl.randomness import SharedRandomness
+from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.synthetic import Synthetic, SyntheticRisks
 

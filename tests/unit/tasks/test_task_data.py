@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import ConfigError, DataError
-from afl.randomness import Purpose, SharedRandomness
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks import cifar10 as cifar10_module
 from afl.tasks import fashion_mnist as fashion_mnist_module
 from afl.tasks.cifar10 import Cifar10
+from afl.tasks.data.leaf_files import CHARACTERS
 from afl.tasks.digits import Digits
 from afl.tasks.fashion_mnist import FashionMnist
 from afl.tasks.femnist import Femnist
-from afl.tasks.femnist_files import CHARACTERS
 
 RANDOM = np.random.default_rng(0)
 

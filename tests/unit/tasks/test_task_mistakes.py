@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, DataError, TaskError
-from afl.number_types import telling_types
-from afl.parameters import ParameterVector
-from afl.randomness import SharedRandomness
 from afl.tasks import Classification, TaskContext, WorkerData
 from afl.tasks.base import form_problem
-from afl.tasks.workers_data import worker_data
+from afl.tasks.dtypes import telling_types
+from afl.tasks.worker_data import worker_data
 from afl_worker.oracle import TaskOracle
 
 X, Y = torch.ones(8, 5), torch.zeros(8, dtype=torch.int64)

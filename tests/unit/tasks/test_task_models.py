@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from afl.tasks.models import cifar_cnn, femnist_cnn, mlp
+from afl.tasks.data.models import cifar_cnn, femnist_cnn, mlp
 
 
 def count(model: nn.Module) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from afl.errors import ConfigError
-from afl.extras import require
+from afl.optional_dependencies import require
 from afl.tasks import Task
 from afl.tasks.cifar10 import Cifar10
 from afl.tasks.digits import Digits

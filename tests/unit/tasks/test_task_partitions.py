@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afl.core.randomness import Purpose, SharedRandomness, Stream
 from afl.errors import ConfigError, DataError
-from afl.randomness import Purpose, SharedRandomness, Stream
-from afl.tasks.partitions import (
+from afl.tasks.data.partitions import (
     Indices,
     by_writer,
     dirichlet,

@@ -14,12 +14,12 @@ import pytest
 from afl import ConfigError
 from afl.config import config_from_mapping
 from afl.errors import ExitCode
-from afl.tracking import following as module
-from afl.tracking import lines
-from afl.tracking.following import Following, settings_of, status_of
-from afl.tracking.lines import RoundReader, numbers_of
-from afl.tracking.registry import load_trackers
-from afl.tracking.tracker import Status, TrackedRound, TrackedRun
+from afl.runs.tracking import following as module
+from afl.runs.tracking import lines
+from afl.runs.tracking.following import Following, settings_of, status_of
+from afl.runs.tracking.lines import RoundReader, numbers_of
+from afl.runs.tracking.registry import load_trackers
+from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun
 
 CONFIG = config_from_mapping(
     {

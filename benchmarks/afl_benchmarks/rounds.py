@@ -1,0 +1,199 @@
+"""What a round costs: a real server and real workers with a no-op oracle, beside the floor.
+
+python -m afl_benchmarks.rounds --dim 100000 --workers 10 --compressor rand-k --ratio 0.1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from afl_benchmarks import floor
+from afl_benchmarks.daemons import Daemons
+
+TASK = "afl_benchmarks.noop:Noop"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser, dim=100_000, rounds=200)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args()
+    result = run(options)
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    for key, value in result.items():
+        print(f"{key:38} {value}")
+
+
+def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> None:
+    """What a federation on the no-op task is like."""
+    parser.add_argument("--dim", type=int, default=dim)
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
+    parser.add_argument("--ratio", type=float, default=0.1)
+    parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the system, then the floor with the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = _federation(options, Path(folder))
+    gradient_bytes = measured.pop("_gradient_bytes")
+    up, down = (size // (options.workers * options.rounds) for size in gradient_bytes)
+    seconds = floor.measure(
+        clients=options.workers,
+        up=up,
+        down=down,
+        chunk=options.chunk_bytes,
+        rounds=min(options.rounds, 200 if options.dim <= 1_000_000 else 12),
+    )
+    floor_ms = 1e3 * statistics.median(seconds)
+    round_ms = measured["round_ms (median)"]
+    left_ms = round_ms - measured["workers' own compute, ms a round"]
+    return {
+        "dim": options.dim,
+        "workers": options.workers,
+        "compressor": f"{options.compressor}"
+        + ("" if options.compressor == "identity" else f" {options.ratio}"),
+        "bytes up, a worker and round": up,
+        "bytes down, a worker and round": down,
+        **measured,
+        "floor_ms (median)": round(floor_ms, 3),
+        "left after own compute, ms": round(left_ms, 3),
+        "round / floor": round(round_ms / floor_ms, 2),
+        "left / floor": round(left_ms / floor_ms, 2),
+    }
+
+
+def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[str, Any]:
+    """The configuration of a federation on the no-op task, with more in its section ``server``."""
+    compressor: dict[str, Any] = {"name": options.compressor}
+    if options.compressor != "identity":
+        compressor["ratio"] = options.ratio
+    return {
+        "workers": options.workers,
+        "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
+        "algorithm": {
+            "name": "afl-com",
+            "rounds": options.rounds,
+            "eta_w": 0.01,
+            "eta_q": 0.1,
+            "uplink": compressor,
+        },
+        "evaluation": {"every": options.rounds},
+        "run": {"seed": 1, "directory": str(folder / "run")},
+        "server": {
+            "listen": "127.0.0.1:0",
+            "http": None,
+            "chunk_bytes": options.chunk_bytes,
+            **server,
+        },
+    }
+
+
+def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with Daemons(config_of(options, folder), folder, options.set) as daemons:
+        idle = psutil.Process(daemons.server.pid).memory_info().rss
+        peak = _Peak(daemons.server.pid)
+        try:
+            for worker in range(options.workers):
+                daemons.start_worker(str(worker), f"127.0.0.1:{daemons.port}", ("--task", TASK))
+            daemons.join()
+        finally:
+            peak.stop()
+        timings = [
+            line for name in daemons.workers for line in daemons.events(name) if line["event"] == "timings"
+        ]
+    return _figures(folder / "run", timings, options, idle=idle, peak=peak)
+
+
+def _figures(
+    run_directory: Path,
+    timings: Sequence[Mapping[str, Any]],
+    options: argparse.Namespace,
+    *,
+    idle: int,
+    peak: _Peak,
+) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in lines if line["event"] == "round"]
+    seconds = seconds[max(1, len(seconds) // 10) :]
+    cores = os.cpu_count() or 1
+
+    def per_round(phase: str) -> float:
+        total = sum(float(record[f"{phase}_cpu"]) for record in timings)
+        return 1e3 * total / int(options.rounds) / min(cores, int(options.workers))
+
+    own = per_round("compute") + per_round("codec") + per_round("prepare")
+    communication = json.loads((run_directory / "summary.json").read_text())["communication"]
+    model = 4 * options.dim
+    return {
+        "_gradient_bytes": [
+            communication[direction]["wire_bytes_by_kind"]["gradient"] for direction in ("uplink", "downlink")
+        ],
+        "rounds measured": len(seconds),
+        "round_ms (median)": round(1e3 * statistics.median(seconds), 3),
+        "round_ms (min)": round(1e3 * min(seconds), 3),
+        "compute, CPU ms a round over cores": round(per_round("compute"), 3),
+        "codec, CPU ms a round over cores": round(per_round("codec"), 3),
+        "prepare, CPU ms a round over cores": round(per_round("prepare"), 3),
+        "workers' own compute, ms a round": round(own, 3),
+        "server idle, MB": round(idle / 1e6, 1),
+        "server peak above idle, MB": round((peak.highest - idle) / 1e6, 1),
+        "server peak above idle, models": round((peak.highest - idle) / model, 2),
+        "server memory, second to last quarter, MB": peak.drift(),
+    }
+
+
+class _Peak:
+    """Samples a process's resident memory."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._stopped = threading.Event()
+        self.samples: list[int] = []
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    @property
+    def highest(self) -> int:
+        return max(self.samples)
+
+    def drift(self) -> str:
+        """Median of the second and of the last quarter of the samples."""
+        quarter = max(1, len(self.samples) // 4)
+        second, last = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
+        return f"{statistics.median(second or last) / 1e6:.1f} to {statistics.median(last) / 1e6:.1f}"
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(0.05):
+            try:
+                self.samples.append(self._process.memory_info().rss)
+            except psutil.NoSuchProcess:
+                return
+
+
+if __name__ == "__main__":
+    main()

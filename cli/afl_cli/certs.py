@@ -1,0 +1,216 @@
+"""``afl certs``: certificates and tokens to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from afl.config.address import parse_target
+from afl.errors import AddressError, ConfigError, ExitCode, StorageError, why_unwritable
+from afl.runs.durable import write_whole
+from afl.security.certificates import KeyPair, read_file
+from afl.security.identity import TokenEntry, new_token, parse_tokens, token_hash
+
+if TYPE_CHECKING:
+    from afl.security.issuing import Authority
+
+HELP = "make certificates and tokens for a server and its workers"
+
+DEFAULT_SERVER = "localhost,127.0.0.1"
+DEFAULT_DAYS = 90
+MOST_DAYS, MOST_WORKERS = 3650, 10_000
+
+TOKENS_FILE = "tokens"
+
+_SERVER_FILES: Final = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
+
+_SHOWN: Final = 20
+"""How many files are named."""
+
+_PUBLIC: Final = 0o644
+_PRIVATE: Final = 0o600
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="where the files go; the authority that is there is used, and nothing there is overwritten",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="HOST[,HOST...]",
+        help="names and addresses that workers reach the server by (default: those of the certificate that is"
+        f" there, or {DEFAULT_SERVER})",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="also for the workers 0 to N - 1 (default: 0)"
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=DEFAULT_DAYS,
+        metavar="N",
+        help=f"how long the certificates hold (default: {DEFAULT_DAYS})",
+    )
+    parser.add_argument(
+        "--tokens", action="store_true", help="also a token for each worker; the server's file has its hash"
+    )
+    parser.add_argument(
+        "--renew",
+        action="store_true",
+        help="make the certificates of the server and of these workers again, by the same authority",
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Make what is missing.
+
+    Raises:
+        ConfigError: if an option or a file that is there cannot be used, or ``cryptography`` is missing.
+        StorageError: if a file cannot be written.
+    """
+    hosts = None if options.server is None else [_host(text.strip()) for text in options.server.split(",")]
+    _check_range("--days", options.days, 1, MOST_DAYS)
+    _check_range("--workers", options.workers, 0, MOST_WORKERS)
+    if options.tokens and not options.workers:
+        raise ConfigError("--tokens makes tokens for workers; say how many with --workers")
+    folder = _Folder(options.directory)
+    now = dt.datetime.now(dt.UTC)
+    authority = folder.authority(now)
+    if folder.wants("server", renew=options.renew):
+        hosts = hosts or folder.hosts_before() or DEFAULT_SERVER.split(",")
+        folder.write_pair("server", authority.for_server(hosts, now, options.days))
+    for worker in map(str, range(options.workers)):
+        if folder.wants(f"worker-{worker}", renew=options.renew):
+            folder.write_pair(f"worker-{worker}", authority.for_worker(worker, now, options.days))
+    if options.tokens:
+        folder.tokens(range(options.workers))
+    print("\n".join(folder.report()))
+    return ExitCode.OK
+
+
+class _Folder:
+    """The files, and what was made of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._made: list[str] = []
+        self._kept = 0
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be made: {why_unwritable(error)}; name another directory"
+            ) from error
+
+    def authority(self, now: dt.datetime) -> Authority:
+        """The one that is there, or a new one."""
+        try:
+            from afl.security.issuing import Authority  # noqa: PLC0415  # cryptography is optional
+        except ImportError as error:
+            raise ConfigError(
+                "making certificates needs the library cryptography: pip install 'afl[certs]'"
+            ) from error
+        certificate, key = self._path / "ca.pem", self._path / "ca.key"
+        if certificate.exists() != key.exists():
+            there, missing = (certificate, key) if certificate.exists() else (key, certificate)
+            raise ConfigError(
+                f"{there} is there and {missing} is not: bring it back, or name another directory for a new"
+                " authority"
+            )
+        if certificate.exists():
+            self._kept += 1
+            try:
+                return Authority.read(
+                    read_file(certificate, "the authority"), read_file(key, "the authority's key")
+                )
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{certificate} and {key}: {error}; bring them back, or name another directory for a new "
+                    "authority"
+                ) from error
+        authority = Authority.make(now)
+        self.write_pair("ca", authority.own())
+        return authority
+
+    def wants(self, name: str, *, renew: bool) -> bool:
+        """Whether a certificate is to be made: it is not there, or is to be made again."""
+        there = (self._path / f"{name}.pem").exists() or (self._path / f"{name}.key").exists()
+        self._kept += there and not renew
+        return renew or not there
+
+    def hosts_before(self) -> list[str]:
+        """What the server's certificate that is there names."""
+        from afl.security.issuing import hosts_of  # noqa: PLC0415  # cryptography is optional
+
+        path = self._path / "server.pem"
+        return hosts_of(read_file(path, "the server's certificate")) if path.exists() else []
+
+    def write_pair(self, name: str, issued: KeyPair) -> None:
+        """A certificate and its key; the key first: whoever sees the new certificate finds its key."""
+        self._write(f"{name}.key", issued.key, _PRIVATE)
+        self._write(f"{name}.pem", issued.certificate, _PUBLIC)
+
+    def tokens(self, workers: Sequence[int]) -> None:
+        """A token for each worker that the file of hashes does not name."""
+        path = self._path / TOKENS_FILE
+        text = read_file(path, "the tokens file").decode(errors="replace") if path.exists() else ""
+        entries: Sequence[TokenEntry] = parse_tokens(text, str(path)) if text.strip() else ()
+        lines = [text.rstrip("\n")] if text.strip() else ["# IDS HASH; a worker's token is in token-ID"]
+        missing = [worker for worker in workers if not any(worker in entry.ids for entry in entries)]
+        self._kept += len(workers) - len(missing)
+        for worker in missing:
+            token = new_token()
+            self._write(f"token-{worker}", f"{token}\n".encode(), _PRIVATE)
+            lines.append(f"{worker} {token_hash(token)}")
+        # After the tokens themselves: a hash whose token was not written would be nobody's.
+        if missing:
+            self._write(TOKENS_FILE, ("\n".join(lines) + "\n").encode(), _PUBLIC)
+
+    def report(self) -> list[str]:
+        """What was done, and what to do with it."""
+        kept = f"; {self._kept} that were there stay (--renew makes certificates again)" if self._kept else ""
+        own = {key: self._path / name for key, name in _SERVER_FILES.items()}
+        settings = " ".join(f"--set server.tls.{key}={path}" for key, path in own.items())
+        made = [*self._made[:_SHOWN], *(["..."] if len(self._made) > _SHOWN else [])]
+        return [
+            f"made in {self._path}: {', '.join(made) or 'nothing'}{kept}",
+            f"keep {self._path / 'ca.key'} to yourself: who has it can speak for any worker",
+            f"for the server: {settings}",
+            "for worker 0: --ca ca.pem --certificate worker-0.pem --key worker-0.key"
+            if (self._path / "worker-0.pem").exists()
+            else "for workers: name how many with --workers N, and each gets a certificate",
+        ]
+
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        try:
+            write_whole(self._path / name, content, mode=mode)
+        except OSError as error:
+            raise StorageError(f"{self._path / name} cannot be written: {error.strerror or error}") from error
+        self._made.append(name)
+
+
+def _host(host: str) -> str:
+    """A host that a certificate can name.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    try:
+        return parse_target(f"[{host}]:1" if ":" in host else f"{host}:1").host
+    except AddressError as error:
+        raise ConfigError(
+            f"--server {host}: write the names and addresses that workers connect to, without ports, with"
+            " commas between them"
+        ) from error
+
+
+def _check_range(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{option} {value}: a whole number from {least} to {most}")

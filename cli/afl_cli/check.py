@@ -1,0 +1,84 @@
+"""``afl check``: a task tried before any federation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from afl.errors import ConfigError, ExitCode
+from afl.terminal.view import facts, make_console
+
+if TYPE_CHECKING:
+    from afl_lab.check import Report
+
+HELP = "try a task before a run: data, loss, gradients, costs"
+
+_STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.epilog = (
+        "The exit code is 0 if a run can start, whatever the warnings; else that of the first error: 2 for"
+        " the task's code, 5 for a loss or gradient that is not finite, 7 for data."
+    )
+    parser.add_argument(
+        "task",
+        nargs="?",
+        metavar="TASK",
+        help="file.py:Class, package.module:Class or an installed name (default: that of --config)",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)",
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="the number of workers (default: the configuration's, or 3)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit code 2 if there are warnings, too")
+    parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Check it and print what was found."""
+    if options.task is None and options.config is None:
+        raise ConfigError("name a task, such as task.py:MyTask, or a configuration with --config FILE")
+    if options.config is None and options.set:
+        raise ConfigError("--set overrides a key of a configuration; give one with --config FILE")
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: a whole number, at least 1")
+    # PyTorch takes seconds to import.
+    from afl_lab.check import Level, check_config  # noqa: PLC0415
+    from afl_lab.check.checker import configured  # noqa: PLC0415
+
+    report = check_config(configured(options.config, options.task, options.workers, options.set))
+    if options.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        _print(make_console(), report)
+    if options.strict and report.exit_code is ExitCode.OK and report.of_level(Level.WARNING):
+        return ExitCode.CONFIG
+    return report.exit_code
+
+
+def _print(console: Console, report: Report) -> None:
+    for title, rows in report.facts.items():
+        console.print(facts(rows, title=title))
+    findings = sorted(report.findings, key=lambda finding: list(_STYLES).index(finding.level))
+    for finding in findings:
+        first, _, rest = str(finding).partition("\n")
+        level, _, what = first.partition(":")
+        console.print(Text.assemble((level, _STYLES[finding.level]), f":{what}"), soft_wrap=True)
+        if rest:
+            console.print(rest, soft_wrap=True)
+    console.print(Text(report.verdict, style="bold"), soft_wrap=True)

@@ -1,0 +1,95 @@
+"""``afl export``: one of a run's models, with a card, in a folder that can be given away."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from afl.config.quantities import shown_bytes
+from afl.errors import ExitCode
+from afl.runs.files import MODEL_NAMES
+from afl.terminal.view import facts, make_console
+
+HELP = "hand over a run's model, with a card that describes it"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "run_directory",
+        type=Path,
+        metavar="RUN",
+        help="a run's directory; the run may have ended, well or badly, or still go on",
+    )
+    parser.add_argument(
+        "--model",
+        choices=MODEL_NAMES,
+        default="final",
+        help="final: after the last round; random: of a round drawn before the run; best: with the best "
+        "worst worker (default: final)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("exported"), metavar="DIR", help="the folder (default: exported)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
+    parser.add_argument(
+        "--description", metavar="TEXT", help="what the data is (default: run.description of the run)"
+    )
+    parser.add_argument(
+        "--torchscript",
+        action="store_true",
+        help="also the module as TorchScript, which loads without its code",
+    )
+    parser.add_argument("--onnx", action="store_true", help="also the module as ONNX (the extra afl[onnx])")
+    parser.add_argument(
+        "--task",
+        metavar="MODULE:CLASS",
+        help="the task's class, for --torchscript and --onnx of a task that is not installed",
+    )
+    parser.add_argument(
+        "--input",
+        metavar="SHAPE",
+        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --torchscript and --onnx where worker "
+        "0's data is not on this machine",
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Write it, and say what it is."""
+    # PyTorch takes seconds to import.
+    from afl.runs.export.export import Request, export  # noqa: PLC0415
+    from afl.runs.export.programs import FILES  # noqa: PLC0415
+
+    card = export(
+        Request(
+            options.run_directory,
+            options.model,
+            options.out,
+            force=options.force,
+            programs=[form for form in FILES if getattr(options, form)],
+            task=options.task,
+            input=options.input,
+            description=options.description,
+        )
+    )
+    model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
+    rows = {
+        "model": f"{model['name']}, of round {model['round']}; "
+        f"{model['trained_parameters']:,} trained parameters",
+        "run": f"{card['run']['state']}: {card['run']['state_words']}",
+        "digest": model["digest"],
+    }
+    if evaluation is not None:
+        worst = evaluation["worst_accuracy"]
+        figure = f"accuracy {worst:.4f}" if worst is not None else f"loss {evaluation['max_loss']:.5g}"
+        where = (
+            "" if evaluation["is_of_this_model"] else f", at round {evaluation['round']}, not of this model"
+        )
+        rows["worst worker"] = f"{evaluation['worst_worker']}, {figure}{where}"
+    if sent is not None:
+        rows["on the wire"] = shown_bytes(sent["uplink_bytes"] + sent["downlink_bytes"])
+    for program in card["programs"]:
+        difference = program["largest_difference"]
+        rows[program["format"]] = f"{program['file']}; differs from the module by at most {difference:.2g}"
+    make_console().print(facts(rows, title=f"Written: {options.out}"))
+    return ExitCode.OK

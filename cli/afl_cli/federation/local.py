@@ -1,0 +1,235 @@
+"""A whole federation on this machine: a server and worker processes over loopback, watched from one place."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from afl.config.address import Address
+from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
+from afl.terminal.display import REFRESH_S, RunDisplay
+from afl_cli.federation.children import Child, Children, Event
+from afl_cli.federation.plan import FederationPlan
+from afl_cli.status import fetch_status
+
+TOLD_CODES: Final = frozenset({ExitCode.DIVERGED, ExitCode.ABORTED})
+"""What a worker process ends with where the server ends the run, and says why."""
+
+FINAL_CODES: Final = frozenset({ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DATA, *TOLD_CODES})
+"""What a worker process would end with again."""
+
+LEAVE_GRACE_S: Final = 15.0
+"""How long workers may take to end once the server has ended well, since each has been told; and the server,
+once a worker says that the run is over."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, or this part of it.
+
+    Attributes:
+        code: the server's exit code, or that of a worker for which the run was stopped.
+        reason: one sentence.
+        summary: what the server wrote last; nothing if it could not.
+        can_go_on: whether the run can be gone on with.
+    """
+
+    code: ExitCode
+    reason: str
+    summary: Mapping[str, Any] | None = None
+    can_go_on: bool = False
+
+
+@dataclass
+class _Worker:
+    """A worker process, and those in its place before it."""
+
+    ids: range
+    child: Child
+    restarts: int = 0
+    round: int = field(default=-1)
+    """How far the run was when it was last started again."""
+
+
+class LocalFederation:
+    """One run, from its first process to its last.
+
+    Args:
+        children: whose processes they are.
+    """
+
+    def __init__(self, plan: FederationPlan, children: Children) -> None:
+        self._plan = plan
+        self._children = children
+        self._server: Child | None = None
+        self._workers: list[_Worker] = []
+        self._address = ""
+        self._http = ""
+        self._round = 0
+        self._told: tuple[float, Child] | None = None
+        """Until when the server should have ended, by the word of this worker."""
+        self._stopped: tuple[ExitCode, str] | None = None
+        """Why the run was stopped from here."""
+        self._last_word: Event | None = None
+        """The server's."""
+        self._can_go_on = False
+
+    def start(self) -> dict[str, Any]:
+        """Start the server, and the workers once it listens; the fields of its event ``listening``.
+
+        Raises:
+            RunCompleteError: if there is nothing left to do.
+            AflError: if the server cannot start.
+        """
+        self._plan.logs.mkdir(parents=True, exist_ok=True)
+        self._server = self._children.start(
+            "server", "afl_server", [*self._plan.server, "--no-live"], self._plan.logs / "server.log"
+        )
+        while (event := self._children.next_event()) is None or event.name != "listening":
+            if event is not None and not event.fields:
+                raise failure_of(self._server)
+        self._address = f"127.0.0.1:{event.fields['port']}"
+        self._http = str(Address(self._plan.http_host, event.fields["http_port"]))
+        self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
+        return event.fields
+
+    def follow(self, display: RunDisplay) -> Ending:
+        """Show the run until every process has ended; says how.
+
+        Raises:
+            AflError: if a process dies, and is not started again.
+            KeyboardInterrupt: after Ctrl-C; where it stops softly, after the second.
+        """
+        assert self._server is not None
+        due = time.monotonic()
+        while True:
+            try:
+                event = self._children.next_event(timeout=max(0.0, due - time.monotonic()))
+            except KeyboardInterrupt as interrupt:
+                self._interrupted(interrupt, display)
+                continue
+            if event is not None and event.child is self._server:
+                if not event.fields:
+                    break
+                if event.name == "run_over":
+                    self._last_word = event
+                self._can_go_on |= event.name == "can_go_on"
+            elif event is not None and not event.fields:
+                self._worker_ended(event.child, display)
+            if time.monotonic() >= due:
+                self._look(display)
+                due = time.monotonic() + REFRESH_S
+        ending = self._ending()
+        if ending.code is ExitCode.OK:
+            self._let_workers_leave()
+        else:
+            self._children.end()
+        return ending
+
+    def _look(self, display: RunDisplay) -> None:
+        """Show the state, and see whether the server is late to end."""
+        # The server is gone as soon as the run is over; its workers follow.
+        with contextlib.suppress(LostServerError):
+            state = fetch_status(self._http)
+            self._round = state["round"]
+            display.show(state)
+        if self._told is not None and time.monotonic() >= self._told[0] and self._stopped is None:
+            self._give_up(self._told[1], "the server does not end it", display)
+
+    def _ending(self) -> Ending:
+        """How it ended, once the server has."""
+        assert self._server is not None
+        code = self._server.wait()
+        if self._last_word is None or code not in set(ExitCode):
+            raise failure_of(self._server)
+        said = self._last_word.fields
+        ending = Ending(ExitCode(code), said["message"], said["summary"], self._can_go_on)
+        if self._stopped is None or ending.code is not ExitCode.INTERRUPTED:
+            return ending
+        return replace(ending, code=self._stopped[0], reason=self._stopped[1])
+
+    def _start_worker(self, ids: range) -> Child:
+        text = f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
+        return self._children.start(
+            f"workers {text}" if len(ids) > 1 else f"worker {text}",
+            "afl_worker",
+            ["--id", text, "--server", self._address, *self._plan.worker],
+            self._plan.logs / f"workers-{text}.log",
+        )
+
+    def _worker_ended(self, child: Child, display: RunDisplay) -> None:
+        code = child.wait()
+        if code == 0 or self._stopped is not None:
+            return
+        if code in TOLD_CODES:
+            if self._told is None:
+                self._told = (time.monotonic() + LEAVE_GRACE_S, child)
+            return
+        if not self._plan.restarts:
+            raise failure_of(child)
+        (worker,) = [worker for worker in self._workers if worker.child is child]
+        if self._round > worker.round:
+            worker.restarts = 0
+        if code in FINAL_CODES:
+            self._give_up(child, "that would come again", display)
+        elif worker.restarts >= self._plan.restarts:
+            self._give_up(child, "it was started again often enough", display)
+        else:
+            worker.restarts += 1
+            worker.round = self._round
+            display.say(
+                f"{failure_of(child)}\nIt is started again ({worker.restarts} of {self._plan.restarts})."
+            )
+            worker.child = self._start_worker(worker.ids)
+
+    def _give_up(self, child: Child, why: str, display: RunDisplay) -> None:
+        """Stop the run for a worker process that has ended."""
+        failure = failure_of(child)
+        display.say(f"{failure}\nThe run stops: {why}.")
+        self._stop(failure.exit_code, f"the {child.name} process {how_it_ended(child)}")
+
+    def _interrupted(self, interrupt: KeyboardInterrupt, display: RunDisplay) -> None:
+        if not self._plan.stops_softly:
+            raise interrupt
+        if self._stopped is not None:
+            self._children.kill()
+            raise interrupt
+        (number,) = interrupt.args
+        display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
+        name = "Ctrl-C" if number is signal.SIGINT else number.name
+        self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", number)
+
+    def _stop(self, code: ExitCode, reason: str, number: signal.Signals = signal.SIGTERM) -> None:
+        self._stopped = code, reason
+        assert self._server is not None
+        self._server.process.send_signal(number)
+
+    def _let_workers_leave(self) -> None:
+        deadline = time.monotonic() + LEAVE_GRACE_S
+        running = [worker.child for worker in self._workers]
+        while running and time.monotonic() < deadline:
+            self._children.next_event(timeout=0.1)
+            running = [child for child in running if child.process.poll() is None]
+
+
+def how_it_ended(child: Child) -> str:
+    """By a signal, or with an exit code."""
+    code = child.wait()
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def failure_of(child: Child) -> AflError:
+    """What to say of a child that ended before its time, with the last that it said."""
+    code = child.wait()
+    if code == 0:
+        return RunCompleteError(child.tail.removeprefix("afl-server: "))
+    failure = AflError(
+        f"the {child.name} process {how_it_ended(child)}; its log ({child.log}) ends:\n{child.tail}"
+    )
+    if code in set(ExitCode):
+        failure.exit_code = ExitCode(code)
+    return failure

@@ -1,0 +1,162 @@
+"""``afl run``: a whole federation on this machine, with one command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from afl.config import Config, load_config
+from afl.errors import ConfigError, ExitCode, why_unwritable
+from afl.tasks.paths import as_module_path
+from afl.terminal.display import RunDisplay
+from afl.terminal.view import make_console, summary_table
+from afl_cli.federation.children import Children
+from afl_cli.federation.local import Ending, LocalFederation
+from afl_cli.federation.plan import (
+    MOST_RESTARTS,
+    FederationPlan,
+    default_processes,
+    divided,
+    reachable,
+    setting,
+)
+
+HELP = "run a server and its workers on this machine"
+
+FREE_PORT = "127.0.0.1:0"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="the number of workers, in place of the configuration's (as --set workers=N)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="P",
+        help="processes that host the workers (default: one a worker, but no more than 4 or the number of"
+        " cores)",
+    )
+    parser.add_argument(
+        "--task",
+        metavar="TASK",
+        help="package.module:Class, file.py:Class or an installed name, in place of the configuration's"
+        " task.name",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
+    )
+    parser.add_argument("--device", default="auto", help="the workers': auto, cpu, cuda or cuda:N")
+    parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
+    parser.add_argument(
+        "--task-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the task that is this machine's own; may be repeated",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=MOST_RESTARTS,
+        metavar="N",
+        help="how often in a row a worker process that dies is started again while no round is closed"
+        f" (default: {MOST_RESTARTS})",
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Run the federation; the server's exit code, or that of a worker that could not go on."""
+    overrides = list(options.set)
+    if options.workers is not None:
+        overrides.append(f"workers={options.workers}")
+    if options.task is not None:
+        overrides += setting("task.name", as_module_path(options.task))[1:]
+    config = load_config(options.config, overrides)
+    if options.restarts < 0:
+        raise ConfigError(f"--restarts {options.restarts}: a whole number, at least 0")
+    directory = config.run.directory or Path("runs") / options.config.stem
+    plan = _plan(options, config, overrides, directory)
+    console = make_console()
+    console.print(
+        f"Starting a server and {len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)} for "
+        f"{config.workers} worker{'s' * (config.workers != 1)}; their logs: {plan.logs}",
+        soft_wrap=True,
+    )
+    try:
+        plan.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
+        ) from error
+    with Children() as children:
+        federation = LocalFederation(plan, children)
+        federation.start()
+        with RunDisplay(console, hint="Ctrl-C stops it; the same command goes on.") as display:
+            ending = federation.follow(display)
+    _report(console, ending, directory)
+    return ending.code
+
+
+def _report(console: Console, ending: Ending, directory: Path) -> None:
+    """What came of the run, and what to do next."""
+    summary, code = ending.summary, ending.code
+    if summary is not None and summary["rounds"]:
+        reason = summary["reason"] if code is ExitCode.OK else "not complete"
+        console.print(summary_table({**summary, "reason": reason}, directory))
+    if code is ExitCode.OK:
+        console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
+        return
+    print(f"afl run: {ending.reason}", file=sys.stderr)
+    if code is ExitCode.DIVERGED:
+        console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
+    elif ending.can_go_on:
+        if code is ExitCode.INTERRUPTED:
+            console.print("The same command goes on with the run.")
+        else:
+            console.print(
+                "Once that is mended, the same command goes on with the run. Where it takes another "
+                "configuration, that is another run: name a new run.directory.",
+                soft_wrap=True,
+            )
+
+
+def _plan(
+    options: argparse.Namespace, config: Config, overrides: list[str], directory: Path
+) -> FederationPlan:
+    processes = default_processes(config.workers) if options.processes is None else options.processes
+    if not 1 <= processes <= config.workers:
+        raise ConfigError(f"--processes {processes}: 1 to the number of workers ({config.workers})")
+    server = ["--config", str(options.config)]
+    for override in overrides:
+        server += ["--set", override]
+    server += setting("run.directory", str(directory))
+    # All of it stays on this machine: any free port will do, and nobody is kept out.
+    for key, value in {"listen": FREE_PORT, "tls": None, "tokens": None, "insecure": False}.items():
+        server += setting(f"server.{key}", value)
+    http = config.server.http
+    if http is None:
+        server += setting("server.http", FREE_PORT)
+    name = config.task.name
+    worker = ["--device", options.device, "--journal", str(directory / "journal")]
+    worker += ["--task", name] if ":" in name else []
+    worker += ["--data-dir", options.data_dir] if options.data_dir else []
+    for option in options.task_option:
+        worker += ["--task-option", option]
+    return FederationPlan(
+        server=server,
+        groups=divided(config.workers, processes),
+        worker=worker,
+        logs=directory / "logs",
+        http_host="127.0.0.1" if http is None else reachable(http.host),
+        restarts=options.restarts,
+        stops_softly=True,
+    )

@@ -1,0 +1,1 @@
+"""``afl inspect``: what a run's files hold."""

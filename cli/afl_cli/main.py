@@ -1,0 +1,85 @@
+"""``afl``: the command for people. Each subcommand is a module with ``HELP``, ``add_options`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from afl.errors import AflError, ExitCode
+from afl.terminal.failures import failed
+from afl.terminal.parser import make_parser
+from afl_cli import certs, check, export, new, plot, simulate, status
+from afl_cli.federation import demo, run
+from afl_cli.inspect import command as inspection
+from afl_cli.theory import command as theory
+
+
+class Command(Protocol):
+    """What a subcommand's module holds."""
+
+    HELP: str
+    """One line."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options."""
+
+    def run(self, options: argparse.Namespace) -> ExitCode:
+        """Do it; raises :class:`AflError` for what a person can put right."""
+        ...
+
+
+ENTRY_POINTS = "afl.commands"
+"""The entry point group of further commands, of other packages."""
+
+
+def commands() -> Mapping[str, Command]:
+    """The subcommands by name."""
+    own: dict[str, Command] = {
+        "certs": certs,
+        "check": check,
+        "demo": demo,
+        "export": export,
+        "inspect": inspection,
+        "new": new,
+        "plot": plot,
+        "run": run,
+        "simulate": simulate,
+        "status": status,
+        "theory": theory,
+    }
+    further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
+    return dict(sorted((further | own).items()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    options, unknown = make_afl_parser().parse_known_args(arguments)
+    if unknown:
+        # argparse would show the usage of `afl` itself.
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    command: Command = options.own
+    try:
+        return command.run(options)
+    except AflError as error:
+        return failed(f"afl {options.command}", error)
+    except KeyboardInterrupt:
+        print(f"afl {options.command}: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def make_afl_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = make_parser(
+        "afl",
+        "Agnostic federated learning: try it, watch it, look into its files. "
+        "A run itself is afl-server and one afl-worker at each site.",
+    )
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for name, command in commands().items():
+        own = parsers.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        command.add_options(own)
+        own.set_defaults(own=command, parser=own)
+    return parser

@@ -1,0 +1,120 @@
+"""``afl new``: a small project that runs at once, to be filled with a model and data of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import sys
+from importlib import resources
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Final
+
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable
+from afl.runs.durable import write_whole
+
+HELP = "write a small project: a task, its configuration and its test"
+
+TEMPLATES: Final = "afl_cli.project"
+
+FILES: Final = ("README.md", "server.yaml", "task.py", "test_task.py")
+
+ENDING: Final = ".template"
+"""Of the files' names in the package: none of them is a module of it."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument(
+        "name", metavar="NAME", help="the new folder; letters, digits and underscores, such as my_study"
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Write the project into a new folder."""
+    name = checked_name(options.name)
+    folder = Path(name)
+    try:
+        folder.mkdir()
+        for file, text in project_files(name).items():
+            write_whole(folder / file, text.encode(), mode=0o644)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{folder} is there already, and nothing is overwritten; choose another name"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written here: {why_unwritable(error)}") from error
+    class_name = class_name_of(name)
+    print(f"Written to {folder}: {', '.join(FILES)}")
+    print()
+    print(f"  cd {folder}")
+    print(
+        "  python test_task.py                                   try the task; python -m pytest does it too"
+    )
+    print(f"  afl check task.py:{class_name} --config server.yaml".ljust(56) + "the same, in more words")
+    print("  afl run server.yaml".ljust(56) + "a federation on this machine")
+    print()
+    print("Then put your model and data into task.py; README.md says where.")
+    return ExitCode.OK
+
+
+def project_files(name: str) -> dict[str, str]:
+    """The text of each file, for a project of this name."""
+    folder = resources.files(TEMPLATES)
+    words = {"@NAME@": name, "@CLASS@": class_name_of(name)}
+    files = {}
+    for file in FILES:
+        text = (folder / f"{file}{ENDING}").read_text(encoding="utf-8")
+        for placeholder, word in words.items():
+            text = text.replace(placeholder, word)
+        files[file] = text
+    return files
+
+
+def class_name_of(name: str) -> str:
+    """The task's class: ``my_study`` has ``MyStudy``."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def checked_name(name: str) -> str:
+    """A name that a folder, and in another form a class, can have, and that no module has.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    class_name = class_name_of(name)
+    if not name.isidentifier() or not name.isascii() or not class_name.isidentifier():
+        raise ConfigError(
+            f"{name!r}: a project is named by letters, digits and underscores, and begins with a letter, such"
+            f" as {_suggested(name)}"
+        )
+    if keyword.iskeyword(name) or keyword.iskeyword(class_name):
+        raise ConfigError(f"{name!r} is a word of Python itself; choose another, such as {name}_study")
+    if is_module(name):
+        raise ConfigError(
+            f"{name!r} is the name of a Python module that is installed here, in whose place the folder could"
+            f" be imported; choose another, such as {name}_study"
+        )
+    return name
+
+
+def is_module(name: str) -> bool:
+    """Whether Python, or what is installed beside ``afl``, has a module of this name.
+
+    What lies in the current folder does not count: nothing there is overwritten anyway.
+    """
+    if name in sys.stdlib_module_names:
+        return True
+    here = Path.cwd()
+    found = [finder.find_spec(name, None) for finder in sys.meta_path]
+    return any(not _lies_in(spec, here) for spec in found if spec is not None)
+
+
+def _lies_in(spec: ModuleSpec, folder: Path) -> bool:
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+    return all(Path(place).absolute().is_relative_to(folder) for place in places)
+
+
+def _suggested(name: str) -> str:
+    kept = "".join(char if char.isascii() and char.isalnum() else "_" for char in name).strip("_")
+    return kept if kept[:1].isalpha() else f"study_{kept}".rstrip("_")

@@ -1,0 +1,82 @@
+"""``afl simulate``: runs in one process each, without sockets, with a federation's results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from afl.errors import ExitCode
+from afl_cli.seeds import seeds_of
+
+HELP = "run whole federations in one process each, without sockets"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "configs", nargs="+", type=Path, metavar="CONFIG", help="configurations, as a server's"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("simulations"),
+        metavar="DIR",
+        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations), not to run.directory, which is for a"
+        " server's run; runs found there are kept",
+    )
+    add_run_options(parser)
+    parser.add_argument(
+        "--batched",
+        action="store_true",
+        help="compute the workers' gradients in one call: faster, no longer equal to the bit",
+    )
+    parser.add_argument("--no-models", action="store_true", help="write metrics only, no models")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="run on the Ray cluster at ADDRESS (without one: a cluster that is started here)",
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of what simulates many runs."""
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=[],
+        metavar="SEEDS",
+        help="seeds such as 1-5 or 1,4,9, a run each, in place of those that are written down",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="runs at a time (default: as many as there are CPUs)",
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Simulate what is missing, then show all runs."""
+    from afl_lab.simulation.command import execute  # noqa: PLC0415  # PyTorch takes seconds to import
+
+    return execute(options)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return seeds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs from 1")
+    return int(text)

@@ -1,0 +1,158 @@
+"""``afl status``: a running server at a glance, once or as it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from afl.config.address import is_loopback, parse_target
+from afl.errors import AddressError, ConfigError, ExitCode, LostServerError
+from afl.terminal.display import RunDisplay
+from afl.terminal.view import RunView, make_console
+
+HELP = "show how a running server is doing"
+
+DEFAULT_SERVER = "127.0.0.1:9090"
+DEFAULT_PORT = 9090
+
+WATCH_S = 1.0
+"""Between two questions of ``--watch``: the server may be far away."""
+
+TIMEOUT_S = 10.0
+"""How long the server may take to answer; it answers from memory, in milliseconds."""
+
+LARGEST_ANSWER = 64 * 1024 * 1024
+"""Bytes read at most: beyond what 10^6 workers' states take."""
+
+_KEYS = frozenset({"run_id", "state", "round", "rounds", "workers", "last", "best", "dual_weights"})
+"""What tells a server of ours from whatever else answers HTTP."""
+
+
+NEARLY_OVER_S = 5 * WATCH_S
+"""A server with so little left to do that is gone has done it: nobody asked just before it ended."""
+
+_HAS_NO_PORT = re.compile(r"[^:\[\]]*[^:\[\]0-9][^:\[\]]*|\[.*\]")
+"""A name or an address without a port; digits alone are a port without a host."""
+
+_SCHEME_PORTS = {"http": 80, "https": 443}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument(
+        "server",
+        nargs="?",
+        default=DEFAULT_SERVER,
+        metavar="HOST[:PORT]",
+        help="the server's http address (server.http), or a URL; the port is "
+        f"{DEFAULT_PORT} unless it is given (default: {DEFAULT_SERVER})",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
+    choice.add_argument("--watch", action="store_true", help="show it as it goes on, until the run is over")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Ask once and print, or again and again."""
+    state = fetch_status(options.server)
+    if options.json:
+        print(json.dumps(state, indent=2))
+    elif options.watch:
+        _watch(options.server, state)
+    else:
+        make_console().print(RunView(state))
+    return ExitCode.OK
+
+
+def _watch(server: str, state: dict[str, Any]) -> None:
+    """Show the run until it is over.
+
+    Raises:
+        LostServerError: if its server goes before.
+    """
+    console = make_console()
+    with RunDisplay(console, hint="Ctrl-C ends the watching, not the run.") as display:
+        display.show(state)
+        while state["state"] != "over":
+            time.sleep(WATCH_S)
+            try:
+                state = fetch_status(server)
+            except LostServerError as error:
+                left = state["seconds_left"]
+                if state["round"] < state["rounds"] and (left is None or left > NEARLY_OVER_S):
+                    raise LostServerError(
+                        f"the server is gone, after round {state['round']} of {state['rounds']}: {error}"
+                    ) from error
+                break
+            display.show(state)
+    console.print("The run is over.")
+
+
+def fetch_status(server: str) -> dict[str, Any]:
+    """The state of the run at ``server``, a URL or ``host:port``.
+
+    Raises:
+        ConfigError: if ``server`` is not an address.
+        LostServerError: if nothing answers there, or something that is not our server.
+    """
+    url = status_url(server)
+    try:
+        with _opener(url).open(url, timeout=TIMEOUT_S) as answer:
+            body = answer.read(LARGEST_ANSWER)
+        state = json.loads(body)
+    except urllib.error.HTTPError as error:
+        raise LostServerError(
+            f"{url} answers {error.code} ({error.reason}): it is not an afl server; "
+            "give the address that the server's configuration has under server.http"
+        ) from error
+    except (ValueError, http.client.HTTPException) as error:
+        raise LostServerError(
+            f"{url} does not answer as an afl server does; is it the gRPC port (server.listen)? "
+            "Give the one under server.http"
+        ) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise LostServerError(
+            f"nothing answers at {url} ({reason}); is the server running, and is this its server.http? "
+            "What a run wrote that is over, afl inspect shows"
+        ) from error
+    if not isinstance(state, dict) or not state.keys() >= _KEYS:
+        raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")
+    return state
+
+
+def status_url(server: str) -> str:
+    """The URL of ``/status`` at ``server``.
+
+    Raises:
+        ConfigError: if ``server`` is neither an http URL nor ``host`` or ``host:port``.
+    """
+    scheme, separator, rest = server.partition("://")
+    if separator and scheme not in {"http", "https"}:
+        raise ConfigError(f"{server}: {scheme} is not a scheme to ask with; write http://host:port")
+    if not separator:
+        scheme, rest = "http", server
+    host, slash, path = rest.partition("/")
+    if _HAS_NO_PORT.fullmatch(host):
+        host = f"{host}:{DEFAULT_PORT}" if not separator else f"{host}:{_SCHEME_PORTS[scheme]}"
+    try:
+        address = parse_target(host)
+    except AddressError as error:
+        raise ConfigError(f"{server}: {error}") from error
+    if slash and path.strip("/") not in {"", "status"}:
+        return f"{scheme}://{address}/{path}"
+    return f"{scheme}://{address}/status"
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Without the environment's proxies for this machine, which they cannot reach."""
+    if is_loopback(urllib.parse.urlsplit(url).hostname or ""):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()

@@ -1,0 +1,1 @@
+"""``afl theory``: what the theorems say of a run before it is made."""

@@ -1,0 +1,284 @@
+"""What every algorithm gives the round engine (server) and the participant (worker): pure state machines."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.messages import Payload, PayloadHeader, Position, Report
+from afl.core.vectors import is_finite
+from afl.errors import NonFiniteError
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+"""Arrays by name, of a state that is written down."""
+
+
+class Collector(abc.ABC):
+    """What takes the reports of one open step. One call at a time; no call blocks but on arithmetic."""
+
+    @abc.abstractmethod
+    def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:
+        """What a worker's report at ``position`` carries. Index sections are bounded, not fixed:
+        ``index_bytes`` is then the most that is accepted."""
+
+    def open_report(self, report: Report) -> None:  # noqa: B027  # most need nothing of it
+        """A worker's report has begun; its payloads follow.
+
+        Raises:
+            ProtocolError: if its header is not one that can be used.
+        """
+
+    @abc.abstractmethod
+    def add_loss(self, worker: int, loss: float) -> None:
+        """The finite loss of a worker whose report is complete."""
+
+    @abc.abstractmethod
+    def received(self, worker: int, payload: int) -> int:
+        """Bytes of a worker's payload that are already in the sum and cannot be taken back."""
+
+    @abc.abstractmethod
+    def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
+        """The next bytes of a worker's payload, in order, without gaps.
+
+        Raises:
+            NonFiniteError: if a value is not finite; nothing of this piece was taken.
+            ProtocolError: if the bytes are not what the header says.
+        """
+
+    @abc.abstractmethod
+    def drop(self, worker: int) -> None:
+        """Forget what has come of an unfinished report, as far as it is not in the sum."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget the open phase's sums and losses; all its workers report again."""
+
+    @abc.abstractmethod
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """Some participants, ascending and not all, have no part in the open phase's sum or mean; called
+        before any piece of the phase. A loss that stands for theirs comes by :meth:`add_loss`."""
+
+    @property
+    @abc.abstractmethod
+    def waiting_bytes(self) -> int:
+        """Bytes held for workers whose turn in the sum has not come."""
+
+    @abc.abstractmethod
+    def would_wait(self, worker: int) -> bool:
+        """Whether a piece of ``worker`` that came now would be held rather than summed."""
+
+    @abc.abstractmethod
+    def close(self) -> Payload:
+        """All participants but those left out have reported: end the phase and make what the next step
+        carries.
+
+        The payload's memory stays as it is until the next step's reports come; an algorithm's until
+        :meth:`ServerAlgorithm.settle`.
+
+        Raises:
+            NonFiniteError: if a result leaves float32's range.
+        """
+
+    def unsent(self) -> Arrays:
+        """What the last :meth:`close` made that its payload does not show; it may share the collector's
+        memory, until the next reports come."""
+        return {}
+
+    @abc.abstractmethod
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
+        """Do what :meth:`close` did, without the reports: from the losses they brought (``[m]``, NaN for a
+        worker that was not asked), the payload it returned and what it left :meth:`unsent`."""
+
+
+class ServerAlgorithm(Collector):
+    """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
+
+    A synchronization round has one phase or more; in the first the workers train, in the others they
+    compute losses.
+
+    Attributes:
+        settings: the run's.
+        params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
+    """
+
+    phases: ClassVar[int] = 1
+    """How many exchanges a synchronization round has."""
+
+    sends_dual_weights: ClassVar[bool] = True
+    """Whether a worker is told its dual weight."""
+
+    reports_bring_weights: ClassVar[bool] = False
+    """Whether a round's weights are known from its reports only: :attr:`dual_weights` has them once it is
+    closed."""
+
+    settings: AlgorithmSettings
+    params: Tensor
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether a worker's process holds what a new one cannot make again: its uplink residual."""
+        return False
+
+    @property
+    def residual_norm(self) -> float | None:
+        """The Euclidean norm of what the server has yet to send; ``None`` where it keeps nothing.
+        :meth:`settle` comes first; it takes a pass over the vector."""
+        return None
+
+    @property
+    def participants(self) -> Sequence[int]:
+        """The workers that the open phase waits for, ascending."""
+        return range(self.settings.workers)
+
+    @property
+    def worker_params(self) -> Tensor:
+        """What a worker's model holds in the open phase, float32 ``[dim]``; :meth:`settle` comes first."""
+        return self.params
+
+    def streamed_header(self) -> PayloadHeader | None:
+        """The downlink payload's header if it can be sent while the uplink still comes, else ``None``."""
+        return None
+
+    def streamed(self) -> memoryview:
+        """The bytes of the downlink payload that are final so far (its beginning)."""
+        raise AssertionError("an algorithm without a streamed header streams nothing")
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Move the server's own model by what :meth:`close` made; idempotent. Off the critical path."""
+
+    @property
+    @abc.abstractmethod
+    def dual_weights(self) -> NDArray[np.float64]:
+        """q for the open round, ``[m]``."""
+
+    @abc.abstractmethod
+    def state(self) -> Arrays:
+        """Everything but the parameters that the open phase begins with; :meth:`settle` comes first."""
+
+    @abc.abstractmethod
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin the phase at ``position`` with a :meth:`state`; the parameters have been put back."""
+
+    @abc.abstractmethod
+    def digest_material(self) -> bytes:
+        """What a worker must draw as the server does, in round 1; compared at the handshake."""
+
+
+class Replica(abc.ABC):
+    """A copy of the model that follows the run by what the server broadcasts."""
+
+    @abc.abstractmethod
+    def apply(self, position: Position, params: Tensor, header: PayloadHeader, data: memoryview) -> None:
+        """Move ``params`` (float32 ``[dim]``) by the payload of the step at ``position``.
+
+        Raises:
+            ProtocolError: if the payload is not what the algorithm sends.
+        """
+
+
+class LocalModel(Protocol):
+    """A worker's model and data, as a training step sees them."""
+
+    @property
+    def params(self) -> Tensor:
+        """The model, float32 ``[dim]``; what is changed in it counts after :meth:`publish`."""
+        ...
+
+    @property
+    def train_examples(self) -> int:
+        """How many training examples the worker has."""
+        ...
+
+    def publish(self) -> None:
+        """Make the module compute with :attr:`params`."""
+        ...
+
+    def gradient(self, update: int, scale: float) -> tuple[float, int, Tensor]:
+        """The loss on the minibatch of an update round (1-based), its size, and ``scale`` times the
+        gradient: float32 ``[dim]``, free to change, and valid until the next call."""
+        ...
+
+    def loss(self, synchronization: int) -> tuple[float, int]:
+        """The loss on a minibatch drawn for that alone, and its size."""
+        ...
+
+
+class WorkerAlgorithm(abc.ABC):
+    """One worker's half."""
+
+    takes_weight: ClassVar[bool] = True
+    """Whether training needs the worker's dual weight."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
+    @abc.abstractmethod
+    def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
+        """The answer to a training step.
+
+        Args:
+            weight: this worker's dual weight; 1 if it takes none.
+
+        Raises:
+            NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
+                model is as before, and so is the residual; but where the residual's own sum overflows, only
+                if it was made to be kept (:class:`afl.core.feedback.ErrorFeedback`).
+        """
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What the worker has yet to send, float32 ``[dim]``; ``None`` where nothing is kept."""
+        return None
+
+    def restore(self, residual: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """Go on with a :attr:`residual`."""
+        raise AssertionError("a worker that keeps no residual is given one")
+
+    def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot
+        """The worker's own report came too late to count: make what it carried part of what is still to be
+        sent, where the algorithm keeps such a thing; else it is dropped.
+
+        Raises:
+            NonFiniteError: if the result leaves float32's range; the residual is as before.
+        """
+
+    def measure(self, position: Position, model: LocalModel) -> tuple[Report, list[Payload]]:
+        """The answer to a step that asks for a loss at the model as it is.
+
+        Raises:
+            NonFiniteError: if the loss is not finite.
+        """
+        loss, examples = model.loss(position.round)
+        return Report(self.worker, position, finite_loss(loss), examples), []
+
+
+def finite_loss(loss: float) -> float:
+    """The loss.
+
+    Raises:
+        NonFiniteError: if it is not finite.
+    """
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"the loss is {loss}")
+    return loss
+
+
+def finite_gradient(model: LocalModel, update: int, scale: float) -> tuple[float, int, Tensor]:
+    """The loss, minibatch size and scaled gradient of an update round.
+
+    Raises:
+        NonFiniteError: if the loss or an element of the scaled gradient is not finite.
+    """
+    loss, examples, gradient = model.gradient(update, scale)
+    finite_loss(loss)
+    if not is_finite(gradient):
+        raise NonFiniteError("the gradient has an element that is not finite")
+    return loss, examples, gradient

@@ -1,0 +1,151 @@
+"""FedAvg (McMahan et al. 2017): the mean of the workers' models after tau local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afl.core.algorithms.base import Arrays, ServerAlgorithm
+from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.codecs.payload import values_of
+from afl.core.messages import Payload, PayloadHeader, Position, Report
+from afl.core.vectors import overwrite
+from afl.errors import ProtocolError
+
+LARGEST_WEIGHT = float(1 << 53)
+"""The largest number of examples that a double counts exactly."""
+
+
+class FedAvgServer(ServerAlgorithm):
+    """``w <- sum_i a_i w_i / sum_i a_i``, with ``a_i = 1`` or worker i's number of training examples."""
+
+    sends_dual_weights = False
+    reports_bring_weights = True
+
+    def __init__(self, settings: AlgorithmSettings, params: Tensor) -> None:
+        self.settings = settings
+        self.params = params
+        self.round = 1
+        self._mean = ModelMean(len(params), range(settings.workers))
+        self._weights = [1.0] * settings.workers
+        self._absent: frozenset[int] = frozenset()
+        self._pending: NDArray[np.float32] | None = None
+
+    @property
+    def dual_weights(self) -> NDArray[np.float64]:
+        """The weights of the mean, as far as they are known; uniform before."""
+        weights = np.array(self._weights)
+        normalized: NDArray[np.float64] = weights / weights.sum()
+        return normalized
+
+    def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
+        """The model after the local steps."""
+        return (model_header(len(self.params)),)
+
+    def open_report(self, report: Report) -> None:
+        """Its weight in the mean."""
+        self.settle()
+        if not self.settings.weigh_by_samples:
+            return
+        weight = report.weight
+        if not (1 <= weight <= LARGEST_WEIGHT and weight.is_integer()):
+            raise ProtocolError(
+                f"worker {report.worker} reports {weight} training examples; it must be a whole number from 1"
+            )
+        if self._mean.received(report.worker) and weight != self._weights[report.worker]:
+            raise ProtocolError(
+                f"worker {report.worker} reports {weight} training examples after "
+                f"{self._weights[report.worker]} in the same round"
+            )
+        self._weights[report.worker] = weight
+        self._mean.weigh(report.worker, weight)
+
+    def add_loss(self, worker: int, loss: float) -> None:
+        """FedAvg does not use it."""
+
+    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
+        """Bytes already in the sum."""
+        return 0 if self._pending is not None else self._mean.received(worker)
+
+    def add_piece(
+        self,
+        worker: int,
+        payload: int,  # noqa: ARG002  # there is one
+        header: PayloadHeader,  # noqa: ARG002
+        data: bytes | memoryview,
+    ) -> None:
+        """Fold the next bytes of a_i w_i."""
+        self.settle()
+        self._mean.add(worker, data)
+
+    def drop(self, worker: int) -> None:
+        """All that came is in the sum."""
+
+    def reset(self) -> None:
+        """Begin the open round's sum again."""
+        self.settle()
+        self._mean.restart(self.participants)
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """The mean is over the others."""
+        self.settle()
+        self._absent = frozenset(absent)
+        self._mean.leave_out(absent)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return self._mean.waiting_bytes
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a worker before this one is still missing."""
+        return self._mean.would_wait(worker)
+
+    def close(self) -> Payload:
+        """The mean.
+
+        Raises:
+            NonFiniteError: if the sum leaves float32's range.
+        """
+        total = sum(weight for worker, weight in enumerate(self._weights) if worker not in self._absent)
+        mean = self._mean.mean(total, f"round {self.settings.updates_after(self.round)}")
+        self._absent = frozenset()
+        self._pending = mean
+        self.round += 1
+        return model_payload(mean)
+
+    def settle(self) -> None:
+        """The server's own copy; then the sum is free for the next round."""
+        if self._pending is None:
+            return
+        overwrite(self.params, self._pending)
+        self._pending = None
+        self._mean.restart(self.participants)
+
+    def unsent(self) -> Arrays:
+        """The weights of the mean."""
+        return self.state()
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+        """Take the mean as it was sent."""
+        self._weights = unsent["weights"].tolist()
+        self._pending = values_of(payload.data).copy()
+        self.round += 1
+        self.settle()
+
+    def state(self) -> Arrays:
+        """The weights of the mean."""
+        return {"weights": np.array(self._weights)}
+
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin a round."""
+        self.round = position.round
+        self._weights = state["weights"].tolist()
+
+    def digest_material(self) -> bytes:
+        """Nothing is drawn together."""
+        return b""

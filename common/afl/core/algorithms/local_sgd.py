@@ -1,0 +1,172 @@
+"""What FedAvg and DRFA share: local steps at the workers, and means of whole models at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afl.core.algorithms.base import LocalModel, Replica, WorkerAlgorithm, finite_gradient
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.codecs.payload import VALUE_BYTES, bytes_of, check_header, values_of
+from afl.core.messages import Encoding, Payload, PayloadHeader, Position, Report, Role
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.sums import OrderedSum
+from afl.core.vectors import is_finite, overwrite
+from afl.errors import NonFiniteError
+
+
+def model_header(dim: int, role: Role = Role.ITERATE) -> PayloadHeader:
+    """A whole model's header."""
+    return PayloadHeader(role, Encoding.DENSE, dim, dim, VALUE_BYTES * dim)
+
+
+def model_payload(values: NDArray[np.float32], role: Role = Role.ITERATE) -> Payload:
+    """A whole model, which shares memory with ``values``, float32 ``[dim]``."""
+    return Payload(model_header(len(values), role), (bytes_of(values),))
+
+
+class ModelMean:
+    """The weighted mean of the participants' models, folded in ascending worker id as pieces come.
+
+    Args:
+        dim: d.
+    """
+
+    def __init__(self, dim: int, participants: Sequence[int]) -> None:
+        self._dim = dim
+        self.restart(participants)
+
+    def restart(self, participants: Sequence[int]) -> None:
+        """Begin a new mean, of other participants, in new memory."""
+        self._rank = {worker: rank for rank, worker in enumerate(participants)}
+        self._sum = OrderedSum(len(participants), self._dim)
+
+    def weigh(self, worker: int, weight: float) -> None:
+        """How much a worker's model counts, rounded to float32; before its first piece, 1 if never."""
+        self._sum.factors[self._rank[worker]] = None if weight == 1.0 else np.float32(weight)
+
+    def add(self, worker: int, data: bytes | memoryview) -> None:
+        """The next values of a worker's model.
+
+        Raises:
+            NonFiniteError: if one is not finite; none of them was taken.
+        """
+        self._sum.add(self._rank[worker], values_of(data))
+
+    def received(self, worker: int) -> int:
+        """Bytes that have come from a worker."""
+        return self._sum.received(self._rank[worker]) * VALUE_BYTES
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a piece of the worker that came now would wait for another's."""
+        return worker in self._rank and self._sum.would_wait(self._rank[worker])
+
+    def leave_out(self, absent: Iterable[int]) -> None:
+        """Some participants have no part in it; nothing of them has come."""
+        self._sum.leave_out(self._rank[worker] for worker in absent)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return self._sum.waiting_bytes
+
+    def mean(self, total_weight: float, where: str, of: str = "models") -> NDArray[np.float32]:
+        """The sum divided by the total weight, rounded to float32; the sum's memory.
+
+        Raises:
+            NonFiniteError: if the sum left float32's range.
+        """
+        total = self._sum.total
+        if not is_finite(torch.from_numpy(total)):
+            raise NonFiniteError(f"{where}: the sum of the workers' {of} overflows float32")
+        if total_weight != 1.0:
+            np.divide(total, np.float32(total_weight), out=total)
+        return total
+
+
+class IterateReplica(Replica):
+    """A copy of the model that is replaced by each model the server sends."""
+
+    def apply(self, position: Position, params: Tensor, header: PayloadHeader, data: memoryview) -> None:  # noqa: ARG002
+        """``w <- the payload``."""
+        role = Role.SNAPSHOT if header.role is Role.SNAPSHOT else Role.ITERATE
+        check_header(header, model_header(len(params), role))
+        overwrite(params, values_of(data))
+
+
+def snapshot_offset(randomness: SharedRandomness, synchronization: int, steps: int) -> int:
+    """After how many local steps (1 to ``steps``) the snapshot t' is taken, the same at all workers."""
+    return 1 + randomness.stream(Purpose.SNAPSHOT, synchronization).integer(steps)
+
+
+class LocalSgdWorker(WorkerAlgorithm):
+    """tau steps of SGD from the server's model, on the worker's own minibatches.
+
+    A model that comes too late to count is dropped: it was made from an old model of the server, and there
+    is no residual to put it into.
+
+    Args:
+        snapshots: the run's randomness if the model at t' is sent too (DRFA).
+    """
+
+    takes_weight = False
+
+    def __init__(
+        self, worker: int, settings: AlgorithmSettings, snapshots: SharedRandomness | None = None
+    ) -> None:
+        super().__init__(worker)
+        self._settings = settings
+        self._snapshots = snapshots
+
+    def train(
+        self,
+        position: Position,
+        weight: float,  # noqa: ARG002  # the server weighs
+        model: LocalModel,
+    ) -> tuple[Report, list[Payload]]:
+        """Step, note the model at the end and at t', and put the server's model back.
+
+        The loss reported is the mean over the local steps' minibatches.
+        """
+        updates = self._settings.updates_of(position.round)
+        snapshot_at = 0
+        if self._snapshots is not None:
+            snapshot_at = snapshot_offset(self._snapshots, position.round, len(updates))
+        start = model.params.clone()
+        snapshot: NDArray[np.float32] | None = None
+        losses, examples = 0.0, 0
+        try:
+            for taken, update in enumerate(updates, start=1):
+                loss, size, step = finite_gradient(model, update, self._settings.eta_w)
+                losses, examples = losses + loss * size, examples + size
+                model.params.sub_(step)
+                model.publish()
+                if taken == snapshot_at:
+                    snapshot = _copied(model.params)
+            if not is_finite(model.params):
+                raise NonFiniteError("the model left float32's range in the local steps")
+            end = _copied(model.params)
+        finally:
+            model.params.copy_(start)
+            model.publish()
+        payloads = [model_payload(end)]
+        if snapshot is not None:
+            payloads.append(model_payload(snapshot, Role.SNAPSHOT))
+        report = Report(
+            self.worker,
+            position,
+            losses / examples,
+            examples,
+            tuple(payload.header for payload in payloads),
+            weight=float(model.train_examples) if self._settings.weigh_by_samples else 0.0,
+        )
+        return report, payloads
+
+
+def _copied(params: Tensor) -> NDArray[np.float32]:
+    copied: NDArray[np.float32] = params.detach().cpu().numpy().copy()
+    return copied

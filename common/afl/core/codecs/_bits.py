@@ -1,0 +1,160 @@
+"""Vectorized bit streams: positions of ones in a bitmap, and unsigned integers of a fixed width.
+
+Everything here works a block at a time, so that temporaries stay in a core's cache whatever the length
+of the stream. The layouts are those that :mod:`afl.core.codecs.indices` documents; all of them put the first
+bit of a stream in the lowest bit of its first byte.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A multiple of 8, so that a block of values of any width starts at a byte. 2**15 int64 are 256 KiB.
+BLOCK = 1 << 15
+_BLOCK_BYTES = 1 << 13
+
+
+def blocks(count: int) -> Iterator[tuple[int, int]]:
+    """Consecutive half-open ranges ``(start, stop)`` that cover ``range(count)``, ``BLOCK`` items each."""
+    for start in range(0, count, BLOCK):
+        yield start, min(start + BLOCK, count)
+
+
+def bytes_for(bits: int) -> int:
+    """The bytes that hold ``bits`` bits."""
+    return (bits + 7) // 8
+
+
+def set_ones(stream: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
+    """Set the bits at ``positions`` in ``stream``.
+
+    Args:
+        stream: bytes, uint8 ``[n]``; changed in place, bits already set stay set.
+        positions: strictly ascending bit positions in ``[0, 8 n)``, int64 ``[k]``, ``k >= 1``.
+    """
+    first_byte = int(positions[0]) >> 3
+    last_byte = int(positions[-1]) >> 3
+    bits = np.zeros(8 * (last_byte + 1 - first_byte), dtype=np.uint8)
+    bits[positions - 8 * first_byte] = 1
+    # The first byte may hold the last bits of the block before.
+    stream[first_byte : last_byte + 1] |= np.packbits(bits, bitorder="little")
+
+
+def find_ones(stream: NDArray[np.uint8], out: NDArray[np.int64]) -> int:
+    """Write the ascending positions of the ones in ``stream`` to ``out``.
+
+    Args:
+        stream: bytes, uint8 ``[n]``.
+        out: int64 ``[k]``, written in place.
+
+    Returns:
+        How many ones there are; stops early, with a number above ``k``, once there are more than ``k``.
+    """
+    found = 0
+    for start in range(0, stream.size, _BLOCK_BYTES):
+        bits = np.unpackbits(stream[start : start + _BLOCK_BYTES], bitorder="little")
+        ones = np.flatnonzero(bits.view(np.bool_))
+        stop = found + ones.size
+        if stop > out.size:
+            return stop
+        np.add(ones, 8 * start, out=out[found:stop])
+        found = stop
+    return found
+
+
+def write_fixed(
+    stream: NDArray[np.uint8], values: NDArray[np.unsignedinteger[Any]], start: int, count: int, width: int
+) -> None:
+    """Write some of ``count`` unsigned integers of ``width`` bits to their place in ``stream``.
+
+    Args:
+        stream: bytes, uint8 ``[bytes_for(count * width)]``; the places of ``values`` are overwritten.
+        values: the integers of places ``start``, ``start + 1``, ...; any unsigned dtype, below
+            ``2**width``.
+        start: a multiple of 8.
+        count: the number of integers in the whole stream.
+        width: at least 0 bits.
+    """
+    planes, rest = divmod(width, 8)
+    for plane in range(planes):
+        offset = plane * count + start
+        stream[offset : offset + values.size] = (values >> (8 * plane)).astype(np.uint8)
+    if rest:
+        packed = _pack((values >> (8 * planes)).astype(np.uint8), rest)
+        offset = planes * count + start * rest // 8
+        stream[offset : offset + packed.size] = packed
+
+
+def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, width: int) -> NDArray[np.int64]:
+    """Read the integers of places ``start`` to ``stop`` that :func:`write_fixed` wrote.
+
+    Args:
+        stream: bytes, uint8 ``[bytes_for(count * width)]``.
+        start: a multiple of 8.
+        stop: at most ``count``.
+        count: the number of integers in the whole stream.
+        width: 0 to 63 bits.
+
+    Returns:
+        int64 ``[stop - start]``, a new array.
+    """
+    planes, rest = divmod(width, 8)
+    values = np.zeros(stop - start, dtype=np.int64)
+    for plane in range(planes):
+        part = stream[plane * count + start : plane * count + stop]
+        values |= part.astype(np.int64) << (8 * plane)
+    if rest:
+        offset = planes * count + start * rest // 8
+        packed = stream[offset : offset + bytes_for((stop - start) * rest)]
+        values |= _unpack(packed, stop - start, rest).astype(np.int64) << (8 * planes)
+    return values
+
+
+def fixed_padding(stream: NDArray[np.uint8], count: int, width: int) -> int:
+    """The padding bits after ``count`` integers of ``width`` bits, as an integer; 0 as they should be."""
+    used = count * width % 8
+    return int(stream[-1]) >> used if used else 0
+
+
+@functools.cache
+def _lanes(lane: int, low: int, high: int) -> np.uint64:
+    """A 64-bit mask of the bits ``low`` to ``high - 1`` of every lane of ``lane`` bits."""
+    field = (1 << high) - (1 << low)
+    return np.uint64(sum(field << shift for shift in range(0, 64, lane)))
+
+
+def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros.
+
+    Eight values are one 64-bit word. Neighbouring lanes are pushed together in three steps, to lanes of
+    16, 32 and 64 bits, after which the word's low ``width`` bytes are the packed ones.
+    """
+    words = np.zeros(bytes_for(values.size), dtype="<u8")
+    words.view(np.uint8)[: values.size] = values
+    for lane, used in ((8, width), (16, 2 * width), (32, 4 * width)):
+        low = words & _lanes(2 * lane, 0, used)
+        words >>= np.uint64(lane - used)
+        words &= _lanes(2 * lane, used, 2 * used)
+        words |= low
+    packed = words.view(np.uint8).reshape(-1, 8)[:, :width].reshape(-1)
+    return packed[: bytes_for(values.size * width)]
+
+
+def _unpack(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.uint8]:
+    """The inverse of :func:`_pack`: uint8 ``[bytes_for(count * width)]`` to uint8 ``[count]``."""
+    groups = bytes_for(count)
+    padded = np.zeros(groups * width, dtype=np.uint8)
+    padded[: packed.size] = packed
+    words = np.zeros(groups, dtype="<u8")
+    words.view(np.uint8).reshape(groups, 8)[:, :width] = padded.reshape(groups, width)
+    for lane, used in ((32, 4 * width), (16, 2 * width), (8, width)):
+        low = words & _lanes(2 * lane, 0, used)
+        words <<= np.uint64(lane - used)
+        words &= _lanes(2 * lane, lane, lane + used)
+        words |= low
+    return words.view(np.uint8)[:count]

@@ -1,0 +1,59 @@
+"""The identity: AFL-Com with it is AFL-BR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afl.core.compressors.base import Compressed, Compressor, Realization
+from afl.core.messages import Encoding
+from afl.core.randomness import Stream
+from afl.core.vectors import add_at, step_at
+from afl.errors import ConfigError
+
+
+class Identity(Compressor):
+    """``C(x) = x``; delta = 1; all d values travel."""
+
+    name = "identity"
+    encoding = Encoding.DENSE
+    additive_idempotent = True
+    lossless = True
+
+    def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
+        super().__init__(dim, options)
+        if options:
+            raise ConfigError(f"identity: unknown option {sorted(options)[0]!r}; it takes none")
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.dim
+
+    @property
+    def delta(self) -> float:
+        """Nothing is lost."""
+        return 1.0
+
+    def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
+        """The same every round."""
+        return _IdentityRealization()
+
+
+class _IdentityRealization(Realization):
+    def split(self, vector: Tensor) -> Compressed:
+        values = vector.cpu().numpy().copy()
+        vector.zero_()
+        return Compressed(values)
+
+    def decode(self, compressed: Compressed) -> Tensor:
+        return torch.from_numpy(compressed.values.copy())
+
+    def add_to(self, total: Tensor, compressed: Compressed) -> None:
+        add_at(total, None, compressed.values)
+
+    def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
+        step_at(params, None, compressed.values, eta)

@@ -1,0 +1,680 @@
+"""The round engine: which step is open, who has reported, what follows. Pure: no clock, no I/O.
+
+The server daemon drives it with what comes from sockets; a simulation drives it with what its workers
+return. Both get the same steps and the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl.core.algorithms.base import Arrays, Collector, ServerAlgorithm
+from afl.core.codecs.payload import check_header
+from afl.core.held_reports import HeldReports, with_stand_ins
+from afl.core.messages import (
+    BUFFERS_PHASE,
+    EVALUATION_PHASE,
+    MAX_METRICS,
+    NOWHERE,
+    Ack,
+    AckStatus,
+    Kind,
+    Payload,
+    PayloadHeader,
+    Position,
+    Report,
+    Step,
+)
+from afl.core.model.buffer_mean import BufferMean
+from afl.core.policy import AbsencePolicy
+from afl.errors import AflError, NonFiniteError, ProtocolError, place
+
+_NOT_TOLD: NDArray[np.float64] = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A step to broadcast.
+
+    Attributes:
+        dual_weights: q, ``[m]``; empty where a step that follows brings it.
+        participants: the workers that answer it, ascending; the others need not hear of it.
+    """
+
+    step: Step
+    payloads: tuple[Payload, ...]
+    dual_weights: NDArray[np.float64]
+    participants: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the workers reported of the model after ``round`` updates, indexed by worker id.
+
+    Attributes:
+        synchronization: the synchronization round it follows.
+        diverged: workers whose copy of the model is not the server's.
+        absent: workers that it was closed without, whose metrics are empty.
+        non_finite: those of them that had metrics which are not finite.
+        residual_norms: the Euclidean norms of the workers' residuals; 0 for a worker that keeps none, or is
+            absent.
+    """
+
+    round: int
+    synchronization: int
+    metrics: tuple[dict[str, float], ...]
+    examples: tuple[int, ...]
+    diverged: tuple[int, ...]
+    absent: tuple[int, ...] = ()
+    non_finite: tuple[int, ...] = ()
+    residual_norms: tuple[float, ...] = ()
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
+        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
+        return cls(
+            round=values["round"],
+            synchronization=values["synchronization"],
+            metrics=tuple(values["metrics"]),
+            examples=tuple(values["examples"]),
+            diverged=tuple(values["diverged"]),
+            absent=tuple(values["absent"]),
+            non_finite=tuple(values["non_finite"]),
+            # States of before there were any have none.
+            residual_norms=tuple(values.get("residual_norms", ())),
+        )
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """A closed synchronization round.
+
+    Attributes:
+        round: how many update rounds are complete with it.
+        synchronization: its number; the same as ``round`` unless workers take several local steps.
+        losses: l_i, ``[m]``; NaN for a worker that was not asked, or absent.
+        dual_weights: q_t that the round used, ``[m]``.
+        absent: workers that a phase of it was closed without, ascending.
+    """
+
+    round: int
+    synchronization: int
+    losses: NDArray[np.float64]
+    dual_weights: NDArray[np.float64]
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What closed a step: enough to close it again without its reports.
+
+    Attributes:
+        losses: l_i as reported, ``[m]``; NaN for a worker that was not asked, or absent.
+        payload: what the next step carries; ``None`` after an evaluation.
+        unsent: what else closing made.
+        evaluation: of an evaluation.
+    """
+
+    step: Step
+    losses: NDArray[np.float64]
+    payload: Payload | None = None
+    unsent: Arrays = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+
+@dataclass
+class _Incoming:
+    """A report whose payloads are coming: ``received`` bytes of payload number ``payload``, the first
+    ``skipped`` of which were summed before a cut."""
+
+    report: Report
+    payload: int = 0
+    received: int = 0
+    skipped: int = 0
+
+    @property
+    def header(self) -> PayloadHeader:
+        return self.report.payloads[self.payload]
+
+
+class RoundEngine:
+    """Drives a server algorithm through its rounds and the evaluations between them.
+
+    A step's position counts synchronization rounds; what is recorded counts update rounds.
+
+    Args:
+        evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
+            multiple of it, and the last.
+        buffer_mean: where the workers' buffers are averaged before each evaluation.
+        policy: which participants a step may close without; by default none. If any, whole payloads are kept
+            until the step closes, and nothing is streamed.
+    """
+
+    def __init__(
+        self,
+        algorithm: ServerAlgorithm,
+        *,
+        evaluate_every: int,
+        buffer_mean: BufferMean | None = None,
+        policy: AbsencePolicy | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.policy = policy or AbsencePolicy()
+        self._buffer_mean = buffer_mean
+        self._training: Collector = algorithm
+        self._averaging: Collector | None = buffer_mean
+        if self.policy.leaves_out:
+            self._training = HeldReports(algorithm, algorithm.settings.workers)
+            self._averaging = (
+                None if buffer_mean is None else HeldReports(buffer_mean, algorithm.settings.workers)
+            )
+        self.workers = algorithm.settings.workers
+        self.rounds = algorithm.settings.rounds
+        self.synchronizations = algorithm.settings.synchronizations
+        self.evaluate_every = evaluate_every
+        self.step = Step(Position(1, 0), Kind.TRAIN)
+        self.dual_weights: NDArray[np.float64] = algorithm.dual_weights.copy()
+        self.finished = False
+        self.restarts = 0
+        """How often an open round's sum had to begin again."""
+        self.last_outcome: Outcome | None = None
+        self.last_evaluation: Evaluation | None = None
+        self.last_round: RoundSummary | None = None
+        self.cut_off: tuple[Ack, ...] = ()
+        """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
+        self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
+        """The last loss that each worker reported for the dual step; NaN before its first."""
+        self.buffers_averaged: Position = NOWHERE
+        """Where the workers' buffers were last averaged."""
+        self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
+        self._trained: NDArray[np.int64] = np.zeros(self.workers, dtype=np.int64)
+        self._absent: tuple[int, ...] = ()
+        self._is_expired = False
+        self._model_digest = b""
+        self._participants: Sequence[int] = algorithm.participants
+        self._losses: NDArray[np.float64] = np.full(self.workers, np.nan)
+        self._reports: dict[int, Report] = {}
+        self._previous: dict[int, Report] = {}
+        self._incoming: dict[int, _Incoming] = {}
+
+    # What the server asks.
+
+    def opening(self) -> Opening:
+        """The open step without a payload: for a worker that already has the model."""
+        return self._opening(Step(self.step.position, self.step.kind), ())
+
+    @property
+    def collector(self) -> Collector:
+        """What takes the open step's reports."""
+        if self.step.kind is Kind.BUFFERS:
+            assert self._averaging is not None
+            return self._averaging
+        return self._training
+
+    @property
+    def participants(self) -> Sequence[int]:
+        """The workers that answer the open step."""
+        return self._participants
+
+    @property
+    def open_round(self) -> int:
+        """The update round that the open synchronization ends with."""
+        return self.algorithm.settings.updates_after(self.step.position.round)
+
+    @property
+    def updates_applied(self) -> int:
+        """How many update rounds the server's model has behind it, once settled."""
+        position = self.step.position
+        closed = position.round if position.phase > 0 else position.round - 1
+        return self.algorithm.settings.updates_after(closed)
+
+    def holds(self, worker: int) -> bool:
+        """Whether the worker's report for the open step is complete."""
+        return worker in self._reports
+
+    def report(self, worker: int) -> Report:
+        """The worker's complete report for the open step."""
+        return self._reports[worker]
+
+    def is_partial(self, worker: int) -> bool:
+        """Whether some of the worker's payload is in the sum but not all."""
+        if self.step.kind is Kind.EVALUATE or worker in self._reports or worker not in self._participants:
+            return False
+        expected = self.collector.expected_payloads(self.step.position)
+        return any(self.collector.received(worker, payload) > 0 for payload in range(len(expected)))
+
+    def incoming_header(self, worker: int) -> PayloadHeader | None:
+        """The payload that the worker's next chunk belongs to."""
+        incoming = self._incoming.get(worker)
+        return incoming.header if incoming else None
+
+    def awaits(self, worker: int) -> bool:
+        """Whether the open step waits for the worker's report."""
+        return worker in self._participants and worker not in self._reports
+
+    def missing(self) -> list[int]:
+        """The workers whose report the open step waits for."""
+        return [worker for worker in self._participants if worker not in self._reports]
+
+    def absent(self) -> list[int]:
+        """The workers that the open step would be closed without."""
+        reports = self._reports
+        return [
+            worker
+            for worker in self._participants
+            if (report := reports.get(worker)) is None or report.missing
+        ]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the open step can be closed."""
+        asked, answered = len(self._participants), len(self._reports)
+        if answered == asked or not self.policy.leaves_out:
+            return answered == asked
+        needed, without = self.policy.needed(asked), len(self._non_finite())
+        # What can no longer have a quorum is closed too: that ends the run.
+        return asked - without < needed or (self._is_expired and answered - without >= needed)
+
+    def expire(self) -> None:
+        """The open step's deadline has passed: it is complete as soon as it has a quorum."""
+        assert self.policy.skips_late
+        self._is_expired = True
+
+    def counted(self, worker: int) -> Position:
+        """The position of the worker's last report that counted in a step that is closed."""
+        round_, phase = self._counted[worker]
+        return Position(int(round_), int(phase))
+
+    def trained(self, worker: int) -> int:
+        """The round of the worker's last training report that counted, or that the open step holds."""
+        is_held = self.step.kind is Kind.TRAIN and worker in self._reports
+        return self.step.position.round if is_held else int(self._trained[worker])
+
+    def late_ack(self, worker: int, position: Position) -> Ack:
+        """The answer to a report whose step was closed without it."""
+        reason = f"round {position.round}, phase {position.phase} is closed"
+        return Ack(worker, position, AckStatus.LATE, reason)
+
+    def is_late(self, worker: int, reported: Position) -> bool:
+        """Whether a report that the worker has made is for a step that was closed without it."""
+        if reported.phase == 0:
+            # A later report of another kind may have counted.
+            return int(self._trained[worker]) < reported.round and reported < self.step.position
+        return self.counted(worker) < reported < self.step.position
+
+    def next_step(self) -> Step | None:
+        """The header of the step after the open one, if its payload may be sent before this one closes."""
+        header = self.algorithm.streamed_header()
+        if self.step.kind is not Kind.TRAIN or header is None or self.policy.leaves_out:
+            return None
+        return self._following((header,))
+
+    # What workers say.
+
+    def begin_report(self, report: Report) -> Ack | None:
+        """A report's opening; ``None`` if its payload is now awaited in pieces.
+
+        Raises:
+            ProtocolError: if the report is not one the algorithm asks for.
+            NonFiniteError: if its loss is not finite and the policy does not skip that.
+        """
+        worker, position = report.worker, report.position
+        if not 0 <= worker < self.workers:
+            raise ProtocolError(f"a report of worker {worker}; the run's workers are 0 to {self.workers - 1}")
+        if position > self.step.position:
+            raise ProtocolError(
+                f"worker {worker} reports round {position.round}, phase {position.phase}; "
+                f"round {self.step.position.round}, phase {self.step.position.phase} is open"
+            )
+        if position < self.step.position or self.finished:
+            return self._answer_closed(report)
+        if worker in self._reports:
+            return self._answer_repeated(report, self._reports[worker])
+        try:
+            self._check(report)
+        except NonFiniteError as error:
+            return self._refuse_number(report, error)
+        if report.missing:
+            return self._accept(report)
+        if self.step.kind is not Kind.EVALUATE:
+            self.collector.open_report(report)
+        if not report.payloads:
+            return self._accept(report)
+        # A worker that was cut off sends its payload from the start; what is summed is passed over.
+        self._incoming[worker] = _Incoming(report, skipped=self.collector.received(worker, 0))
+        self.collector.drop(worker)
+        return None
+
+    def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
+        """The next piece of the payload that the worker's last report opened; its Ack once complete.
+
+        Raises:
+            ProtocolError: if it is not the next piece, or its content is not what its header says.
+            NonFiniteError: if a value is not finite and the policy does not skip that.
+        """
+        incoming = self._incoming.get(worker)
+        if incoming is None:
+            raise ProtocolError(f"a chunk for worker {worker}, which has no report open")
+        header = incoming.header
+        if payload != incoming.payload:
+            raise ProtocolError(
+                f"a chunk of payload {payload}; payload {incoming.payload} of "
+                f"{len(incoming.report.payloads)} comes next (numbered from 0)"
+            )
+        if offset != incoming.received:
+            raise ProtocolError(f"a chunk at byte {offset}; byte {incoming.received} comes next")
+        if not data or offset + len(data) > header.total_bytes:
+            raise ProtocolError(
+                f"a chunk of {len(data)} bytes at byte {offset} of a payload of {header.total_bytes} bytes"
+            )
+        fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
+        if fresh:
+            try:
+                self.collector.add_piece(worker, payload, header, fresh)
+            except AflError as error:
+                # The rest must not complete a message that the sum does not have.
+                self.cut(worker)
+                if isinstance(error, NonFiniteError):
+                    return self._refuse_number(incoming.report, error)
+                raise
+        incoming.received += len(data)
+        if incoming.received < header.total_bytes:
+            return None
+        if payload + 1 < len(incoming.report.payloads):
+            skipped = self.collector.received(worker, payload + 1)
+            self._incoming[worker] = _Incoming(incoming.report, payload + 1, skipped=skipped)
+            return None
+        del self._incoming[worker]
+        return self._accept(incoming.report)
+
+    def cut(self, worker: int) -> None:
+        """The worker's session ended: an unfinished report will come again from its start."""
+        if self._incoming.pop(worker, None) is not None:
+            self.collector.drop(worker)
+
+    def restart_round(self) -> None:
+        """Begin the open round's sum again; every worker reports again."""
+        self.restarts += 1
+        self._incoming.clear()
+        self._reports.clear()
+        self.collector.reset()
+
+    # What follows.
+
+    def advance(self) -> Opening | None:
+        """Close the open step; the next one, or ``None`` at the end of the run.
+
+        Raises:
+            NonFiniteError: if a result leaves float32's range, or too few workers have finite numbers.
+        """
+        assert self.complete
+        assert not self.finished
+        self._require_quorum()
+        reports = [
+            report
+            for worker in self._participants
+            if (report := self._reports.get(worker)) is not None and not report.missing
+        ]
+        losses = np.full(self.workers, np.nan)
+        losses[[report.worker for report in reports]] = [report.loss for report in reports]
+        if self.step.kind is Kind.EVALUATE:
+            outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
+        else:
+            if isinstance(self.collector, HeldReports):
+                self.collector.fold(reports, self._stand_ins(losses))
+            payload = self.collector.close()
+            outcome = Outcome(self.step, losses, payload, self.collector.unsent())
+        self.cut_off = tuple(self._late(incoming.report) for incoming in self._incoming.values())
+        self._incoming.clear()
+        self._previous, self._reports = self._reports, {}
+        return self._follow(outcome)
+
+    def replay(self, outcome: Outcome) -> Opening | None:
+        """Close the open step as it was closed before; the next one, or ``None`` at the end of the run."""
+        assert not self.finished
+        assert not self._reports
+        assert outcome.step.position == self.step.position
+        assert outcome.step.kind is self.step.kind
+        if outcome.payload is not None:
+            # Whatever the policy is now: another may have closed the step.
+            losses = with_stand_ins(outcome.losses, outcome.unsent)
+            self.collector.replay(losses, outcome.payload, outcome.unsent)
+        return self._follow(outcome)
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """The open step without its reports, as JSON and arrays for :meth:`restore`; settled first."""
+        values: dict[str, Any] = {
+            "position": list(self.step.position),
+            "kind": self.step.kind.name,
+            "finished": self.finished,
+        }
+        arrays = {f"algorithm.{name}": array for name, array in self.algorithm.state().items()}
+        arrays["losses"] = self._losses
+        arrays["last_losses"] = self.last_losses.copy()
+        arrays["counted"] = self._counted.copy()
+        arrays["trained"] = self._trained.copy()
+        values["buffers_averaged"] = list(self.buffers_averaged)
+        values["absent"] = list(self._absent)
+        if self.last_round is not None:
+            values["last_round"] = [self.last_round.round, self.last_round.synchronization]
+            values["last_round_absent"] = list(self.last_round.absent)
+            arrays["last_round.losses"] = self.last_round.losses
+            arrays["last_round.dual_weights"] = self.last_round.dual_weights
+        if self.last_evaluation is not None:
+            values["last_evaluation"] = asdict(self.last_evaluation)
+        return values, arrays
+
+    def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
+        """Go on from a :meth:`state`; the algorithm's parameters have been put back."""
+        position = Position(*values["position"])
+        prefix = "algorithm."
+        own = {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+        # Evaluations come behind the algorithm's own phases: it has opened its next round by then.
+        is_ahead = position.phase >= BUFFERS_PHASE
+        self.algorithm.restore(own, Position(position.round + 1, 0) if is_ahead else position)
+        self._losses = arrays["losses"].copy()
+        self.last_losses = arrays["last_losses"].copy()
+        self._counted = arrays["counted"].copy()
+        self._trained = arrays["trained"].copy()
+        self.buffers_averaged = Position(*values["buffers_averaged"])
+        self._absent = tuple(values["absent"])
+        if "last_round" in values:
+            round_, synchronization = values["last_round"]
+            self.last_round = RoundSummary(
+                round_,
+                synchronization,
+                arrays["last_round.losses"].copy(),
+                arrays["last_round.dual_weights"].copy(),
+                tuple(values["last_round_absent"]),
+            )
+        if "last_evaluation" in values:
+            self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
+        self.finished = values["finished"]
+        self._open(Step(position, Kind[values["kind"]]))
+
+    def _follow(self, outcome: Outcome) -> Opening | None:
+        """Open what comes after the open step, whose outcome this is."""
+        self.last_outcome = outcome
+        self._counted[~np.isnan(outcome.losses)] = self.step.position
+        if self.step.kind is Kind.TRAIN:
+            self._trained[~np.isnan(outcome.losses)] = self.step.position.round
+        elif self.step.kind is Kind.BUFFERS:
+            self.buffers_averaged = self.step.position
+        position = self.step.position
+        if outcome.payload is None:
+            self.last_evaluation = outcome.evaluation
+            if position.round == self.synchronizations:
+                self.finished = True
+                return None
+            self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
+            return self.opening()
+        payload = outcome.payload
+        if self.step.kind is Kind.BUFFERS:
+            self._open(Step(Position(position.round, EVALUATION_PHASE), Kind.EVALUATE, (payload.header,)))
+            return self._opening(self.step, (payload,))
+        if position.phase == 0:
+            self._losses, self._absent = outcome.losses, ()
+        absent = np.isnan(outcome.losses[list(self._participants)])
+        if absent.any():
+            self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
+        if position.phase == self.algorithm.phases - 1:
+            np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
+            algorithm, settings = self.algorithm, self.algorithm.settings
+            self.last_round = RoundSummary(
+                settings.updates_after(position.round),
+                position.round,
+                self._losses,
+                algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
+                self._absent,
+            )
+        self._open(self._following((payload.header,)))
+        return self._opening(self.step, (payload,))
+
+    def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
+        told = _NOT_TOLD if step.kind is Kind.BUFFERS else self.dual_weights
+        return Opening(step, payloads, told, self._participants)
+
+    def _open(self, step: Step) -> None:
+        self.step = step
+        self._is_expired = False
+        self.dual_weights = self.algorithm.dual_weights.copy()
+        is_for_all = step.kind.is_of_evaluation
+        self._participants = range(self.workers) if is_for_all else self.algorithm.participants
+
+    def expect_digest(self, digest: bytes) -> None:
+        """The digest of the server's own model, for the open evaluation."""
+        self._model_digest = digest
+
+    def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
+        """The header of the step after the open training step."""
+        round_, phase = self.step.position
+        if phase + 1 < self.algorithm.phases:
+            return Step(Position(round_, phase + 1), Kind.LOSS, headers)
+        settings, every = self.algorithm.settings, self.evaluate_every
+        before, after = settings.updates_after(round_ - 1), settings.updates_after(round_)
+        if before // every != after // every or round_ == self.synchronizations:
+            if self._buffer_mean is not None:
+                return Step(Position(round_, BUFFERS_PHASE), Kind.BUFFERS, headers)
+            return Step(Position(round_, EVALUATION_PHASE), Kind.EVALUATE, headers)
+        return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
+
+    def _check(self, report: Report) -> None:
+        where = place(report.worker, self.algorithm.settings.named(report.position.round))
+        if report.worker not in self._participants:
+            raise ProtocolError(f"{where}: a report that was not asked for")
+        if report.missing:
+            if not self.policy.skips_non_finite or report.payloads or report.metrics:
+                raise ProtocolError(f"{where}: a report of nothing, where one is due")
+            return
+        if not math.isfinite(report.loss):
+            raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
+        for name, value in report.metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
+        if len(report.metrics) > MAX_METRICS:
+            raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
+        if report.examples < 1 and self.step.kind is not Kind.BUFFERS:
+            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
+        expected: Sequence[PayloadHeader] = ()
+        if self.step.kind is not Kind.EVALUATE:
+            expected = self.collector.expected_payloads(self.step.position)
+        elif "loss" not in report.metrics:
+            raise ProtocolError(f"{where}: an evaluation without the metric loss")
+        if len(report.payloads) != len(expected):
+            raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
+        for header, right in zip(report.payloads, expected, strict=True):
+            check_header(header, right)
+
+    def _accept(self, report: Report) -> Ack:
+        self._reports[report.worker] = report
+        if self.step.kind is not Kind.EVALUATE and not report.missing:
+            self.collector.add_loss(report.worker, report.loss)
+        return Ack(report.worker, report.position, AckStatus.ACCEPTED)
+
+    def _answer_closed(self, report: Report) -> Ack:
+        counted = self._previous.get(report.worker)
+        if counted is not None and counted.position == report.position:
+            return self._answer_repeated(report, counted)
+        if report.position == self.counted(report.worker):
+            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
+        return self._late(report)
+
+    def _late(self, report: Report) -> Ack:
+        """Its step is closed; its loss is still the newest that there is of its worker."""
+        is_news = not report.missing and self.counted(report.worker) < report.position
+        if is_news and report.position.phase == self.algorithm.phases - 1 and math.isfinite(report.loss):
+            self.last_losses[report.worker] = report.loss
+        return self.late_ack(report.worker, report.position)
+
+    # Absent workers.
+
+    def _non_finite(self) -> list[Report]:
+        """The open step's reports that there is nothing finite to report, ascending by worker."""
+        return [self._reports[worker] for worker in sorted(self._reports) if self._reports[worker].missing]
+
+    def _refuse_number(self, report: Report, error: NonFiniteError) -> Ack:
+        """A number came that is not finite: raise, or take the report for a missing one."""
+        if not self.policy.skips_non_finite:
+            raise error
+        self._reports[report.worker] = Report(report.worker, report.position, 0.0, 0, missing=str(error))
+        return Ack(report.worker, report.position, AckStatus.REFUSED, str(error))
+
+    def _require_quorum(self) -> None:
+        non_finite, asked = self._non_finite(), len(self._participants)
+        if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
+            return
+        raise NonFiniteError(
+            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing finite to report; "
+            f"the quorum is {self.policy.needed(asked)}: "
+            + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
+        )
+
+    def _stand_ins(self, losses: NDArray[np.float64]) -> dict[int, float]:
+        """For each absent participant, the loss that stands for its own in the dual step.
+
+        It is the last that it reported. For one that never has, it is the mean of the present: adding the
+        same to all losses moves no dual weight, so that a worker of which nothing is known neither gains nor
+        loses against the average of the others.
+        """
+        absent = [worker for worker in self._participants if np.isnan(losses[worker])]
+        if not absent:
+            return {}
+        present = losses[~np.isnan(losses)]
+        # Divided before the sum, which could overflow; rounding must not lead past the ends.
+        mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
+        last = self.last_losses
+        return {worker: float(mean if np.isnan(last[worker]) else last[worker]) for worker in absent}
+
+    @staticmethod
+    def _answer_repeated(report: Report, counted: Report) -> Ack:
+        if report == counted:
+            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
+        return Ack(
+            report.worker,
+            report.position,
+            AckStatus.REFUSED,
+            f"a report of worker {report.worker} for round {report.position.round}, phase "
+            f"{report.position.phase} with other content is already counted",
+        )
+
+    def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
+        right, self._model_digest = self._model_digest, b""
+        present = {report.worker: report for report in reports}
+        nothing = Report(0, self.step.position, 0.0, 0)
+        by_worker = [present.get(worker, nothing) for worker in range(self.workers)]
+        return Evaluation(
+            round=self.algorithm.settings.updates_after(self.step.position.round),
+            synchronization=self.step.position.round,
+            metrics=tuple(dict(report.metrics) for report in by_worker),
+            examples=tuple(report.examples for report in by_worker),
+            diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
+            absent=tuple(worker for worker in range(self.workers) if worker not in present),
+            non_finite=tuple(report.worker for report in self._non_finite()),
+            residual_norms=tuple(report.residual_norm for report in by_worker),
+        )

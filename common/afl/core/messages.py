@@ -1,0 +1,223 @@
+"""What server and workers say to each other, as plain values; :mod:`afl.wire` turns them into bytes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+EVALUATION_PHASE = 255
+"""The phase of the evaluation that follows a round."""
+
+BUFFERS_PHASE = 254
+"""The phase before it in which the workers' buffers are averaged, where the task wants their mean; an
+algorithm's own phases are below it."""
+
+
+MAX_METRICS = 64
+"""Of one report."""
+
+
+class Position(NamedTuple):
+    """A point of the conversation, ordered; ``round`` is 1-based, ``(0, 0)`` means none yet."""
+
+    round: int
+    phase: int
+
+
+NOWHERE = Position(0, 0)
+
+
+class Kind(enum.IntEnum):
+    """What a step asks for; the numbers are those of the protocol."""
+
+    TRAIN = 1
+    EVALUATE = 2
+    MODEL = 3
+    LOSS = 4
+    BUFFERS = 5
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether it belongs to an evaluation: all workers answer, and the algorithm has no part in it."""
+        return self in {Kind.EVALUATE, Kind.BUFFERS}
+
+
+class Role(enum.IntEnum):
+    """What a payload is; the numbers are those of the protocol."""
+
+    UPDATE = 1
+    MODEL = 2
+    FROZEN = 3
+    SNAPSHOT = 4
+    BUFFERS = 6
+    ITERATE = 7
+
+
+class Encoding(enum.IntEnum):
+    """The form of a payload; the numbers are those of the protocol."""
+
+    DENSE = 1
+    INDEXED = 2
+    SEEDED = 3
+    SIGNS = 4
+
+
+class ValueType(enum.IntEnum):
+    """The type of a payload's values; the numbers are those of the protocol."""
+
+    FLOAT32 = 1
+    BYTES = 2
+
+
+@dataclass(frozen=True)
+class PayloadHeader:
+    """Describes a payload before its bytes come.
+
+    Attributes:
+        dim: the dimension d of the vector it stands for.
+        count: how many values travel (``SIGNS``: how many signs, after their one scale).
+        index_coding: how the indices are coded; 0 where none travel.
+        index_parameter: the coding's parameter.
+        index_bytes: the length of the coded indices, which come first.
+        value_bytes: the length of the values.
+    """
+
+    role: Role
+    encoding: Encoding
+    dim: int
+    count: int
+    value_bytes: int
+    value_type: ValueType = ValueType.FLOAT32
+    index_coding: int = 0
+    index_parameter: int = 0
+    index_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The payload's length."""
+        return self.index_bytes + self.value_bytes
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> PayloadHeader:
+        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
+        return cls(
+            **{
+                **values,
+                "role": Role(values["role"]),
+                "encoding": Encoding(values["encoding"]),
+                "value_type": ValueType(values["value_type"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload and its bytes: the coded indices (perhaps empty), then the values.
+
+    Attributes:
+        sections: the buffers that, end to end, are the payload; together ``header.total_bytes`` long.
+    """
+
+    header: PayloadHeader
+    sections: tuple[memoryview, ...]
+
+    @property
+    def data(self) -> memoryview:
+        """All bytes: of one section without a copy."""
+        return self.sections[0] if len(self.sections) == 1 else memoryview(b"".join(self.sections))
+
+    def copied(self) -> Payload:
+        """The same in memory of its own."""
+        return Payload(self.header, tuple(memoryview(bytes(section)) for section in self.sections))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The opening of a step: what to apply and what to do then."""
+
+    position: Position
+    kind: Kind
+    payloads: tuple[PayloadHeader, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A step whose closing part has come.
+
+    Attributes:
+        payloads: the bytes of each of ``step.payloads``.
+        dual_weights: of the hosted workers, by worker id; empty where the algorithm tells none.
+        participants: the hosted workers that answer; ``None`` for all.
+    """
+
+    step: Step
+    payloads: tuple[memoryview, ...]
+    dual_weights: Mapping[int, float]
+    participants: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one worker answers to one step.
+
+    Attributes:
+        loss: the mean loss of the minibatch (training) or of the test data (evaluation), else 0.
+        examples: how many examples it is the mean of; 0 where there is no loss.
+        metrics: means over the test data, by name (evaluation).
+        model_digest: of the parameters the worker holds (evaluation), else empty.
+        weight: how much the report counts in a mean over workers, where the algorithm takes one that the
+            workers weigh (FedAvg by samples: their number of training examples), else 0.
+        missing: why the worker has nothing to report for this step, which is then all there is; else empty.
+        residual_norm: the Euclidean norm of the worker's residual (evaluation), 0 if it keeps none; nothing
+            is computed from it.
+    """
+
+    worker: int
+    position: Position
+    loss: float
+    examples: int
+    payloads: tuple[PayloadHeader, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    model_digest: bytes = b""
+    weight: float = 0.0
+    missing: str = ""
+    residual_norm: float = 0.0
+
+
+class AckStatus(enum.IntEnum):
+    """What became of a report; the numbers are those of the protocol."""
+
+    ACCEPTED = 1
+    DUPLICATE = 2
+    LATE = 3
+    REFUSED = 4
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The server's answer to a report."""
+
+    worker: int
+    position: Position
+    status: AckStatus
+    reason: str = ""
+
+
+class GoodbyeStatus(enum.IntEnum):
+    """Why a session ends; the numbers are those of the protocol."""
+
+    FINISHED = 1
+    REFUSED = 2
+    TRY_LATER = 3
+    ABORTED = 4
+    LEAVING = 5
+
+
+class FailureCause(enum.IntEnum):
+    """Why a worker could not do a step; the numbers are those of the protocol."""
+
+    TASK = 1
+    NON_FINITE = 2
+    OUT_OF_MEMORY = 3

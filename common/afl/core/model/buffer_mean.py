@@ -1,0 +1,97 @@
+"""The mean of the workers' floating-point buffers, which the server takes before each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl.core.algorithms.base import Arrays, Collector
+from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
+from afl.core.codecs.payload import values_of
+from afl.core.messages import Payload, PayloadHeader, Position, Role
+from afl.core.model.buffers import ModuleBuffers
+
+
+def buffers_header(size: int) -> PayloadHeader:
+    """The header of one worker's buffers, and of their mean: ``size`` values."""
+    return model_header(size, Role.BUFFERS)
+
+
+class BufferMean(Collector):
+    """``b <- sum_i b_i / m`` in float32, ascending worker id; over the present where some are absent.
+
+    Args:
+        buffers: the server's own copy, moved by :meth:`close`.
+        workers: m; all take part.
+    """
+
+    def __init__(self, buffers: ModuleBuffers, workers: int) -> None:
+        self._buffers = buffers
+        self._workers = workers
+        self._absent = 0
+        self._mean = ModelMean(buffers.size, range(workers))
+
+    @classmethod
+    def of(cls, buffers: ModuleBuffers, workers: int) -> BufferMean | None:
+        """``None`` where there is nothing to average."""
+        return cls(buffers, workers) if buffers.size else None
+
+    def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
+        """The worker's buffers."""
+        return (buffers_header(self._buffers.size),)
+
+    def add_loss(self, worker: int, loss: float) -> None:
+        """There is none."""
+
+    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
+        """Bytes already in the sum."""
+        return self._mean.received(worker)
+
+    def add_piece(
+        self,
+        worker: int,
+        payload: int,  # noqa: ARG002  # there is one
+        header: PayloadHeader,  # noqa: ARG002
+        data: bytes | memoryview,
+    ) -> None:
+        """Fold the next bytes of b_i."""
+        self._mean.add(worker, data)
+
+    def drop(self, worker: int) -> None:
+        """All that came is in the sum."""
+
+    def reset(self) -> None:
+        """Begin the sum again."""
+        self._absent = 0
+        self._mean.restart(range(self._workers))
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """The mean is over the others."""
+        self._absent = len(absent)
+        self._mean.leave_out(absent)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return self._mean.waiting_bytes
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a worker before this one is still missing."""
+        return self._mean.would_wait(worker)
+
+    def close(self) -> Payload:
+        """The mean, which the server's own copy takes too.
+
+        Raises:
+            NonFiniteError: if the sum leaves float32's range.
+        """
+        mean = self._mean.mean(float(self._workers - self._absent), "evaluation", "buffers")
+        self.reset()
+        self._buffers.load(mean)
+        return model_payload(mean, Role.BUFFERS)
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+        """Take the mean as it was sent."""
+        self._buffers.load(values_of(payload.data))

@@ -1,0 +1,224 @@
+"""The trainable parameters of any module as one flat float32 vector, with the gradient beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from afl.core.model.buffers import BufferPolicy, ModuleBuffers
+from afl.core.vectors import overwrite, scale
+from afl.errors import TaskError
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    is_view: bool
+    gradient: Tensor
+
+
+class ParameterVector:
+    """A module's trainable parameters, in ``named_parameters()`` order, as one float32 vector.
+
+    A float32 parameter becomes a view into :attr:`values`. A parameter of another floating type (bfloat16,
+    float64) keeps its type; :attr:`values` is its float32 master copy, written to it by :meth:`publish`.
+    Gradients are taken from autograd by :meth:`collect_gradient`: adding them up in place would read and
+    write each twice more. Frozen parameters stay outside the vector. Tied parameters count once.
+
+    Args:
+        module: changed in place; moved to ``device``.
+        device: where the vectors live.
+        buffers: what becomes of floating-point buffers, as in :class:`afl.Task`.
+
+    Attributes:
+        buffers: the module's buffers, a set for each hosted worker.
+
+    Raises:
+        TaskError: if there is nothing to train, a parameter is complex, or there are floating-point
+            buffers without a policy, or with values of which no mean can be taken.
+    """
+
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", *, buffers: BufferPolicy = "refuse"
+    ) -> None:
+        self.module = module.to(device)
+        if buffers == "refuse":
+            _refuse_float_buffers(module)
+        self._buffers_are_shared = buffers == "mean"
+        self.buffers = ModuleBuffers(self.module, averaged=self._buffers_are_shared)
+        named = list(module.named_parameters())
+        trainable = [(name, p) for name, p in named if p.requires_grad]
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        for name, parameter in named:
+            if is_lazy(parameter):
+                raise TaskError(
+                    f"the parameter {name} of the model {type(module).__name__} has no shape yet (a lazy "
+                    "layer); call the module once on an example batch in model(), or give the layer its size"
+                )
+        self.dim = sum(p.numel() for _, p in trainable)
+        if self.dim == 0:
+            raise TaskError(
+                f"the model {type(module).__name__} has no trainable parameter "
+                f"({len(named)} parameters, all frozen or empty); a run needs at least one with requires_grad"
+            )
+        self.values = torch.empty(self.dim, dtype=torch.float32, device=device)
+        self.gradient = torch.zeros(self.dim, dtype=torch.float32, device=device)
+        self._entries: list[_Entry] = []
+        start = 0
+        for name, parameter in trainable:
+            if not parameter.dtype.is_floating_point:
+                raise TaskError(
+                    f"the parameter {name} is {parameter.dtype}; trainable parameters are real "
+                    "floating-point: convert it, or set requires_grad = False"
+                )
+            stop = start + parameter.numel()
+            is_view = parameter.dtype == torch.float32
+            self.values[start:stop].copy_(parameter.detach().reshape(-1))
+            if is_view:
+                parameter.data = self.values[start:stop].view(parameter.shape)
+                parameter.grad = None
+            gradient = self.gradient[start:stop].view(parameter.shape)
+            self._entries.append(_Entry(name, parameter, start, stop, is_view, gradient))
+            start = stop
+        self._copied = [entry for entry in self._entries if not entry.is_view]
+
+    def publish(self) -> None:
+        """Make the module compute with :attr:`values`; call after every change of them."""
+        with torch.no_grad():
+            for entry in self._copied:
+                entry.parameter.copy_(self.values[entry.start : entry.stop].view(entry.parameter.shape))
+
+    def clear_gradient(self) -> None:
+        """Drop what earlier calls of ``backward`` left; before ``backward``."""
+        for entry in self._entries:
+            entry.parameter.grad = None
+
+    def collect_gradient(self, factor: float = 1.0) -> Tensor:
+        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed.
+
+        Args:
+            factor: it is multiplied by; rounded to float32, as is each product.
+        """
+        for entry in self._entries:
+            grad = entry.parameter.grad
+            if grad is None:
+                entry.gradient.zero_()
+            else:
+                entry.parameter.grad = None
+                scale(grad if grad.layout == torch.strided else grad.to_dense(), factor, out=entry.gradient)
+        return self.gradient
+
+    def load(self, values: NDArray[np.float32]) -> None:
+        """Replace all values; float32 ``[dim]``."""
+        assert values.shape == (self.dim,)
+        overwrite(self.values, values)
+        self.publish()
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The values on the host: a view on CPU, a copy from a GPU."""
+        array: NDArray[np.float32] = self.values.cpu().numpy()
+        return array
+
+    def digest(self) -> bytes:
+        """16 bytes that two copies of the parameters, and of the buffers that are averaged, share exactly if
+        they are equal to the bit."""
+        return digest_of(self.numpy(), self.buffers.values())
+
+    def layout_hash(self) -> bytes:
+        """16 bytes over names, shapes and types, in order, of the parameters and of the buffers that are
+        averaged: equal for models whose vectors correspond."""
+        layout: list[list[object]] = [
+            [name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in self.module.named_parameters()
+        ]
+        layout += self.buffers.layout
+        text = json.dumps(layout, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+    def named_values(self) -> dict[str, Tensor]:
+        """What ``load_state_dict`` of a fresh module takes, on the CPU; on a CPU these are views.
+
+        Every parameter by each of its names (tied ones have several), trained in float32 and frozen in
+        its own type, and the persistent buffers. Floating-point buffers that stay local to the workers are
+        not the server's to give: loading such a model takes ``strict=False``.
+        """
+        trained = {
+            id(entry.parameter): self.values[entry.start : entry.stop].view(entry.parameter.shape)
+            for entry in self._entries
+        }
+        named = {
+            name: trained.get(id(parameter), parameter.detach())
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        names_kept = self.module.state_dict().keys()
+        named.update(
+            (name, buffer)
+            for name, buffer in self.module.named_buffers(remove_duplicate=False)
+            if name in names_kept and (self._buffers_are_shared or not buffer.dtype.is_floating_point)
+        )
+        return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+
+    @property
+    def stored_buffers(self) -> str:
+        """What :meth:`named_values` holds of floating-point buffers: ``mean``, ``local`` (nothing, since they
+        are the workers' own), or ``none`` where the module has none."""
+        if not self.buffers.has_floats:
+            return "none"
+        return "mean" if self._buffers_are_shared else "local"
+
+    def frozen_bytes(self) -> bytes:
+        """The frozen parameters, end to end, in order, as raw little-endian bytes."""
+        parts: Sequence[Tensor] = [p.detach().cpu().contiguous().reshape(-1) for _, p in self._frozen]
+        return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts if part.numel())
+
+    def load_frozen(self, data: bytes) -> None:
+        """Replace the frozen parameters by those of :meth:`frozen_bytes`; lengths were checked before."""
+        start = 0
+        with torch.no_grad():
+            for _, parameter in self._frozen:
+                size = parameter.numel() * parameter.element_size()
+                if size == 0:
+                    continue
+                raw = torch.frombuffer(bytearray(data[start : start + size]), dtype=torch.uint8)
+                parameter.copy_(raw.view(parameter.dtype).view(parameter.shape))
+                start += size
+        assert start == len(data)
+
+    @property
+    def frozen_length(self) -> int:
+        """The length of :meth:`frozen_bytes`."""
+        return sum(p.numel() * p.element_size() for _, p in self._frozen)
+
+
+def digest_of(*vectors: NDArray[np.float32]) -> bytes:
+    """The digest of :meth:`ParameterVector.digest` for bare vectors, one behind the other."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for values in vectors:
+        digest.update(np.ascontiguousarray(values, dtype="<f4").data)
+    return digest.digest()
+
+
+def _refuse_float_buffers(module: nn.Module) -> None:
+    """Raise for buffers that training would change at each worker alone."""
+    names = [name for name, buffer in module.named_buffers() if buffer.dtype.is_floating_point]
+    if names:
+        owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
+        raise TaskError(
+            f"the model {type(module).__name__} has floating-point buffers ({', '.join(names[:4])}"
+            f"{', ...' if len(names) > 4 else ''}, from {', '.join(sorted(owners))}), and training may "
+            "change them at each worker alone; use a layer without running statistics (GroupNorm, "
+            'LayerNorm), or set `buffers = "local"` in the task to keep each worker\'s own (right too for '
+            'buffers that never change), or `buffers = "mean"` to evaluate with the mean of all workers\''
+        )

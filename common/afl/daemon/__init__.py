@@ -1,0 +1,1 @@
+"""What both daemons share: logs and events, pages over HTTP, file descriptors, points of failure."""

@@ -1,0 +1,473 @@
+"""What the daemons log: one class an event, which is all that an event's name and fields are defined by.
+
+An event goes to a logger as what a line says beside its message::
+
+    LOG.info("%s ready", label, extra=WorkerReady(peer=peer, workers=workers).extra)
+
+Names and fields stay as they are from version to version; the message is for people and may change. A field
+is there in every line of its event, ``null`` where the event has no such thing. docs/observability.md has the
+table that is made from this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+EVENTS: dict[str, type[Event]] = {}
+"""Every event by its name."""
+
+Code = Annotated[int, "the exit code"]
+File = Annotated[str, "the file"]
+Peer = Annotated[str, "the address it comes from"]
+Reason = Annotated[str, "why"]
+LeftOut = Annotated[int, "how many lines like this were left out since the last one: one a second is written"]
+RunId = Annotated[str, "the run's id"]
+SynchronizationRound = Annotated[int, "the synchronization round"]
+ToldRounds = Annotated[int, "the rounds it was told in this process"]
+TrackerName = Annotated[str, "as in run.trackers"]
+Worker = Annotated[int, "the worker's id"]
+Workers = Annotated[Sequence[int], "the workers' ids"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happens; a subclass's docstring says what, its name is the event's in CamelCase."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        assert cls.name not in EVENTS, cls.name
+        EVENTS[cls.name] = cls
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What a logger takes as ``extra``: the name under ``event``, and the fields."""
+        return {"event": self.name, **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """What each field is, by its name."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {entry.name: " ".join(hints[entry.name].__metadata__) for entry in fields(cls)}
+
+
+def check_line(line: Mapping[str, Any]) -> str:
+    """What is wrong with a JSON log line that says ``event``; empty if it is as defined here."""
+    name = line["event"]
+    if name not in EVENTS:
+        return f"{name!r} is no event of afl.daemon.events"
+    standard = {"time", "level", "logger", "message", "event", "traceback"}
+    logged, defined = line.keys() - standard, EVENTS[name].meanings().keys()
+    return "" if logged == defined else f"{name}: fields {sorted(logged)}; defined are {sorted(defined)}"
+
+
+# The server's life.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(Event):
+    """The server is up and lets workers in."""
+
+    run_id: RunId
+    port: Annotated[int, "of gRPC"]
+    http_port: Annotated[int | None, "of /status, /metrics and the probes; null without them"]
+    version: Annotated[str, "of afl"]
+    dim: Annotated[int, "d, the model's trainable parameters"]
+    directory: Annotated[str, "the run directory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """A server has read a run's state and goes on with it."""
+
+    run_id: RunId
+    round: SynchronizationRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping(Event):
+    """A server that was asked to stop, or has given up waiting for workers, ends after its open step."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAborted(Event):
+    """The run ends before its last round."""
+
+    code: Code
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOver(Event):
+    """The server ends: the run is over, or can be gone on with."""
+
+    code: Code
+    summary: Annotated[Mapping[str, Any] | None, "what summary.json holds; null if it could not be written"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComplete(Event):
+    """A server that stays (--stay) found its run complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staying(Event):
+    """A daemon that stays (--stay) has nothing left to do, and waits to be stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFailed(Event):
+    """A request over HTTP met a fault of the program; its traceback follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerFailed(Event):
+    """A tracker failed for the first time in this process; the run goes on, and it is given what follows."""
+
+    tracker: TrackerName
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerLeft(Event):
+    """A tracker was not done at the end and is left behind."""
+
+    tracker: TrackerName
+    rounds: ToldRounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerEnded(Event):
+    """A tracker is done with the run, or with this process's part of it."""
+
+    tracker: TrackerName
+    rounds: ToldRounds
+    failures: Annotated[int, "how often it has failed in this process"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanGoOn(Event):
+    """The run is not over: the same command, or --resume, goes on with it."""
+
+    directory: Annotated[str, "the run directory"]
+
+
+# Sessions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReady(Event):
+    """A process is let in and takes steps."""
+
+    peer: Peer
+    workers: Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Event):
+    """A peer may not come in, or not stay."""
+
+    peer: Peer
+    workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
+    reason: Reason
+    left_out: LeftOut
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionEnded(Event):
+    """The stream of a process that had joined has ended, in whatever way."""
+
+    peer: Peer
+    workers: Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionBroke(Event):
+    """A fault of the server's in one session, with its traceback; the worker comes back."""
+
+    peer: Peer
+    workers: Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodbye(Event):
+    """A worker process has said that it goes."""
+
+    peer: Peer
+    workers: Workers
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerTimeout(Event):
+    """Nothing came from a process for server.peer_timeout, and its session is ended."""
+
+    peer: Peer
+    workers: Workers
+    seconds: Annotated[float, "how long nothing came"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotReading(Event):
+    """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
+
+    peer: Peer
+    workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
+    left_out: LeftOut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced(Event):
+    """A process did not answer when another came with one of its ids, and has lost them."""
+
+    peer: Peer
+    workers: Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostResidual(Event):
+    """A worker came back without the uplink residual that it had."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerAhead(Event):
+    """A worker has reported of a round that the server, put back to an old state, has yet to open."""
+
+    worker: Worker
+    round: SynchronizationRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailed(Event):
+    """A worker could not do a step; the message ends with its traceback."""
+
+    worker: Worker
+    round: Annotated[int | None, "the synchronization round; null before the first"]
+
+
+# Rounds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Event):
+    """All workers have evaluated the model."""
+
+    round: Annotated[int, "the update rounds that the model has behind it"]
+    worst_worker: Annotated[int, "of lowest accuracy, or of highest loss where there is no accuracy"]
+    worst_accuracy: Annotated[float | None, "its accuracy; null where the task has none"]
+    max_loss: Annotated[float, "the highest loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(Event):
+    """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
+
+    workers: Annotated[Sequence[int], "without whom; none: all are there again"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite(Event):
+    """A worker's loss, gradient or metric was not finite, and its report is done without."""
+
+    worker: Worker
+    round: SynchronizationRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRestarted(Event):
+    """A worker died in the middle of a report that was summed already: the sum begins again."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestMismatch(Event):
+    """A worker's model is not the server's; unless the run is over, it is sent the model."""
+
+    worker: Worker
+    round: Annotated[int, "the update rounds behind the model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFailed(Event):
+    """A fault of the server's while it closed a step, with its traceback; the server ends with code 1."""
+
+    round: SynchronizationRound
+
+
+# The run directory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskFailed(Event):
+    """A model or the last checkpoint could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescriptorsShort(Event):
+    """A file cannot be opened for want of a file descriptor; it is tried again until there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written; the log goes on and has all that it would have had."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDamaged(Event):
+    """A checkpoint cannot be used; the one before it is taken."""
+
+    file: File
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogCut(Event):
+    """The last outcome was not written whole; its step is open again."""
+
+    file: File
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsLost(Event):
+    """Outcomes in the state folder are missing or damaged; the run goes on from before them."""
+
+    rounds: Annotated[int, "the synchronization rounds that metrics.jsonl knows of and that are lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLost(Event):
+    """metrics.jsonl is shorter than the state says: lines of earlier rounds are lost."""
+
+    file: File
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryDamaged(Event):
+    """summary.json cannot be read; the state says how far the run is."""
+
+    file: File
+
+
+# Certificates and tokens.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateExpires(Event):
+    """The daemon's own certificate expires within two weeks, or has expired."""
+
+    file: File
+    expires: Annotated[float, "when, in Unix time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretIsReadable(Event):
+    """A file with a key or token can be read by every user of the machine."""
+
+    file: File
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reloaded(Event):
+    """Certificates or tokens have been replaced and are used from now on."""
+
+    what: Annotated[str, "server.tls or server.tokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReloadFailed(Event):
+    """Certificates or tokens have been replaced and cannot be used; those before stay in use."""
+
+    what: Annotated[str, "server.tls or server.tokens"]
+
+
+# The worker's life.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Event):
+    """The task, its data and its model are built, and the worker takes part."""
+
+    run_id: RunId
+    device: Annotated[str, "where it computes: cpu, cuda:0, ..."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedAgain(Event):
+    """The same process is welcomed again after a cut."""
+
+    run_id: RunId
+    round: SynchronizationRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconnecting(Event):
+    """There is no session with the server; the next try comes soon."""
+
+    seconds: Annotated[float, "until then, at most"]
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportAnswered(Event):
+    """A report was not plainly accepted."""
+
+    worker: Worker
+    round: SynchronizationRound
+    status: Annotated[str, "duplicate, late or refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutBack(Event):
+    """A report was late; what it carried is in the residual and sent later."""
+
+    worker: Worker
+    round: SynchronizationRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalRead(Event):
+    """A worker goes on from its journal."""
+
+    worker: Worker
+    round: Annotated[int, "the synchronization round of the report in it"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalDamaged(Event):
+    """An entry of a journal is not whole; the one before it counts, if there is one."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiverFailed(Event):
+    """A fault of the worker's in the thread that receives, with its traceback; it connects again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings(Event):
+    """Where the process's time went, at the end of the run; in seconds of wall-clock and of CPU time."""
+
+    steps: Annotated[int, "steps answered"]
+    compute_wall: Annotated[float, "losses, gradients and evaluations"]
+    compute_cpu: Annotated[float, "the same"]
+    codec_wall: Annotated[float, "error feedback, compression and the model's step"]
+    codec_cpu: Annotated[float, "the same"]
+    prepare_wall: Annotated[float, "the next round's randomness"]
+    prepare_cpu: Annotated[float, "the same"]
+    wait_wall: Annotated[float, "waiting for the server and, through it, for the other workers"]
+    wait_cpu: Annotated[float, "the same"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The worker process ends."""
+
+    code: Code

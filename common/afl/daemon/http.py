@@ -1,0 +1,297 @@
+"""Pages over HTTP for people and probes, from threads of their own; what they show is a daemon's to say."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import gzip
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from socketserver import ThreadingMixIn
+from typing import IO, Any, Final, NamedTuple, cast
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
+
+from afl._version import __version__
+from afl.config.address import Address, why_not_listened
+from afl.daemon import events
+from afl.daemon.descriptors import is_short, most_descriptors, most_pages
+from afl.errors import AddressError
+
+LOG = logging.getLogger("afl.http")
+
+PLAIN: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+
+MOST_CONNECTIONS = 128
+"""At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
+asked, it is closed unanswered. Fewer where the process may have few descriptors."""
+
+ACCEPT_PAUSE_S = 0.5
+"""Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile."""
+
+ASKING_TIMEOUT_S = 10.0
+"""How long a peer may take to ask, in all; who is slower is hung up on."""
+
+IDLE_TIMEOUT_S = 10.0
+"""How long a peer may be silent, or take over a piece of what it is sent."""
+
+CLOSING_CHECK_S = 0.1
+"""Between two looks at whether to stop serving."""
+
+LONGEST_LINE = 65536
+"""Bytes of a request's first line."""
+
+PIECE_BYTES = 16384
+"""The timeout is for each piece: a slow link has time for all of them."""
+
+COMPRESS_FROM = 1024
+"""Bytes; shorter bodies gain nothing."""
+
+_LEVEL = 5
+"""Of gzip: a tenth of the time of the highest level, for a few per cent of the size."""
+
+SECURITY_HEADERS: Final = (
+    (
+        "Content-Security-Policy",
+        "; ".join(
+            (
+                "default-src 'none'",
+                *(f"{what}-src 'self'" for what in ("script", "style", "img", "connect")),
+                *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
+                "require-trusted-types-for 'script'",
+            )
+        ),
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Permissions-Policy", "camera=(), geolocation=(), microphone=()"),
+)
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class Body:
+    """What is sent, as it is and, where that is worth it, compressed."""
+
+    plain: bytes
+    compressed: bytes | None = None
+
+    @classmethod
+    def of(cls, plain: bytes) -> Body:
+        """Compress it, if it is long enough."""
+        if len(plain) < COMPRESS_FROM:
+            return cls(plain)
+        return cls(plain, gzip.compress(plain, _LEVEL, mtime=0))
+
+
+class Answer(NamedTuple):
+    """What a request is answered with."""
+
+    status: str
+    kind: str
+    body: Body
+    headers: Sequence[tuple[str, str]] = (("Cache-Control", "no-store"),)
+
+
+def text(status: str, content: str) -> Answer:
+    """An answer in plain text."""
+    return Answer(status, PLAIN, Body(content.encode()))
+
+
+OVER: Final = text("503 Service Unavailable", "the run is over\n")
+"""What ``/readyz`` says once nothing is left to do."""
+
+
+class HttpPages(abc.ABC):
+    """Serves until :meth:`close`.
+
+    Args:
+        address: where to listen.
+        option: what messages call the address.
+
+    Raises:
+        AddressError: if the address cannot be listened on.
+    """
+
+    def __init__(self, address: Address, option: str) -> None:
+        host = address.host
+        if host == "::" and not socket.has_dualstack_ipv6():
+            # A machine without IPv6 listens on every address that it has.
+            host = "0.0.0.0"  # noqa: S104
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server_class: type[WSGIServer] = type("_FamilyServer", (_Server,), {"address_family": family})
+        try:
+            self._server = make_server(
+                host, address.port, self._respond, server_class=server_class, handler_class=_QuietHandler
+            )
+        except OSError as error:
+            raise AddressError(f"{option}: cannot listen on {address}: {why_not_listened(error)}") from error
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(CLOSING_CHECK_S,), name="afl-http", daemon=True
+        )
+        self._thread.start()
+
+    @abc.abstractmethod
+    def answer(self, path: str, environ: Environ) -> Answer:
+        """The page at a path; called from threads, so it must not change anything."""
+
+    def stream(self, path: str) -> Application | None:  # noqa: ARG002  # most have none
+        """What answers by itself at a path, in any length."""
+        return None
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _respond(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+            return send(environ, start_response, text("405 Method Not Allowed", "only GET\n"))
+        application = self.stream(path)
+        if application is not None:
+            return application(environ, _with_security(start_response))
+        return send(environ, start_response, self.answer(path, environ))
+
+
+def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
+    """Begin a response; returns its body in pieces."""
+    data, headers = answer.body.plain, [("Content-Type", answer.kind), *answer.headers, *SECURITY_HEADERS]
+    if answer.body.compressed is not None:
+        headers.append(("Vary", "Accept-Encoding"))
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            data = answer.body.compressed
+            headers.append(("Content-Encoding", "gzip"))
+    headers.append(("Content-Length", str(len(data))))
+    start_response(answer.status, headers)
+    if environ.get("REQUEST_METHOD") == "HEAD":
+        return []
+    return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+
+
+def _with_security(start_response: StartResponse) -> StartResponse:
+    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        return start_response(status, [*headers, *SECURITY_HEADERS], *more)
+
+    return start
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._guard = threading.Lock()
+        self._open = 0
+        self._asking: dict[socket.socket, float] = {}
+        """Since when, the longest first: connections whose request has not come whole."""
+        self._affordable = most_pages(most_descriptors())
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if is_short(error):
+                time.sleep(ACCEPT_PAUSE_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._guard:
+            is_full = self._open >= min(MOST_CONNECTIONS, self._affordable)
+            slowest = next(iter(self._asking), None) if is_full else None
+            if slowest is not None:
+                self._hang_up(slowest)
+            is_taken = slowest is not None or not is_full
+            if is_taken:
+                self._open += 1
+                self._asking[request] = time.monotonic()
+        if is_taken:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._guard:
+                self._asking.pop(request, None)
+                self._open -= 1
+
+    def has_asked(self, request: Any) -> None:
+        """A request has come whole."""
+        with self._guard:
+            self._asking.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Hang up on those who have been asking for too long; called between two looks."""
+        due = time.monotonic() - ASKING_TIMEOUT_S
+        with self._guard:
+            for request in [request for request, since in self._asking.items() if since < due]:
+                self._hang_up(request)
+
+    def _hang_up(self, request: socket.socket) -> None:
+        del self._asking[request]
+        # Its thread finds the end of what it reads.
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # the base class's
+        """A peer that hangs up, or says nothing, is no fault of the server."""
+        LOG.debug("the connection of %s broke", client_address, exc_info=True)
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = IDLE_TIMEOUT_S
+
+    def handle(self) -> None:
+        """Answer one request."""
+        self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)
+        if len(self.raw_requestline) > LONGEST_LINE:
+            self.requestline = self.request_version = self.command = ""
+            self.send_error(414)
+        elif self.parse_request():
+            assert isinstance(self.server, _Server)
+            self.server.has_asked(self.connection)
+            answering: Any = _Answering(
+                cast("IO[bytes]", self.rfile),
+                cast("IO[bytes]", self.wfile),
+                self.get_stderr(),
+                self.get_environ(),
+                multithread=True,
+            )
+            answering.request_handler = self
+            answering.run(self.server.get_app())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Requests are not logged."""
+
+    def address_string(self) -> str:
+        """Without a reverse look-up, which can hang."""
+        return str(self.client_address[0])
+
+
+class _Answering(ServerHandler):
+    server_software = f"afl/{__version__}"
+
+    def log_exception(self, exc_info: Any) -> None:
+        """Of a fault; a reader that is too slow, or gone, is none."""
+        if isinstance(exc_info[1], OSError):
+            LOG.debug("an answer was not taken", exc_info=exc_info)
+        else:
+            LOG.error(
+                "an HTTP request cannot be answered", exc_info=exc_info, extra=events.PageFailed().extra
+            )

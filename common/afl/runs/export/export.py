@@ -1,0 +1,161 @@
+"""Writes one of a run's models into a folder of its own, with a card, and optionally as programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afl.errors import AflError, ConfigError, StorageError, why_unwritable
+from afl.runs.export.card import card_of
+from afl.runs.export.card_page import page_of
+from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
+from afl.runs.export.programs import Format, parsed_input, write_program
+from afl.runs.export.source import Source, find
+from afl.core.randomness import SharedRandomness
+from afl.tasks.base import Task, TaskContext, example_count, take_batch
+from afl.tasks.registry import load_task
+from afl.tasks.worker_data import worker_data
+
+PAGE_FILE = "README.md"
+
+SAMPLE = 2
+"""Examples that programs are made and checked with: one would hide what a batch's size is mixed up with."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export.
+
+    Attributes:
+        model: ``final``, ``random`` or ``best``.
+        force: replace what an earlier export wrote to ``out``.
+        programs: also to be written.
+        task: ``package.module:Class``, for programs of a task that is not installed.
+        input: the shape of a batch, for programs; by default examples of worker 0 are taken.
+        description: of the data, in place of the configuration's.
+    """
+
+    directory: Path
+    model: str
+    out: Path
+    force: bool = False
+    programs: Sequence[Format] = ()
+    task: str | None = None
+    input: str | None = None
+    description: str | None = None
+
+
+def export(request: Request) -> dict[str, Any]:
+    """Write the folder, whole or not at all; the card.
+
+    Raises:
+        ConfigError: if no such model is there, the folder is taken, or a program needs what is not given.
+        DataError: if the run's files are damaged, or a task's data is missing.
+        ProgramError: if a program cannot be made, or answers otherwise than the module.
+        StorageError: if the folder cannot be written.
+    """
+    _require_free(request)
+    try:
+        with _replacing_folder(request.out) as folder:
+            found = find(request.directory, request.model, folder / MODEL_FILE)
+            programs = _programs(request, found, folder) if request.programs else []
+            card = card_of(found, request.description, programs)
+            (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+            (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{request.out} cannot be written: {why_unwritable(error)}; name another folder with --out"
+        ) from error
+    return card
+
+
+def _require_free(request: Request) -> None:
+    out = request.out
+    if not out.exists():
+        return
+    if not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(
+            f"--out {out}: is there already, and not by afl export (it has no {CARD_FILE}), so it is left "
+            "alone; name another folder"
+        )
+    if not request.force and any(out.iterdir()):
+        raise ConfigError(
+            f"--out {out}: holds an exported model; name another folder, or --force to replace it"
+        )
+
+
+@contextmanager
+def _replacing_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside ``out`` that takes its place once it is complete."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    old = temporary / "replaced"
+    new = temporary / "new"
+    try:
+        new.mkdir()
+        yield new
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    finally:
+        shutil.rmtree(temporary)
+
+
+def _programs(request: Request, found: Source, folder: Path) -> list[dict[str, Any]]:
+    """Write and check the programs; what the card says of each."""
+    task = _task(request, found)
+    with warnings.catch_warnings():
+        # Of initial statistics, which are refused here, or constant.
+        warnings.simplefilter("ignore", UserWarning)
+        module = load_model(folder / MODEL_FILE, task)
+    if task.buffers == "local" and has_running_statistics(module):
+        raise ConfigError(
+            "a program would hold initial statistics of its normalization layers and answer wrongly: the "
+            'trained ones stayed at the workers (buffers = "local" in the task); export the parameters '
+            'alone, or train with buffers = "mean"'
+        )
+    sample = parsed_input(request.input) if request.input is not None else _sample(found, task)
+    return [write_program(form, module, sample, folder).described() for form in request.programs]
+
+
+def _task(request: Request, found: Source) -> Task:
+    own = found.config.task
+    name = request.task or own.name
+    if ":" in own.name and request.task is None:
+        raise ConfigError(
+            f"a program is made of the task's module, and the code of {own.name} is loaded only if the "
+            f"command line names it: add --task {own.name}"
+        )
+    return load_task(name, own.options, allow_path=True)
+
+
+def _sample(found: Source, task: Task) -> Tensor:
+    """Two test examples of worker 0, as the model takes them: the first part of a batch."""
+    config = found.config
+    context = TaskContext(config.workers, SharedRandomness.from_int(config.run.seed or 0))
+    try:
+        examples = worker_data(task, 0, context).test
+    except AflError as error:
+        raise ConfigError(
+            f"a program is checked on a sample, and worker 0's data is not here ({error}); give the shape of "
+            "a batch instead, as in --input 2x1x28x28"
+        ) from error
+    count = example_count(examples)
+    batch = take_batch(examples, torch.arange(SAMPLE) % max(1, count)) if count else None
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(first, Tensor):
+        raise ConfigError(
+            "a program is checked on a sample, and worker 0's batches do not begin with a tensor; give the "
+            "shape of a batch instead, as in --input 2x1x28x28"
+        )
+    return first

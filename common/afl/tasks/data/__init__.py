@@ -1,0 +1,1 @@
+"""What the built-in tasks share: files, downloads, partitions of records among workers, models."""

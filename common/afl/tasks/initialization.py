@@ -1,0 +1,65 @@
+"""The initial model: a task's module with parameters drawn under the run's seed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol, get_args
+
+import torch
+from torch import nn
+
+from afl.core.model.buffers import BufferPolicy
+from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.errors import TaskError
+from afl.tasks.base import Task
+from afl.tasks.user_code import calling
+
+
+def build_module(task: Task, seed: int) -> nn.Module:
+    """The task's module as its constructor leaves it; torch's own generator is seeded for it, then put back.
+
+    Raises:
+        TaskError: if the task makes no module, or its policy on buffers is unknown.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with calling(f"{type(task).__name__}.model()"):
+            module = task.model()
+    if not isinstance(module, nn.Module):
+        raise TaskError(
+            f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"
+        )
+    if task.buffers not in get_args(BufferPolicy):
+        raise TaskError(
+            f"{type(task).__name__}.buffers is {task.buffers!r}; it must be one of "
+            f"{', '.join(map(repr, get_args(BufferPolicy)))}"
+        )
+    return module
+
+
+def build_vector(
+    task: Task, randomness: SharedRandomness, device: torch.device | str = "cpu"
+) -> ParameterVector:
+    """The task's module as a parameter vector.
+
+    torch's stream may differ between its versions, so the server's result is what every worker is sent.
+
+    Raises:
+        TaskError: if the task's module cannot be trained, or its policy on buffers is unknown.
+    """
+    seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
+    return ParameterVector(build_module(task, seed), device, buffers=task.buffers)
+
+
+class Drawn(Protocol):
+    """Whatever draws from the shared randomness: a server's or a worker's half."""
+
+    def digest_material(self) -> bytes:
+        """Bytes that determine what is drawn in round 1."""
+        ...
+
+
+def realization_digest(drawn: Drawn) -> bytes:
+    """16 bytes that server and worker share exactly if they draw the same in round 1."""
+    return hashlib.blake2b(drawn.digest_material(), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,1 @@
+"""How the commands speak with a person: options, failures, live progress."""

@@ -1,0 +1,87 @@
+"""A run as it goes: redrawn on a terminal, a line where something changed elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.live import Live
+
+from afl.terminal.view import RunView, run_line
+
+REFRESH_S: Final = 0.25
+"""Between two states."""
+
+LINE_SHARE: Final = 1 / 30
+"""Of the time that a run has been shown: how long its last line stands, where lines are not redrawn."""
+
+LONGEST_LINE_S: Final = 60.0
+"""For how long at most."""
+
+
+def can_redraw() -> bool:
+    """Whether standard output is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown"}
+
+
+class RunDisplay:
+    """Shows one state after the other.
+
+    Args:
+        hint: the last line of a view that is redrawn.
+        is_transient: whether the view goes when it ends.
+    """
+
+    def __init__(self, console: Console, *, hint: str = "", is_transient: bool = False) -> None:
+        self._console = console
+        self._hint = hint
+        self._live = (
+            Live(
+                console=console,
+                auto_refresh=False,
+                # What somebody sent into a file stays out of the view.
+                redirect_stderr=sys.stderr.isatty(),
+                transient=is_transient,
+            )
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
+        )
+        self._last_line = ""
+        self._last_missing: object = None
+        self._since = time.monotonic()
+        self._due = self._since
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, state: Mapping[str, Any]) -> None:
+        """Show a state of the server.
+
+        Where lines are not redrawn, the evaluations of a long run would fill a log: they come ever less
+        often. Who is missing is said at once.
+        """
+        if self._live is not None:
+            self._live.update(RunView(state, self._hint), refresh=True)
+            return
+        line, missing, now = run_line(state), state["workers_missing"], time.monotonic()
+        if line != self._last_line and (now >= self._due or missing != self._last_missing):
+            self.say(line)
+            self._last_line, self._last_missing = line, missing
+            self._due = now + min(LONGEST_LINE_S, LINE_SHARE * (now - self._since))
+
+    def say(self, text: str) -> None:
+        """Print something that stays, above the view."""
+        self._console.print(text, soft_wrap=True)

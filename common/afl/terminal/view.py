@@ -1,0 +1,227 @@
+"""What people are shown of a run, on the server's terminal and by ``afl``: pure, from plain values."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from afl.config.quantities import shown_bytes, shown_seconds
+from afl.runs.growth import growth
+from afl.runs.task_metrics import own_metrics_line
+
+NARROWEST = 100
+"""Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
+
+SLOW_STEP_S = 5.0
+"""How long a step is open before the workers that it waits for are named."""
+
+MOST_NAMED = 8
+"""Workers named in one line."""
+
+BAR_COLUMNS = 60
+"""The longest progress bar."""
+
+FEWEST_PLOT_COLUMNS = 12
+"""A plot that would be narrower is left out."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = ".:-=+*#%@"
+
+
+def make_console() -> Console:
+    """A console that neither colours digits nor squeezes what goes into a file."""
+    is_terminal = sys.stdout.isatty()
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A name that this terminal cannot show is no reason to end.
+        sys.stdout.reconfigure(errors="replace")
+    return _Console(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if is_terminal else max(NARROWEST, shutil.get_terminal_size().columns),
+    )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: a reader that has seen enough is no failure."""
+        raise  # noqa: PLE0704  # rich calls this while it handles the BrokenPipeError
+
+
+def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table:
+    """Names and what is said of each."""
+    table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+class RunView:
+    """The state of a run (the server's ``/status``) as a few lines, as wide as there is room.
+
+    Where the encoding has no block elements the plot takes ASCII characters instead.
+
+    Args:
+        state: a server's snapshot; of an older server's, what it lacks is left out.
+        hint: a last line, such as what Ctrl-C does.
+    """
+
+    def __init__(self, state: Mapping[str, Any], hint: str = "") -> None:
+        self._state = state
+        self._hint = hint
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines."""
+        state = self._state
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row("run", f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}")
+        left = state["seconds_left"]
+        grid.add_row(
+            "round",
+            f"{state['round']} of {state['rounds']}" + (f", {shown_seconds(left)} left" if left else ""),
+        )
+        grid.add_row("workers", describe_workers(state))
+        grid.add_row("worst worker", describe_standing(state["last"]))
+        grid.add_row("best so far", describe_standing(state["best"]))
+        grid.add_row("on the wire", describe_bytes(state))
+        yield grid
+        yield from _dual_plot(state.get("dual_history"), options)
+        # In a table, since a bar alone does not end its line.
+        bar = Table.grid()
+        width = min(BAR_COLUMNS, options.max_width)
+        bar.add_row(ProgressBar(total=state["rounds"], completed=state["round"], width=width))
+        yield bar
+        yield Text(self._hint, style="dim")
+
+
+def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> RenderResult:
+    """A line for each worker with much weight: its weight over the last rounds, and now."""
+    if not history or len(history["rounds"]) < 2:
+        return
+    names = [f"worker {worker}" for worker in history["workers"]]
+    label = max(len("restarts"), *map(len, names)) + 2
+    columns = min(len(history["rounds"]), options.max_width - label - len("  0.000"))
+    if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
+        return
+    bars = _ASCII_BARS if options.ascii_only else _BARS
+    values = [value for line in history["weights"] for value in line[-columns:]]
+    low, high = min(values), max(values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    first, second = history["rounds"][-columns:][:2]
+    each = f", {second - first} rounds a character" if second - first > 1 else ""
+    yield Text(f"dual weights from round {first} on{each}: {low:.3f} to {high:.3f}", style="bold")
+    for name, line in zip(names, history["weights"], strict=True):
+        shown = "".join(bars[round((value - low) * scale)] for value in line[-columns:])
+        yield Text.assemble(name.ljust(label), (shown, "cyan"), f"  {line[-1]:.3f}")
+    skipped = len(history["rounds"]) - columns
+    marks = {point - skipped for point in history["restarts"]}
+    if any(mark >= 0 for mark in marks):
+        line = "".join("^" if column in marks else " " for column in range(columns))
+        yield Text.assemble("restarts".ljust(label), (line.rstrip(), "dim"))
+
+
+def run_line(state: Mapping[str, Any]) -> str:
+    """The state of a run in one line, which changes when there is news."""
+    last, is_waiting = state["last"], state["workers_missing"] and state["state"] != "over"
+    if last is None and not is_waiting:
+        return describe_workers(state)
+    if last is None or is_waiting:
+        # For how long would be news at every look.
+        timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
+        return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
+    if last["worst_accuracy"] is None:
+        standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
+    else:
+        standing = f"accuracy {last['worst_accuracy']:.3f} (mean {last['mean_accuracy']:.3f})"
+    if own := own_metrics_line(last.get("own_metrics", {})):
+        standing += f", {own}"
+    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
+
+
+def describe_bytes(state: Mapping[str, Any]) -> str:
+    """What has been sent, and what whole vectors would have taken."""
+    up, down = state["uplink_bytes"], state["downlink_bytes"]
+    sent = f"{shown_bytes(up)} up, {shown_bytes(down)} down"
+    whole = state.get("uncompressed_bytes")
+    if not whole or not up + down:
+        return sent
+    return f"{sent}; uncompressed {compared(up + down, whole)}"
+
+
+def compared(sent: int, uncompressed: int) -> str:
+    """What uncompressed training would have sent, and how much more that is."""
+    return f"{shown_bytes(uncompressed)}, {uncompressed / sent:.1f} times as much"
+
+
+def describe_workers(state: Mapping[str, Any]) -> str:
+    """Who is there, and who is waited for."""
+    missing, late = state["workers_missing"], state["reports_missing"]
+    if state["state"] == "over":
+        return f"{state['workers']}, told of the end"
+    if missing:
+        waiting = [
+            str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
+            for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
+        ]
+        return f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {_named(waiting)}"
+    if state["open_step_seconds"] > SLOW_STEP_S and late:
+        return f"all {state['workers']} ready; slowest: {_named(list(map(str, late)))}"
+    return f"all {state['workers']} ready"
+
+
+def describe_standing(standing: Mapping[str, Any] | None) -> str:
+    """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
+    if standing is None:
+        return "not evaluated yet"
+    if standing["worst_accuracy"] is None:
+        figures = f"loss {standing['max_loss']:.5g} (mean over workers {standing['mean_loss']:.5g})"
+    else:
+        figures = (
+            f"accuracy {standing['worst_accuracy']:.3f} (mean over workers {standing['mean_accuracy']:.3f}, "
+            f"largest loss {standing['max_loss']:.3f})"
+        )
+    if own := own_metrics_line(standing.get("own_metrics", {})):
+        figures += f", {own}"
+    return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+
+
+def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
+    """A run's end (its ``summary.json``); of one by an older version, what it lacks is left out."""
+    rows: dict[str, RenderableType] = {
+        "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
+        "worst worker, last model": describe_standing(summary["last"]),
+        "worst worker, best model": describe_standing(summary["best"]),
+    }
+    # A run that faults.divergence has ended says so itself.
+    if summary.get("result") != "diverged" and (
+        grown := growth(summary.get("first_round"), summary.get("first"), summary["last"])
+    ):
+        rows["warning"] = grown
+    for direction, words in (("uplink", "workers to server"), ("downlink", "server to workers")):
+        count = summary["communication"][direction]
+        rows[words] = (
+            f"{shown_bytes(count['wire_bytes'])} on the wire; "
+            f"the paper's accounting: {shown_bytes(count['float_equivalents_as_bytes'])}"
+        )
+    sent = sum(count["wire_bytes"] for count in summary["communication"].values())
+    if sent and "uncompressed_bytes" in summary:
+        rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
+    rows["results"] = str(directory)
+    return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
+
+
+def _named(workers: list[str]) -> str:
+    return ", ".join(workers[:MOST_NAMED]) + (", ..." if len(workers) > MOST_NAMED else "")

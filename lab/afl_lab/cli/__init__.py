@@ -1,1 +1,0 @@
-"""The lab's subcommands of ``afl``, found through the entry point group ``afl.commands``."""

@@ -1,1 +1,0 @@
-"""The paper's experiments, from a search of step sizes to figures: what ``afl reproduce`` does."""

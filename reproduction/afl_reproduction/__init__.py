@@ -1,0 +1,1 @@
+"""The paper's experiments, from a search of step sizes to figures."""

@@ -1,0 +1,1 @@
+"""What writes and checks the generated parts of the project."""
