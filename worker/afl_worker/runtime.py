@@ -16,7 +16,7 @@ import torch
 
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
-from afl.core.algorithms.registry import ALGORITHMS, WorkerSide
+from afl.core.algorithms.registry import algorithm_named, worker_side
 from afl.core.messages import (
     NOWHERE,
     Ack,
@@ -354,8 +354,7 @@ class WorkerProcess:
             raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
         if not RUN_ID.fullmatch(welcome.run_id):
             raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
-        if settings.algorithm not in ALGORITHMS:
-            raise ProtocolError(f"the algorithm {settings.algorithm!r}, which this version does not have")
+        algorithm_named(settings.algorithm)  # refused here if it is not installed
         randomness = SharedRandomness(welcome.seed)
         torch.set_num_threads(settings.threads)
         device = self._device
@@ -380,7 +379,7 @@ class WorkerProcess:
                 evaluation_batch_size=settings.evaluation_batch_size,
                 device=device,
             )
-            side = WorkerSide(
+            side = worker_side(
                 settings.parameters,
                 vector.dim,
                 randomness,

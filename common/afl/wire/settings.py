@@ -13,7 +13,7 @@ from afl.config import Config
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.codecs.payload import VALUE_BYTES
+from afl.core.codecs.plain import VALUE_BYTES
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 
