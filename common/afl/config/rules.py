@@ -16,7 +16,7 @@ from afl.config.address import Address, is_wildcard, parse_listen
 from afl.config.compressors import IDENTITY, compressor_problems
 from afl.config.problems import Problem, nearest, shown
 from afl.config.quantities import Duration, Size
-from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm, Option
+from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm, AlgorithmOption
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
 from afl.errors import AddressError, ConfigError
 
@@ -62,7 +62,7 @@ def algorithm(values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def own_options(name: str) -> tuple[Option, ...]:
+def own_options(name: str) -> tuple[AlgorithmOption, ...]:
     """The options that are an algorithm's own; none where the name is wrong, which the schema reports."""
     about, _ = _about(name)
     return () if about is None else about.options

@@ -28,7 +28,7 @@ SHARED_OPTIONS: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Option:
+class AlgorithmOption:
     """An option of one's own algorithm: a key of the configuration's section ``algorithm``.
 
     Attributes:
@@ -98,7 +98,7 @@ class Algorithm(abc.ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
     """Which of :data:`SHARED_OPTIONS` it uses; a configuration that gives another is refused."""
 
-    options: ClassVar[tuple[Option, ...]] = ()
+    options: ClassVar[tuple[AlgorithmOption, ...]] = ()
     """Its own options besides: ``settings.own`` has their values by name."""
 
     has_theorems: ClassVar[bool] = False

@@ -20,6 +20,7 @@ from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
 from afl.core.messages import Payload, PayloadHeader, Position
 from afl.core.randomness import SharedRandomness
+from afl.errors import NonFiniteError
 
 
 class UpdateServer(ServerAlgorithm):
@@ -121,11 +122,16 @@ class UpdateServer(ServerAlgorithm):
         """D_t and q_{t+1}.
 
         Raises:
-            NonFiniteError: if the sum leaves its type's range.
+            NonFiniteError: if the sum, or what is made of it, leaves its type's range.
         """
         assert self._pending is None
         assert not np.isnan(self._losses).any()
-        downlink = self.update(self.sum.checked(f"round {self.round}", "updates"))
+        total = self.sum.checked(f"round {self.round}", "updates")
+        downlink = self.update(total)
+        if downlink.values is not total and not np.isfinite(downlink.values).all():
+            raise NonFiniteError(
+                f"round {self.round}: what was made of the workers' updates overflows float32"
+            )
         payload = pack(self.realizations.downlink, downlink)
         self._step(self._losses, downlink)
         return payload
