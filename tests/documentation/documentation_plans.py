@@ -335,6 +335,7 @@ PAGES: Mapping[str, Page] = {
         Page(PROJECT, presumes=project_presumes, holds=project_holds),
         Page("docs/algorithm.md"),
         Page("docs/compressors.md"),
+        Page("docs/own-algorithm.md"),
         Page("docs/costs.md"),
         Page(
             "docs/dual-weights.md",

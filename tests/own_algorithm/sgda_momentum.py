@@ -1,3 +1,4 @@
+# sgda_momentum.py
 """SGDA whose server has momentum: v <- beta v + sum_i q_i g_i; all copies of the model: w <- w - eta_w v."""
 
 import numpy as np

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -22,12 +22,13 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from afl import theory
 from afl.config import rules
 from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
-from afl.config.describe import Accepts, Null, Unit
+from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
@@ -76,6 +77,12 @@ def _each_once(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("a name is there twice")
     return names
+
+
+def _installed_algorithm(name: str) -> str:
+    if name not in algorithm_names():
+        raise PydanticCustomError("not_installed", "not installed")
+    return name
 
 
 def _hexadecimal(seed: int) -> str:
@@ -155,12 +162,6 @@ class Task(Section):
     ] = 1024
 
 
-if TYPE_CHECKING:
-    AlgorithmName: TypeAlias = str
-else:
-    AlgorithmName = Literal[algorithm_names()]
-
-
 def _only(option: str) -> str:
     return f"{' and '.join(users_of(option))} only"
 
@@ -173,7 +174,9 @@ class Algorithm(Section):
     __pydantic_extra__: dict[str, Option]
 
     name: Annotated[
-        AlgorithmName,
+        str,
+        OneOf(algorithm_names),
+        AfterValidator(_installed_algorithm),
         Field(
             description="afl-br sends whole vectors; afl-com compresses both ways;"
             " sgda, drfa and fedavg are what they are compared with; or an installed one of your own"

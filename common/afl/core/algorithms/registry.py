@@ -26,7 +26,6 @@ GROUP: Final = "afl.algorithms"
 _BUILT_IN: Final = {algorithm.name: algorithm for algorithm in BUILT_IN}
 
 
-@cache
 def algorithm_names() -> tuple[str, ...]:
     """The names that are installed: the built-in ones, then the others, ascending. Nothing is loaded."""
     others = {point.name for point in entry_points(group=GROUP)} - _BUILT_IN.keys()
