@@ -4,14 +4,14 @@ server makes of their sum."""
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.aggregation import Sum, sum_of
+from afl.core.aggregation import sum_of
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
@@ -20,6 +20,7 @@ from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
 from afl.core.messages import Payload, PayloadHeader, Position
 from afl.core.randomness import SharedRandomness
+from afl.core.sums import Sum
 from afl.errors import NonFiniteError
 
 
@@ -33,7 +34,6 @@ class UpdateServer(ServerAlgorithm):
     Args:
         params: w_1, float32 ``[dim]`` on the CPU; moved in place, by :meth:`settle` only.
         dual: q_1 and its rule.
-        sum_of: what makes the sum; by default that of the uplink compressor's messages.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class UpdateServer(ServerAlgorithm):
         params: Tensor,
         randomness: SharedRandomness,
         dual: DualRule,
-        *,
-        sum_of: Callable[..., Sum] = sum_of,
     ) -> None:
         self.settings = settings
         self.params = params
@@ -51,7 +49,7 @@ class UpdateServer(ServerAlgorithm):
         self.dual = dual
         self.realizations = Realizations(settings, len(params), randomness)
         uplink = self.realizations.uplink
-        self.sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
+        self.sum: Sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
         self._pending: tuple[int, Compressed] | None = None
