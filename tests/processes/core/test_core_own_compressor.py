@@ -12,7 +12,8 @@ import pytest
 
 from support.pages import blocks
 
-HERE = Path(__file__).parent
+KIT = Path(__file__).parents[2] / "unit" / "core"
+"""Where ``core_federation`` lies."""
 
 RUN = """
 import numpy as np
@@ -76,7 +77,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_the_page_s_compressor_is_found_by_its_entry_point_and_runs(site: Path) -> None:
-    path = os.pathsep.join([str(site), str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(site), str(KIT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN],
         env={**os.environ, "PYTHONPATH": path},
