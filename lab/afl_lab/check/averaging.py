@@ -14,7 +14,7 @@ from afl.tasks import Task
 from afl.tasks.user_code import described
 from afl_lab.check.findings import Level, Report
 from afl_lab.check.learning import MEAN_LIKE
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 COMPARED_EXAMPLES = 32
 """So few that their parts differ: a root of the mean of many is nearly that of any large part of them."""

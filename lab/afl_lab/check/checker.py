@@ -24,7 +24,7 @@ from afl_lab.check.findings import Level, Report
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, describe_model
 from afl_lab.check.outputs import check_outputs
 from afl_lab.check.repeating import check_gradients, check_second_process
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 DEFAULT_WORKERS = 3
 

@@ -16,7 +16,7 @@ from afl.tasks.base import Batch
 from afl.tasks.dtypes import telling_types
 from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.findings import Level, Report
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 TRIED_WORKERS = 8
 """Workers whose gradients are tried: the dry run is of all."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from afl.tasks import Classification, Task
 from afl_lab.check.blame import blaming
 from afl_lab.check.findings import Level, Report
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 CLOSE = 1e-3
 """Sums of probabilities, and an example's outputs in two batches, differ by rounding alone: 1e-6 in float32,

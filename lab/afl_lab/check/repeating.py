@@ -16,7 +16,7 @@ from afl_lab.check.blame import blaming
 from afl_lab.check.data import Parts
 from afl_lab.check.division import digests
 from afl_lab.check.findings import Level, Report
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 COMPARED_WORKERS = 4
 """Workers whose examples another process is asked for."""

@@ -20,8 +20,8 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.user_code import calling
 from afl.tasks.worker_data import worker_data
 from afl.wire.costs import Lengths, lengths_of
-from afl_worker.batched import BatchedOracle
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.batched import BatchedOracle
+from afl_worker.training.oracle import TaskOracle
 
 
 class Meter(Protocol):

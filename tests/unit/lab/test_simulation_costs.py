@@ -32,13 +32,13 @@ from afl.wire.frames import (
     commit_frame,
     content_of_worker_frame,
     parse_worker_frame,
+    report_frames,
     traffic_of_kind,
 )
 from afl_server.broadcast import Broadcast
 from afl_server.gate import Identity
 from afl_server.session import Session
 from afl_server.tallies import Tallies
-from afl_worker.runtime import _frames
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
 SIZES = st.one_of(
@@ -90,7 +90,7 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
 def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Tallies:
     """As its session counts what comes in."""
     tallies = Tallies()
-    for frame in _frames(report, kind, payloads, chunk_bytes):
+    for frame in report_frames(report, kind, payloads, chunk_bytes):
         chunk = lone_chunk_of_worker(frame.data)
         if chunk is not None:
             tallies.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
@@ -134,7 +134,7 @@ def test_a_report_of_training(
     report = Report(worker, Position(round_, int(kind is Kind.LOSS)), loss, examples, headers, weight=weight)
     chunk_bytes = chunk_bytes_for(payloads, drawn)
     costs = list(report_costs(report, kind, lengths_of(payloads), chunk_bytes))
-    made = list(_frames(report, kind, payloads, chunk_bytes))
+    made = list(report_frames(report, kind, payloads, chunk_bytes))
     assert [cost.length for cost in costs] == [len(frame.data) for frame in made]
     assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes).uplink
 
@@ -152,7 +152,7 @@ def test_a_report_of_an_evaluation(
 ) -> None:
     report = Report(worker, Position(round_, EVALUATION_PHASE), loss, 7, (), metrics, digest)
     costs = list(report_costs(report, Kind.EVALUATE, (), 4096))
-    (made,) = _frames(report, Kind.EVALUATE, [], 4096)
+    (made,) = report_frames(report, Kind.EVALUATE, [], 4096)
     assert [cost.length for cost in costs] == [len(made.data)]
     assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096).uplink
 
