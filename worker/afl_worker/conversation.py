@@ -21,7 +21,7 @@ from afl.core.randomness import SEED_BYTES
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ADVICE_NON_FINITE, AflError, ConfigError, NonFiniteError, ProtocolError, place, placed
-from afl.tasks.user_code import as_failure, worth_tracing
+from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
 from afl.wire.settings import RunSettings
