@@ -16,13 +16,11 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.user_code import as_module_path
 from afl_lab.check.averaging import check_averaging
-from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.costs import dry_run, estimate, kept_for_backward, show_costs
 from afl_lab.check.data import Parts, check_data
 from afl_lab.check.examples import Part, look_at
-from afl_lab.check.findings import Level, Report
-from afl_lab.check.learning import TRIED_WORKERS, check_learning, describe_model
-from afl_lab.check.outputs import check_outputs
+from afl_lab.check.findings import Level, Report, StoppedError, blaming
+from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
 from afl_lab.check.repeating import check_gradients, check_second_process
 from afl_worker.training.oracle import TaskOracle
 

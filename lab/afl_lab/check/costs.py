@@ -17,8 +17,7 @@ from afl.core.randomness import SharedRandomness
 from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
-from afl_lab.check.blame import blaming
-from afl_lab.check.findings import Report
+from afl_lab.check.findings import Report, blaming
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
 from afl_server.tallies import Tallies
