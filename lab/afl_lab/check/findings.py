@@ -63,17 +63,17 @@ class Report:
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def add(
-        self,
-        level: Level,
-        where: str,
-        what: str,
-        advice: str = "",
-        *,
-        code: ExitCode = ExitCode.CONFIG,
-    ) -> None:
-        """Note a finding."""
-        self.findings.append(Finding(level, where, what, advice, code))
+    def error(self, where: str, what: str, advice: str = "", code: ExitCode = ExitCode.CONFIG) -> None:
+        """Note that a run would fail."""
+        self.findings.append(Finding(Level.ERROR, where, what, advice, code))
+
+    def warn(self, where: str, what: str, advice: str = "") -> None:
+        """Note what is probably not meant."""
+        self.findings.append(Finding(Level.WARNING, where, what, advice))
+
+    def note(self, where: str, what: str, advice: str = "") -> None:
+        """Note what is worth knowing."""
+        self.findings.append(Finding(Level.NOTE, where, what, advice))
 
     def of_level(self, level: Level) -> list[Finding]:
         """The findings of one level."""
@@ -139,10 +139,10 @@ def blaming(report: Report, where: str) -> Iterator[None]:
         error = caught.__cause__ if isinstance(caught, TaskCodeError) else caught
         assert error is not None
         if isinstance(error, AflError):
-            report.add(Level.ERROR, where, str(error), code=error.exit_code)
+            report.error(where, str(error), code=error.exit_code)
             raise StoppedError from error
         line = users_line(error)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         advice = f"{line[1]!r} raised it" if line else ""
-        report.add(Level.ERROR, f"{line[0]}, {where}" if line else where, what, advice, code=ExitCode.CONFIG)
+        report.error(f"{line[0]}, {where}" if line else where, what, advice, code=ExitCode.CONFIG)
         raise StoppedError from error

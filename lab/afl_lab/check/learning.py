@@ -14,7 +14,7 @@ from afl.errors import ExitCode
 from afl.tasks import Classification, Task
 from afl.tasks.base import Batch
 from afl.tasks.dtypes import telling_types
-from afl_lab.check.findings import Level, Report, StoppedError, blaming
+from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_worker.training.oracle import TaskOracle
 
 TRIED_WORKERS = 8
@@ -51,20 +51,16 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     }
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{len(frozen)} parameters are frozen: {_names(frozen)}",
             "they are sent once, with the first model, and never change",
         )
     if twice:
-        report.add(
-            Level.NOTE, "the model", f"parameters that are tied count once: {_names(twice)} share another's"
-        )
+        report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")
     others = sorted(set(kinds) - {"float32"})
     if others:
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{sum(kinds[kind] for kind in others)} trainable tensors are {', '.join(others)}",
             "updates are summed in float32, of which the model has a rounded copy; saved models are float32",
@@ -77,8 +73,7 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
             "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
             "refuse": "",
         }[task.buffers]
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}",
             advice,
@@ -118,24 +113,21 @@ def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tens
     where = f"{type(task).__name__}.loss"
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        report.add(
-            Level.ERROR,
+        report.error(
             where,
             f"it returns {got} where a scalar tensor is needed",
             "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()",
         )
         raise StoppedError
     if not loss.requires_grad:
-        report.add(
-            Level.ERROR,
+        report.error(
             where,
             "its value does not depend on the parameters",
             "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?",
         )
         raise StoppedError
     if not bool(torch.isfinite(loss)):
-        report.add(
-            Level.ERROR,
+        report.error(
             f"{where}, worker {worker}'s first batch",
             f"it is {float(loss.detach())}",
             "look for a logarithm or a division of zero, for inputs that are not scaled, and for labels that"
@@ -161,8 +153,7 @@ def _check_gradient(report: Report, module: nn.Module, worker: int, seen: dict[s
         elif seen.get(name) != "good":
             seen[name] = "zero"
     if infinite:
-        report.add(
-            Level.ERROR,
+        report.error(
             f"worker {worker}'s first gradient",
             f"it is infinite or NaN for {_names(infinite)}",
             "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero",
@@ -175,15 +166,13 @@ def _report_gradients(report: Report, seen: dict[str, str]) -> None:
     missing = [name for name, state in seen.items() if state == "missing"]
     zero = [name for name, state in seen.items() if state == "zero"]
     if missing:
-        report.add(
-            Level.WARNING,
+        report.warn(
             "the gradient",
             f"no loss depends on {_names(missing)}",
             "they are sent and never learned: use them, remove them, or set requires_grad = False",
         )
     if zero:
-        report.add(
-            Level.WARNING,
+        report.warn(
             "the gradient",
             f"it is zero at every worker for {_names(zero)}",
             "is what they compute multiplied by zero, cut by .detach(), or are all units dead?",
@@ -202,8 +191,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         once, again = (float(task.loss(module, batch)) for _ in range(2))
         twice = float(task.loss(module, tuple(torch.cat([part, part]) for part in batch)))
     if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"a batch that is there twice has {twice / once:.2f} times the loss: it looks like a sum",
             "return the mean over the batch; otherwise step sizes depend on task.batch_size",
@@ -218,8 +206,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         first, second = (float(task.loss(module, tuple(half[side] for half in halves))) for side in (0, 1))
     mean = (first * (count // 2) + second * (count - count // 2)) / count
     if abs(mean - once) > MEAN_LIKE * max(abs(first), abs(second), abs(once)):
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"the loss of a batch ({once:.4g}) is not the mean over its examples: its halves have"
             f" {first:.4g} and {second:.4g}",
@@ -231,8 +218,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
 def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         if not abs(value) < float("inf"):
-            report.add(
-                Level.ERROR,
+            report.error(
                 f"the metric {name} of worker {worker}",
                 f"it is {value} on the test examples",
                 "what is evaluated must be finite",
@@ -240,8 +226,7 @@ def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> No
             )
     accuracy = metrics.get("accuracy")
     if accuracy is not None and not 0 <= accuracy <= 1:
-        report.add(
-            Level.WARNING,
+        report.warn(
             f"the metric accuracy of worker {worker}",
             f"it is {accuracy:.4g}, and an accuracy is from 0 to 1",
             "return the mean of what is right, not a sum or a percentage",
@@ -259,16 +244,14 @@ def check_outputs(report: Report, task: Task, oracle: TaskOracle, worker: int) -
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or min(outputs.shape) < 2:
             return
         if _are_probabilities(outputs):
-            report.add(
-                Level.WARNING,
+            report.warn(
                 "the model",
                 f"its outputs are probabilities: they sum to 1 over the classes{_softmax_in(module)}",
                 "afl.Classification's loss takes logits, and has a softmax of its own: leave the model's out,"
                 " or it learns slowly and not well",
             )
         if _mixes(module, inputs, outputs):
-            report.add(
-                Level.WARNING,
+            report.warn(
                 "the model",
                 f"what it gives for an example depends on the others in the batch{_softmax_in(module)}",
                 "does an operation run over the first dimension, which is the batch's? Softmax takes dim=1",

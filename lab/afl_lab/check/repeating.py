@@ -23,7 +23,7 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_lab.check.data import Parts
 from afl_lab.check.examples import look_at
-from afl_lab.check.findings import Level, Report, blaming
+from afl_lab.check.findings import Report, blaming
 from afl_worker.training.oracle import TaskOracle
 
 COMPARED_WORKERS = 4
@@ -40,8 +40,7 @@ def check_gradients(report: Report, oracle: TaskOracle, worker: int) -> None:
     with blaming(report, f"a second gradient of worker {worker}"):
         if bits() == bits():
             return
-    report.add(
-        Level.WARNING,
+    report.warn(
         f"worker {worker}'s gradient",
         "two calls with the same batch give different numbers",
         "a run cannot be repeated to the bit then. Does the task draw from numpy's or Python's generator, or"
@@ -59,8 +58,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
         answer = _asked(path, workers)
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        report.add(
-            Level.ERROR,
+        report.error(
             "a second process",
             f"it cannot make the task: {said[-1]}",
             "each worker is a process of its own: what does the task need that a new process lacks?",
@@ -70,15 +68,13 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     ours = digests(vector, {worker: parts[worker] for worker in workers})
     different = [name for name, digest in ours.items() if theirs.get(name) != digest]
     if "layout" in different:
-        report.add(
-            Level.ERROR,
+        report.error(
             "model()",
             "another process makes a model with other names, shapes or types of parameters",
             "the server refuses such a worker; does the model depend on data, time, or the order of a set?",
         )
     elif "parameters" in different:
-        report.add(
-            Level.NOTE,
+        report.note(
             "model()",
             "another process draws other initial parameters, from the same seed",
             "every worker is sent the server's, so nothing is wrong; but another run begins elsewhere."
@@ -87,8 +83,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     data = [name for name in different if name not in {"layout", "parameters"}]
     if data:
         _, worker = data[0].split()
-        report.add(
-            Level.ERROR,
+        report.error(
             f"worker {worker}'s data",
             f"another process finds other examples, or in another order ({', '.join(data)})",
             "draw the division from context.randomness or from fixed seeds, and sort what comes from a set or"
