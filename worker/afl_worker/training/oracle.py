@@ -13,6 +13,7 @@ from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DataError, TaskError
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
 from afl.tasks.dtypes import telling_types
+from afl_worker.training.timings import Spent
 
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
@@ -50,6 +51,7 @@ class TaskOracle:
     Args:
         data: by hosted worker.
         batch_size: examples of a minibatch.
+        spent: to which the time of gradients, losses and evaluations is added.
 
     Raises:
         DataError: if a worker has no training or test examples, or fewer than a batch and the task does
@@ -66,7 +68,9 @@ class TaskOracle:
         batch_size: int,
         evaluation_batch_size: int,
         device: torch.device | str = "cpu",
+        spent: Spent | None = None,
     ) -> None:
+        self._spent = spent or Spent()
         self._task = task
         self._vector = vector
         self._randomness = randomness
@@ -85,6 +89,10 @@ class TaskOracle:
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
+        with self._spent:
+            return self._gradient(worker, round_, scale)
+
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         local = self._local[worker]
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
         batch = self.minibatch(worker, round_)
@@ -112,24 +120,25 @@ class TaskOracle:
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """On a minibatch of its own, as evaluation sees the model, without a gradient."""
-        local = self._local[worker]
-        self._seed(Purpose.TASK_IN_LOSS, worker, round_)
-        batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
-        module = self.module(worker, training=False)
-        with torch.no_grad(), telling_types(module, batch):
-            loss = self._task.loss(module, batch)
-        return float(loss), local.batch_size
+        with self._spent:
+            self._seed(Purpose.TASK_IN_LOSS, worker, round_)
+            batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
+            module = self.module(worker, training=False)
+            with torch.no_grad(), telling_types(module, batch):
+                loss = self._task.loss(module, batch)
+            return float(loss), self.batch_size(worker)
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
         """Example-weighted means over the test data, in order, in float64."""
-        local = self._local[worker]
-        self._seed(Purpose.TASK_IN_EVALUATION, worker)
+        count, size = self._local[worker].test_count, self._evaluation_batch_size
         totals: dict[str, float] = {}
-        for start in range(0, local.test_count, self._evaluation_batch_size):
-            stop = min(start + self._evaluation_batch_size, local.test_count)
-            for name, value in self.metrics(worker, start, stop).items():
-                totals[name] = totals.get(name, 0.0) + value * (stop - start)
-        return {name: total / local.test_count for name, total in totals.items()}, local.test_count
+        with self._spent:
+            self._seed(Purpose.TASK_IN_EVALUATION, worker)
+            for start in range(0, count, size):
+                stop = min(start + size, count)
+                for name, value in self.metrics(worker, start, stop).items():
+                    totals[name] = totals.get(name, 0.0) + value * (stop - start)
+        return {name: total / count for name, total in totals.items()}, count
 
     def metrics(self, worker: int, start: int, stop: int) -> dict[str, float]:
         """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from afl.config.quantities import shown_seconds
-from afl.core.participant import Oracle
 
 
 class Spent:
@@ -33,7 +30,7 @@ class Timings:
     """Totals by phase over the process's life.
 
     Attributes:
-        compute: losses, gradients and evaluations.
+        compute: losses, gradients and evaluations; the oracle counts it.
         codec: error feedback, compression, coding, the model's step, and the compute within.
         prepare: the next round's randomness, while others wait for the network.
         wait: for the server, which waits for the other workers.
@@ -62,30 +59,3 @@ class Timings:
             f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server "
             "and the other workers"
         )
-
-
-class TimedOracle:
-    """An oracle whose time counts as compute, not as codec."""
-
-    def __init__(self, oracle: Oracle, timings: Timings) -> None:
-        self._oracle = oracle
-        self._timings = timings
-
-    def gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
-        """As the oracle's."""
-        with self._timings.compute:
-            return self._oracle.gradient(worker, round_, scale)
-
-    def loss(self, worker: int, round_: int) -> tuple[float, int]:
-        """As the oracle's."""
-        with self._timings.compute:
-            return self._oracle.loss(worker, round_)
-
-    def train_examples(self, worker: int) -> int:
-        """As the oracle's."""
-        return self._oracle.train_examples(worker)
-
-    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
-        """As the oracle's."""
-        with self._timings.compute:
-            return self._oracle.evaluate(worker)

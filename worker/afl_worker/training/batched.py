@@ -15,7 +15,7 @@ from afl.core.vectors import scale as multiply
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 
 class BatchedOracle(TaskOracle):
@@ -27,6 +27,7 @@ class BatchedOracle(TaskOracle):
 
     Args:
         data: by hosted worker; all need the same minibatch size.
+        options: as the base class has them.
 
     Raises:
         TaskError: if the workers' minibatches differ in size.
@@ -39,19 +40,10 @@ class BatchedOracle(TaskOracle):
         data: Mapping[int, WorkerData],
         randomness: SharedRandomness,
         *,
-        batch_size: int,
-        evaluation_batch_size: int,
         device: torch.device | str = "cpu",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            task,
-            vector,
-            data,
-            randomness,
-            batch_size=batch_size,
-            evaluation_batch_size=evaluation_batch_size,
-            device=device,
-        )
+        super().__init__(task, vector, data, randomness, device=device, **options)
         sizes = {worker: self.batch_size(worker) for worker in data}
         if len(set(sizes.values())) > 1:
             small = min(sizes, key=sizes.__getitem__)
@@ -70,8 +62,7 @@ class BatchedOracle(TaskOracle):
             grad_and_value(self._loss, has_aux=True), in_dims=(None, 0, 0), randomness="different"
         )
 
-    def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
-        """As the base class's, to rounding."""
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         if round_ != self._round:
             self._compute(round_)
             self._round = round_

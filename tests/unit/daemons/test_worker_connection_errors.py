@@ -1,4 +1,5 @@
-"""What a worker says of a connection that fails; the texts are gRPC 1.85's own."""
+"""What a worker says of a connection that fails (the texts are gRPC 1.85's own), and which proxy its second
+connection takes: the one that gRPC takes."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from afl.config.address import Address
-from afl_worker.credentials import CredentialFiles
-from afl_worker.reasons import plain_reason
+from afl_worker.network.credentials import CredentialFiles
+from afl_worker.network.errors import outbound_proxy, plain_reason
 
 ALL = "failed to connect to all addresses; last error:"
 
@@ -72,3 +73,26 @@ SAID = {
 def test_a_few_words(details: str) -> None:
     files = CredentialFiles(Path("ca.pem"))
     assert plain_reason("unavailable", details, Address("silo.example.org", 50051), files) == SAID[details]
+
+
+FIRST, SECOND = "http://one.example:3128", "http://two.example:3128"
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"https_proxy": ""}, None),
+        ({"https_proxy": FIRST}, "one.example"),
+        ({"http_proxy": SECOND}, "two.example"),
+        ({"http_proxy": SECOND, "https_proxy": FIRST}, "one.example"),
+        ({"https_proxy": SECOND, "grpc_proxy": FIRST}, "one.example"),
+        ({"https_proxy": FIRST, "no_proxy": "localhost, .example.org"}, None),
+        ({"https_proxy": FIRST, "no_proxy": "other.org"}, "one.example"),
+        ({"https_proxy": FIRST, "no_proxy": "silo.example.org", "no_grpc_proxy": "b.org"}, "one.example"),
+        ({"https_proxy": FIRST, "no_proxy": ","}, "one.example"),
+    ],
+)
+def test_the_proxy_is_the_one_that_grpc_takes(environment: dict[str, str], proxy: str | None) -> None:
+    found = outbound_proxy("silo.example.org", environment)
+    assert (None if found is None else found.hostname) == proxy

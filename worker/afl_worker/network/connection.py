@@ -21,9 +21,8 @@ from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
 from afl.wire.transport import channel_options
-from afl_worker.credentials import CredentialFiles, Credentials
-from afl_worker.diagnosis import diagnose
-from afl_worker.reasons import CUT, plain_reason
+from afl_worker.network.credentials import CredentialFiles, Credentials
+from afl_worker.network.errors import CUT, plain_reason, why_closed
 
 LOG = logging.getLogger("afl.worker")
 
@@ -33,6 +32,8 @@ HANDSHAKE_HEARTBEAT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 30.0
 """Silence that ends a connection until the Welcome names the run's own limit."""
 
+LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
+"""The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
 
 PLAINTEXT = CredentialFiles()
 
@@ -61,7 +62,6 @@ class Connection:
 
     Args:
         use_proxy: whether proxy environment variables apply; never for loopback.
-        chunk_bytes: the largest chunk expected.
         files: what this worker shows of itself, and what it knows the server by.
 
     Raises:
@@ -72,18 +72,17 @@ class Connection:
         self,
         address: Address,
         *,
-        chunk_bytes: int,
         use_proxy: bool = True,
         files: CredentialFiles = PLAINTEXT,
     ) -> None:
         credentials = files.read()
-        options: list[tuple[str, int | str]] = [*channel_options(chunk_bytes)]
+        options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
         self._use_proxy = use_proxy and not address.is_loopback
         if not self._use_proxy:
             options.append(("grpc.enable_http_proxy", 0))
         # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
         options.append(("grpc.use_local_subchannel_pool", 1))
-        self.assembler: StepAssembler | None = None
+        self._assembler: StepAssembler | None = None
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._heard = time.monotonic()
@@ -140,6 +139,15 @@ class Connection:
         self._peer_timeout = peer_timeout
         self._hurry.set()
 
+    def expect_steps(self, workers: tuple[int, ...], largest: int) -> None:
+        """Collect steps from now on; of the session's workers, with at most so many payload bytes."""
+        self._assembler = StepAssembler(workers, largest)
+
+    def recycle(self, committed: CommittedStep) -> None:
+        """The step has been applied: its memory may serve another."""
+        if self._assembler is not None:
+            self._assembler.recycle(committed)
+
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
         self._outbox.put(None)
@@ -166,8 +174,8 @@ class Connection:
                 self._heard = time.monotonic()
                 self._has_heard = True
                 chunk = lone_chunk_of_server(data)
-                if chunk is not None and self.assembler is not None:
-                    self.assembler.add(chunk)
+                if chunk is not None and self._assembler is not None:
+                    self._assembler.add(chunk)
                 elif self._handle(parse_server_frame(data)):
                     return
             self._inbox.put(Lost("the server closed the stream"))
@@ -184,8 +192,8 @@ class Connection:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
             self._inbox.put(frame.welcome)
-        if self.assembler is not None:
-            committed = self.assembler.feed(frame)
+        if self._assembler is not None:
+            committed = self._assembler.feed(frame)
             if committed is not None:
                 self._inbox.put(committed)
         for message in frame.acks:
@@ -208,7 +216,7 @@ class Connection:
         LOG.debug("gRPC says: %s: %s", name, details)
         reason = plain_reason(name, details, self._address, self._files)
         if reason == CUT and not self._has_heard and not self._closed.is_set():
-            return diagnose(self._address, self._files, use_proxy=self._use_proxy) or reason
+            return why_closed(self._address, self._files, use_proxy=self._use_proxy) or reason
         return reason
 
     def _beat(self) -> None:
