@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from afl.config.rules import USED
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.coordinator import Coordinator
 from afl_server.status import STATES, state_of
@@ -131,7 +130,7 @@ class RunCollector(Collector):
     def _dual_weights(self) -> Iterator[Metric]:
         engine = self._coordinator.engine
         yield _by_worker("afl_dual_weight", engine.dual_weights.tolist())
-        if "block" in USED[self._coordinator.config.algorithm.name]:
+        if self._coordinator.config.algorithm.takes("block"):
             block = engine.algorithm.settings.block
             yield _one("afl_block", block)
             yield _count("afl_dual_restarts", engine.updates_applied // block)

@@ -136,7 +136,7 @@ class PageData:
     def _uncompressed(self) -> int | None:
         """Bytes that whole vectors would have taken so far; ``None`` where nothing is compressed, or no round
         is closed."""
-        if self._run.config.algorithm.name != "afl-com" or self._run.records.round is None:
+        if not self._run.config.algorithm.takes("uplink") or self._run.records.round is None:
             return None
         return self._run.tallies.uncompressed_bytes
 
