@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afl_server.standing import Standing
+from afl_server.federation.evaluation_summary import EvaluationSummary
 
 BUCKETS = 256
 """Points of a curve: more than a screen resolves, few enough that a page of ten curves is small."""
@@ -77,7 +77,7 @@ class View:
     low: NDArray[np.float32]
     high: NDArray[np.float32]
     spacing: int
-    evaluations: list[Standing]
+    evaluations: list[EvaluationSummary]
     accuracy: NDArray[np.float32]
     loss: NDArray[np.float32]
     spread: NDArray[np.float32]
@@ -100,7 +100,7 @@ class History:
         self._buckets: list[Bucket] = []
         self._low = np.empty((BUCKETS, columns), dtype=np.float32)
         self._high = np.empty((BUCKETS, columns), dtype=np.float32)
-        self._evaluations: list[Standing] = []
+        self._evaluations: list[EvaluationSummary] = []
         self._spacing = 1
         self._evaluated = 0
         self._accuracy = np.empty((BUCKETS, columns), dtype=np.float32)
@@ -140,7 +140,7 @@ class History:
         self._high[:kept] = np.fmax(self._high[::2], self._high[1::2])
         self._width *= 2
 
-    def add_evaluation(self, point: Standing, metrics: Sequence[Mapping[str, float]]) -> None:
+    def add_evaluation(self, point: EvaluationSummary, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
         accuracy = np.array([entry.get("accuracy", math.nan) for entry in metrics])
         loss = np.array([entry.get("loss", math.nan) for entry in metrics])

@@ -11,11 +11,11 @@ import pytest
 
 from afl.errors import ConfigError, StorageError
 from afl_server import records as records_module
+from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.history import BUCKETS, MOST_FOLLOWED, Bucket, History
 from afl_server.page_data import PageData
 from afl_server.recent_events import RecentEvents
 from afl_server.records import RunRecords
-from afl_server.standing import Standing
 from support.fake_run import FakeRun
 
 
@@ -23,8 +23,8 @@ def bucket(round_: int, loss: float = 1.0) -> Bucket:
     return Bucket(round_, loss, loss / 2, 0.5, 10 * round_, 20 * round_)
 
 
-def point(round_: int) -> Standing:
-    return Standing(round_, 0, 0.5, 0.6, 1.0, 0.5)
+def point(round_: int) -> EvaluationSummary:
+    return EvaluationSummary(round_, 0, 0.5, 0.6, 1.0, 0.5)
 
 
 COUNTS = [1, 2, 255, 256, 257, 258, 511, 512, 513, 1024, 1025, 1601]
