@@ -28,7 +28,7 @@ from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE,
 from afl.runs.means import settled
 from afl.wire.accounting import Direction, WireCount
 from afl_server.federation.evaluation_summary import EvaluationSummary
-from afl_server.history import Bucket, History
+from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
 
@@ -430,11 +430,8 @@ class RunRecords:
         elif line["event"] == "round":
             bucket = Bucket(
                 round=line["round"],
-                loss_max=line["loss_max"],
-                loss_mean=line["loss_mean"],
                 weight_max=line["dual_weight_max"],
-                up=line["uplink_bytes"],
-                down=line["downlink_bytes"],
+                sent=line["uplink_bytes"] + line["downlink_bytes"],
             )
             self.history.add_round(bucket, dual_weights)
 

@@ -159,6 +159,10 @@ class Snapshot:
         """The last closed update round; 0 before the first."""
         return 0 if self.last_round is None else self.last_round.round
 
+    def missing_for(self, worker: int, now: float) -> float | None:
+        """Seconds since a worker was lost, 0 for one that is there; ``None`` if it has never been ready."""
+        return now - self.lost_at.get(worker, now) if worker in self.known else None
+
     @cached_property
     def missing(self) -> Sequence[int]:
         """The workers without a session that is ready, ascending."""

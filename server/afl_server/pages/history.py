@@ -2,7 +2,7 @@
 
 Rounds share a fixed number of buckets. When these are full, neighbours are merged and each holds twice as
 many rounds, so that the whole run fits whatever its length. Of dual weights a bucket keeps each worker's
-least and largest, so that merging hides no peak; the last rounds as they were are in ``dual_window.py``.
+least and largest, so that merging hides no peak; ``dual_window.py`` has the last rounds as they were.
 """
 
 from __future__ import annotations
@@ -33,28 +33,21 @@ class Bucket:
 
     Attributes:
         round: the last of them.
-        loss_max: the largest minibatch loss of any worker; ``loss_mean`` is the mean of the rounds' means.
         weight_max: the largest dual weight.
-        up: bytes since the run began, at the end of them; ``down`` likewise.
+        sent: bytes since the run began, both ways, at the end of them.
         rounds: how many they are.
     """
 
     round: int
-    loss_max: float
-    loss_mean: float
     weight_max: float
-    up: int
-    down: int
+    sent: int
     rounds: int = 1
 
     def absorb(self, later: Bucket) -> None:
         """Take in what follows."""
-        both = self.rounds + later.rounds
-        # The shares first: the losses' own sum may be too large for a number.
-        self.loss_mean = self.loss_mean * (self.rounds / both) + later.loss_mean * (later.rounds / both)
-        self.loss_max = max(self.loss_max, later.loss_max)
         self.weight_max = max(self.weight_max, later.weight_max)
-        self.round, self.up, self.down, self.rounds = later.round, later.up, later.down, both
+        self.round, self.sent = later.round, later.sent
+        self.rounds += later.rounds
 
 
 @dataclass(frozen=True)
