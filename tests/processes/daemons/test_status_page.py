@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ import pytest
 from afl.core.engine import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
-from afl_server import viewers
-from afl_server.documents import Document
-from afl_server.page_data import _Rate
-from afl_server.recent_events import KEPT, LONGEST_MESSAGE
-from afl_server.status import snapshot
-from afl_server.viewers import MOST_VIEWERS
+from afl_server.pages import live_updates
+from afl_server.pages.live_updates import MOST_VIEWERS, Document
+from afl_server.pages.page_data import Rate
+from afl_server.pages.recent_events import KEPT, LONGEST_MESSAGE
 from support.fake_run import DIM
 from support.served_run import Served, serving
 
@@ -45,89 +43,101 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 # What is said.
 
 
-def test_the_page_says_the_essentials_without_a_script(served: Served) -> None:
-    served.run.play(200)
-    last = served.run.records.evaluations[-1]
-    assert last.worst_accuracy is not None
+def test_without_a_script_the_page_says_where_to_look(served: Served) -> None:
     page = served.body("/").decode()
-    assert f'data-fact="worst_figure">{100 * last.worst_accuracy:.1f} %<' in page
-    assert f'data-fact="worst_worker">worker {last.worst_worker}<' in page
-    assert 'data-fact="round">200<' in page
-    assert 'data-fact="phase_words">running<' in page
-    assert page.index(f'<th scope="row">{last.worst_worker}</th>') == page.index('<th scope="row">')
-    assert '<meta http-equiv="refresh"' in page
+    said = page[page.index("<noscript>") : page.index("</noscript>")]
+    assert "afl status" in said
+    assert 'href="status"' in said
+
+
+def test_the_state_is_the_run_s(served: Served) -> None:
+    served.run.play(200)
+    summary = served.run.records.evaluations[-1]
+    state = served.json("/data/state.json")
+    assert state["last"]["worst_accuracy"] == summary.worst_accuracy
+    assert state["last"]["worst_worker"] == summary.worst_worker
+    assert (state["round"], state["rounds"], state["phase"]) == (200, 2000, "running")
+    assert served.json("/data/workers.json")["id"][0] == summary.worst_worker
 
 
 def test_the_task_s_own_metrics_are_the_worst_worker_s(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.run.play(9)
-        assert 'data-fact="own_metrics"><' in served.body("/").decode(), "nothing is known yet"
+        assert served.data.state()["own_metrics"] == "", "nothing is known yet"
         metrics = tuple({"loss": 1.0 + worker, "<mae>": worker / 8} for worker in range(3))
-        tallies = served.run.tallies
+        counters = served.run.counters
         evaluation = Evaluation(9, 9, metrics, (10, 10, 10), ())
-        served.run.records.evaluation(evaluation, up=tallies.uplink, down=tallies.downlink)
-        state = served.server._data.state()
-        assert state["words"]["own_metrics"] == "<mae> 0.25 (mean 0.125)"
+        served.run.records.evaluation(evaluation, up=counters.uplink, down=counters.downlink)
+        state = served.data.state()
+        assert state["own_metrics"] == "<mae> 0.25 (mean 0.125)"
         assert state["last"]["worst_worker"] == 2
         assert "own_metrics" not in state["last"], "many would be sent every second"
-        assert snapshot(served.run.run)["last"]["own_metrics"] == {
+        assert served.json("/status")["last"]["own_metrics"] == {
             "<mae>": {"worst_worker": 0.25, "mean": 0.125}
         }
 
 
 def test_the_rate_is_there_from_the_second_round_on(served: Served) -> None:
-    run, data = served.run, served.server._data
+    run, now = served.run, time.monotonic()
 
-    def rate() -> str:
-        data._rate = _Rate()  # as for the first who looks
-        return str(data.state()["words"]["rate"])
+    def rate() -> float | None:
+        return Rate().after(run.snapshot(), now)  # as for the first who looks
 
-    assert rate() == "\N{EM DASH}"
+    assert rate() is None
     run.play(1)
-    assert rate() == "\N{EM DASH}", "one round has no duration yet"
+    assert rate() is None, "one round has no duration yet"
     run.play(40)
-    run.first_round = (time.monotonic() - 2000, 1)
-    assert rate() == "1.2 rounds/min"
+    run.first_closed = (now - 2000, 1)
+    assert rate() == 40 / 2000
     run.end(ExitCode.OK, "the run is complete")
-    assert rate() == "\N{EM DASH}"
+    assert rate() is None
 
 
-def test_what_a_user_names_is_text(tmp_path: Path) -> None:
-    with serving(tmp_path, name="<script>alert('x')</script>&\"") as served:
-        served.run.play(10)
-        page = served.body("/").decode()
-        assert "<script>alert" not in page
-        assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;&amp;&quot;" in page
-        assert served.json("/data/state.json")["words"]["task"] == "<script>alert('x')</script>&\""
+def test_the_rate_is_over_the_last_half_minute(served: Served) -> None:
+    run, rate, now = served.run, Rate(), time.monotonic()
+    for second in range(100):
+        run.play(1 if second < 50 else 3, evaluate_every=1000)
+        found = rate.after(run.snapshot(), now + second)
+    assert found == 3
+    for second in range(100, 200):
+        found = rate.after(run.snapshot(), now + second)
+    assert found == 0, "it stands still"
 
 
 def test_the_bytes_beside_what_whole_vectors_would_have_cost(served: Served) -> None:
     served.run.play(100)
-    traffic = served.json("/data/state.json")["traffic"]
-    tallies = served.run.tallies
-    assert (traffic["up"], traffic["down"]) == (tallies.uplink.total, tallies.downlink.total)
+    state = served.json("/data/state.json")
+    counters = served.run.counters
+    assert (state["up"], state["down"]) == (counters.uplink.total, counters.downlink.total)
     assert (
-        traffic["uncompressed"] == tallies.uncompressed_bytes == 100 * (3 + 3) * (4 * DIM + GRPC_PREFIX_BYTES)
+        state["uncompressed"] == counters.uncompressed_bytes == 100 * (3 + 3) * (4 * DIM + GRPC_PREFIX_BYTES)
     )
     curves = served.json("/data/history.json")
-    assert curves["bytes"][-1] == traffic["up"] + traffic["down"]
-    assert curves["uncompressed"][-1] == traffic["uncompressed"]
-    assert curves["uncompressed"][0] == round(traffic["uncompressed"] * curves["round"][0] / 100)
+    assert curves["bytes"][-1] == state["up"] + state["down"]
+    assert curves["uncompressed"][-1] == state["uncompressed"]
+    assert curves["uncompressed"][0] == round(state["uncompressed"] * curves["round"][0] / 100)
 
 
 def test_phases(served: Served) -> None:
     run = served.run
-    run.roster.unseen = {0, 2}
+    run.unseen = {0, 2}
 
     def phase() -> tuple[str, str]:
-        state = served.server._data.state()
+        state = served.data.state()
         return state["phase"], state["headline"]
 
     assert phase() == ("waiting", "Waiting for workers: 1 of 3 are here.")
-    run.roster.unseen = set()
+    run.unseen = set()
     run.play(10)
     assert phase() == ("running", "")
     run.late = {1}
@@ -135,35 +145,35 @@ def test_phases(served: Served) -> None:
     run.step_opened_at -= 100
     assert phase()[0] == "stalled"
     assert phase()[1].startswith("The round waits for worker 1, which is still computing; ")
-    run.roster.gone = {0: 5.0, 2: 7.0}
+    run.gone = {0: 5.0, 2: 7.0}
     assert phase()[1].startswith("The round waits for 2 workers (0, 2), which are not connected; ")
 
 
 @pytest.mark.parametrize(
-    ("code", "can_go_on", "phase"),
+    ("code", "can_resume", "phase"),
     [
         (ExitCode.OK, False, "finished"),
         (ExitCode.INTERRUPTED, True, "stopped"),
         (ExitCode.DIVERGED, False, "aborted"),
     ],
 )
-def test_the_end(served: Served, code: ExitCode, can_go_on: bool, phase: str) -> None:
+def test_the_end(served: Served, code: ExitCode, can_resume: bool, phase: str) -> None:
     served.run.play(10)
-    served.run.end(code, "so it is", can_go_on=can_go_on)
+    served.run.end(code, "so it is", can_resume=can_resume)
     state = served.json("/data/state.json")
     assert state["phase"] == phase
     assert "so it is" in state["headline"] or phase == "finished"
-    assert state["words"]["left"] == "\N{EM DASH}"
-    assert "ended early" in served.body("/").decode() or phase != "aborted"
+    assert state["seconds_left"] is None
+    assert state["rounds_a_second"] is None
 
 
 def test_one_worker(served: Served) -> None:
     served.run.play(50)
-    served.run.roster.gone = {1: 12.0}
+    served.run.gone = {1: 12.0}
     there, gone = served.json("/data/worker.json?id=0"), served.json("/data/worker.json?id=1")
     assert there["peer"].startswith("ipv4:")
     assert gone["peer"] is None
-    assert gone["missing_seconds"] == 12
+    assert gone["missing_seconds"] == pytest.approx(12, abs=1e-3)
     assert there["round"] == list(range(1, 51))
     assert there["curves"][0]["weight_high"] == there["curves"][0]["weight_low"]
     assert len(there["curves"][0]["accuracy"]) == len(there["evaluation_round"]) == 5
@@ -190,13 +200,13 @@ def test_events_are_few_and_short(served: Served) -> None:
 
 
 def test_what_is_shown_says_of_when_it_is(served: Served) -> None:
-    data, run = served.server._data, served.run
+    data, run = served.data, served.run
 
     def stamps() -> set[str]:
         return {data.state()["stamp"], data.workers()["stamp"], data.history()["stamp"]}
 
     seen = []
-    for change in (lambda: run.play(10), lambda: run.late.add(2), lambda: run.roster.gone.update({1: 1.0})):
+    for change in (lambda: run.play(10), lambda: run.late.add(2), lambda: run.gone.update({1: 1.0})):
         seen.append(stamps())
         assert len(seen[-1]) == 1
         change()
@@ -239,7 +249,7 @@ def test_who_can_is_sent_less(served: Served) -> None:
 def test_head_has_no_body(served: Served, path: str) -> None:
     answer: Any = served.ask(path, "HEAD")
     assert (answer.status, answer.body) == (200, b"")
-    assert len(served.server._viewers) == 0
+    assert len(served.server.viewers) == 0
 
 
 @pytest.mark.parametrize(
@@ -297,7 +307,7 @@ def test_a_stream_begins_with_the_state_and_ends_with_the_last(served: Served) -
         assert json.loads(lines.readline().removeprefix(b"data: "))["round"] == 10
         served.run.play(10)
         served.run.end(ExitCode.OK, "the run is complete")
-        served.server._viewers.close()
+        served.server.viewers.close()
         rest = lines.read().decode().strip().split("\n\n")
     name, _, data = rest[-1].partition("\ndata: ")
     assert name == "event: end"
@@ -323,36 +333,35 @@ def test_more_pages_than_streams_are_told_to_ask(served: Served) -> None:
 
 
 def test_a_page_that_is_closed_makes_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.server._viewers.period = 0.01
+    served.server.viewers.period = 0.01
     link = served.stream()
     assert link.recv(12) == b"HTTP/1.0 200"
-    assert len(served.server._viewers) == 1
+    assert len(served.server.viewers) == 1
     link.close()
-    with served.server._viewers._changed:
-        assert served.server._viewers._changed.wait_for(lambda: not len(served.server._viewers), 30)
+    wait_until(lambda: not len(served.server.viewers))
 
 
 def test_a_reader_that_is_too_slow_is_hung_up_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("afl.daemon.http._QuietHandler.timeout", 0.2)
-    monkeypatch.setattr(viewers.Stream, "__next__", lambda _: b": " + b"x" * (1 << 20) + b"\n")
+    monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: b": " + b"x" * (1 << 20) + b"\n")
     link = served.stream()
-    with link, served.server._viewers._changed:
-        assert served.server._viewers._changed.wait_for(lambda: not len(served.server._viewers), 30)
+    with link:
+        wait_until(lambda: len(served.server.viewers) == 1)
+        wait_until(lambda: not len(served.server.viewers))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_end_does_not_wait_for_a_reader_that_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("afl_server.viewers.FAREWELL_S", 0.2)
+    monkeypatch.setattr("afl_server.pages.live_updates.FAREWELL_S", 0.2)
     monkeypatch.setattr("afl.daemon.http._QuietHandler.timeout", 3.0)
     stop = threading.Event()
     with serving(tmp_path) as served:
-        monkeypatch.setattr(viewers.Stream, "__next__", lambda _: stop.wait(30) and b"")
+        monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: stop.wait(30) and b"")
         link = served.stream()
-        with served.server._viewers._changed:
-            served.server._viewers._changed.wait_for(lambda: len(served.server._viewers), 30)
+        wait_until(lambda: len(served.server.viewers) == 1)
     stop.set()
     link.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from afl.config.quantities import shown_bytes
 from afl.core.engine import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
@@ -148,9 +150,9 @@ def test_a_task_s_own_metrics_have_a_line_where_there_are_any(browser: Any, tmp_
             drawn(page)
             assert page.locator(".own").is_hidden()
         metrics = tuple({"loss": 1.0 + worker, "mae": worker / 8} for worker in range(3))
-        tallies = served.run.tallies
+        counters = served.run.counters
         evaluation = Evaluation(10, 10, metrics, (10, 10, 10), ())
-        served.run.records.evaluation(evaluation, up=tallies.uplink, down=tallies.downlink)
+        served.run.records.evaluation(evaluation, up=counters.uplink, down=counters.downlink)
         with Visit(browser, address(served), **DESKTOP) as page:
             page.locator(".own", has_text="mae 0.25 (mean 0.125)").wait_for()
 
@@ -173,10 +175,10 @@ def test_what_a_user_names_is_shown_as_it_is(browser: Any, tmp_path: Path) -> No
 def test_who_is_waited_for(browser: Any, tmp_path: Path, state: str) -> None:
     with serving(tmp_path) as served:
         if state == "waiting":
-            served.run.roster.unseen = {1, 2}
+            served.run.unseen = {1, 2}
         else:
             served.run.play(30)
-            served.run.roster.gone = {2: 60.0}
+            served.run.gone = {2: 60.0}
             served.run.step_opened_at -= 60
         with Visit(browser, address(served)) as page:
             drawn(page)
@@ -193,22 +195,64 @@ def test_who_is_waited_for(browser: Any, tmp_path: Path, state: str) -> None:
             assert page.locator("#rows tr").count() == (2 if state == "waiting" else 1)
 
 
-def test_without_a_script_the_page_says_the_essentials(browser: Any, thousand: Served) -> None:
+def test_without_a_script_the_page_says_where_to_look(browser: Any, thousand: Served) -> None:
     with Visit(browser, address(thousand), java_script_enabled=False) as page:
-        last = thousand.run.records.evaluations[-1]
-        assert fact(page, "worst_worker") == f"worker {last.worst_worker}"
-        assert page.locator("#rows tr").count() == 10
-        said = page.locator("#link noscript")
-        assert said.inner_text() == "reloads every 10 s"
-        box = said.bounding_box()
-        assert box is not None
-        assert box["width"] > 50
+        said = page.locator("noscript p")
+        assert said.is_visible()
+        assert "afl status" in said.inner_text()
+        assert not page.locator("#rows").is_visible()
+        said.locator("a").click()
+        assert '"run_id"' in page.locator("body").inner_text()
+
+
+def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path / "first") as served:
+        served.run.play(1)
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            assert fact(page, "worst_worker") == "not evaluated yet"
+            assert fact(page, "rate") == fact(page, "left") == fact(page, "worst_figure") == "\N{EM DASH}"
+    with serving(tmp_path / "second") as served:
+        served.run.play(1200)
+        # A round takes 50 s.
+        served.run.first_closed = (time.monotonic() - 50 * 1199, 1)
+        state = served.data.state()
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            last, best = state["last"], state["best"]
+            worst, mean = last["worst_accuracy"], last["mean_accuracy"]
+            expected = {
+                "phase_words": "running",
+                "round": "1\N{NARROW NO-BREAK SPACE}200",
+                "rounds": "2\N{NARROW NO-BREAK SPACE}000",
+                "percent": "60 %",
+                "rate": "1.2 rounds/min",
+                "ready": "3 of 3",
+                "measure": "test accuracy",
+                "worst_figure": f"{100 * worst:.1f} %",
+                "worst_worker": f"worker {last['worst_worker']}",
+                "worst_round": "after round 1\N{NARROW NO-BREAK SPACE}200",
+                "mean_figure": f"{100 * mean:.1f} %",
+                "gap": f"{100 * (mean - worst):.1f} points",
+                "worst_weight": f"{3 * state['worst_weight']:.2f} \N{MULTIPLICATION SIGN} even",
+                "bytes": shown_bytes(state["up"] + state["down"]),
+                "bytes_up": shown_bytes(state["up"]),
+                "uncompressed": shown_bytes(state["uncompressed"]),
+                "share": f"{100 * (state['up'] + state['down']) / state['uncompressed']:.1f} % of it is sent",
+                "paper": shown_bytes(state["paper"]),
+                "afl_version": state["afl_version"],
+            }
+            grouped = f"{best['round']:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+            expected["best_where"] = f"worker {best['worst_worker']}, round {grouped}"
+            assert {name: fact(page, name) for name in expected} == expected
+            assert fact(page, "left").startswith("11 h ")
+            assert page.title().startswith(f"{100 * worst:.1f} % \N{MIDDLE DOT} digits ")
 
 
 def test_more_pages_than_streams_are_live_all_the_same(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("afl_server.viewers.MOST_VIEWERS", 0)
+    monkeypatch.setattr("afl_server.pages.live_updates.MOST_VIEWERS", 0)
     with serving(tmp_path) as served:
         served.run.play(10)
         with Visit(browser, address(served), expects_cuts=True) as page:

@@ -15,7 +15,7 @@ from afl.runs.task_metrics import OwnMetrics, own_metrics
 
 
 @dataclass(frozen=True)
-class Standing:
+class EvaluationSummary:
     """An evaluation, seen from its worst worker.
 
     Attributes:
@@ -33,7 +33,7 @@ class Standing:
     own_metrics: OwnMetrics = field(default_factory=dict)
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Standing:
+    def of(cls, evaluation: Evaluation) -> EvaluationSummary:
         """Rank the workers that took part."""
         present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
         losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
@@ -62,12 +62,12 @@ class Standing:
         )
 
     @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> Standing:
+    def of_line(cls, line: Mapping[str, Any]) -> EvaluationSummary:
         """From a line of the metrics."""
         values = {entry.name: line[entry.name] for entry in fields(cls) if entry.name != "own_metrics"}
         return cls(**values, own_metrics=own_metrics(line["workers"], line["worst_worker"]))
 
-    def is_better_than(self, other: Standing | None) -> bool:
+    def is_better_than(self, other: EvaluationSummary | None) -> bool:
         """Whether its worst worker is served better."""
         if other is None:
             return True

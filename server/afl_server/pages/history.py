@@ -2,7 +2,7 @@
 
 Rounds share a fixed number of buckets. When these are full, neighbours are merged and each holds twice as
 many rounds, so that the whole run fits whatever its length. Of dual weights a bucket keeps each worker's
-least and largest, so that merging hides no peak; the last rounds as they were are in ``dual_window.py``.
+least and largest, so that merging hides no peak; ``dual_window.py`` has the last rounds as they were.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afl_server.standing import Standing
+from afl_server.federation.evaluation_summary import EvaluationSummary
 
 BUCKETS = 256
 """Points of a curve: more than a screen resolves, few enough that a page of ten curves is small."""
@@ -33,28 +33,21 @@ class Bucket:
 
     Attributes:
         round: the last of them.
-        loss_max: the largest minibatch loss of any worker; ``loss_mean`` is the mean of the rounds' means.
         weight_max: the largest dual weight.
-        up: bytes since the run began, at the end of them; ``down`` likewise.
+        sent: bytes since the run began, both ways, at the end of them.
         rounds: how many they are.
     """
 
     round: int
-    loss_max: float
-    loss_mean: float
     weight_max: float
-    up: int
-    down: int
+    sent: int
     rounds: int = 1
 
     def absorb(self, later: Bucket) -> None:
         """Take in what follows."""
-        both = self.rounds + later.rounds
-        # The shares first: the losses' own sum may be too large for a number.
-        self.loss_mean = self.loss_mean * (self.rounds / both) + later.loss_mean * (later.rounds / both)
-        self.loss_max = max(self.loss_max, later.loss_max)
         self.weight_max = max(self.weight_max, later.weight_max)
-        self.round, self.up, self.down, self.rounds = later.round, later.up, later.down, both
+        self.round, self.sent = later.round, later.sent
+        self.rounds += later.rounds
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class View:
     low: NDArray[np.float32]
     high: NDArray[np.float32]
     spacing: int
-    evaluations: list[Standing]
+    evaluations: list[EvaluationSummary]
     accuracy: NDArray[np.float32]
     loss: NDArray[np.float32]
     spread: NDArray[np.float32]
@@ -100,7 +93,7 @@ class History:
         self._buckets: list[Bucket] = []
         self._low = np.empty((BUCKETS, columns), dtype=np.float32)
         self._high = np.empty((BUCKETS, columns), dtype=np.float32)
-        self._evaluations: list[Standing] = []
+        self._evaluations: list[EvaluationSummary] = []
         self._spacing = 1
         self._evaluated = 0
         self._accuracy = np.empty((BUCKETS, columns), dtype=np.float32)
@@ -140,7 +133,7 @@ class History:
         self._high[:kept] = np.fmax(self._high[::2], self._high[1::2])
         self._width *= 2
 
-    def add_evaluation(self, point: Standing, metrics: Sequence[Mapping[str, float]]) -> None:
+    def add_evaluation(self, point: EvaluationSummary, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
         accuracy = np.array([entry.get("accuracy", math.nan) for entry in metrics])
         loss = np.array([entry.get("loss", math.nan) for entry in metrics])

@@ -1,9 +1,9 @@
-// The status page: keeps what the server has written into it up to date, and draws the curves.
+// The status page: says what the server tells of its run, and draws the curves.
 
 import { Chart, color, element, workerLook } from "./charts.js";
 import { Link } from "./link.js";
 import { Table } from "./table.js";
-import { bytes, clock, figure, percent, seconds } from "./words.js";
+import { bytes, clock, facts, figure, NONE, percent, seconds } from "./words.js";
 
 const REFRESH_MS = 2_000; // between two looks at curves and table
 const FEW = 6; // up to so many workers, each has a line of its own
@@ -13,7 +13,7 @@ const page = { state: null, history: null, chosen: null, worker: null, span: "re
 const served = new Chart(byId("served"), { shown: percent, axis: (value) => `${+(100 * value).toFixed(1)} %` });
 const loss = new Chart(byId("loss"), { shown: figure });
 const weights = new Chart(byId("weights"), { shown: figure, zero: true });
-const wire = new Chart(byId("bytes"), { shown: bytes, zero: true });
+const wire = new Chart(byId("bytes"), { shown: bytes, axis: (value) => bytes(value).replace(/\.?0+ /, " "), zero: true });
 const table = new Table((worker) => {
   location.hash = `worker=${worker}`;
 });
@@ -41,15 +41,16 @@ async function fetched(path) {
 // States.
 
 function heard(state) {
-  if (state.run_id !== document.body.dataset.run || state.afl_version !== document.body.dataset.afl) {
+  if (page.state && (state.run_id !== page.state.run_id || state.afl_version !== page.state.afl_version)) {
     location.reload(); // another run, or another version of this page
     return;
   }
   page.state = state;
   document.body.dataset.phase = state.phase;
-  document.title = state.words.title;
+  const words = facts(state);
+  document.title = words.title;
   for (const place of document.querySelectorAll("[data-fact]")) {
-    const text = state.words[place.dataset.fact];
+    const text = words[place.dataset.fact];
     if (place.textContent !== text) place.textContent = text;
   }
   byId("progress").value = state.round / state.rounds;
@@ -280,7 +281,7 @@ function describeChosen() {
   if (!worker) return;
   const facts = [];
   for (const [name, value] of Object.entries(worker.metrics)) facts.push([`Test ${name}`, name === "accuracy" && value != null ? percent(value) : figure(value)]);
-  facts.push(["Test examples", worker.examples ?? "—"], ["Minibatch loss", figure(worker.train_loss)]);
+  facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
   facts.push(["Dual weight", figure(worker.weight)], ["Last report after", seconds(worker.seconds)]);
   if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not come yet" : seconds(worker.missing_seconds)]);

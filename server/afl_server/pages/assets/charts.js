@@ -22,13 +22,12 @@ export function color(name) {
 }
 
 export class Chart {
-  // shown(value): how a value is written. about(): a sentence for the whole chart.
-  constructor(figure, { shown, axis = shown, zero = false, unit = "round" }) {
+  // shown(value): how a value is written; axis(value): likewise, where there is little room.
+  constructor(figure, { shown, axis = shown, zero = false }) {
     this.figure = figure;
     this.shown = shown;
     this.axis = axis;
     this.zero = zero;
-    this.unit = unit;
     this.plot = element("div", "plot empty");
     this.plot.textContent = "Nothing to draw yet.";
     this.keys = element("ul", "keys");
@@ -40,14 +39,14 @@ export class Chart {
     new ResizeObserver(() => this.fit()).observe(this.plot);
     dark.addEventListener("change", () => {
       this.shape = "";
-      if (this.last) this.draw(...this.last());
+      if (this.last) this.draw(...this.last);
     });
   }
 
   // xs: rounds. lines: {label, values, color, dash, width, fill: another line's place, silent, first: in the key}.
-  // marks: rounds at which the dual weights began again.
-  draw(xs, lines, { about, note = "", marks = [], again = null }) {
-    this.last = again ?? (() => [xs, lines, { about, note, marks }]);
+  // about: a sentence for the whole chart. marks: rounds at which the dual weights began again.
+  draw(xs, lines, { about, note = "", marks = [] }) {
+    this.last = [xs, lines, { about, note, marks }];
     if (xs.length === 0) return;
     this.note.textContent = note;
     this.note.hidden = !note;
@@ -174,7 +173,7 @@ export class Chart {
     });
     const values = this.lines.filter((line) => !line.silent);
     this.spoken.textContent =
-      `${this.unit} ${xs[place]}: ` +
+      `round ${xs[place]}: ` +
       values.map((line) => `${line.label} ${written(line.values[place], this.shown)}`).join(", ");
   }
 

@@ -1,11 +1,10 @@
 // The table of workers: sorted, searched and paged here; rows are reused, so that the focus stays where it is.
 
 import { element } from "./charts.js";
-import { figure, percent } from "./words.js";
+import { figure, NONE, percent, WORKER_STATES } from "./words.js";
 
 const ROWS = 20;
 const SLOW_TIMES = 3; // a report that takes so many times the median is slow
-const STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not come yet", over: "ended" };
 
 // Worst first: which way a column is sorted at first.
 const FIRST = { id: 1, accuracy: 1, loss: -1, weight: -1, seconds: -1, state: 1 };
@@ -19,7 +18,6 @@ export class Table {
     this.way = 1;
     this.page = 0;
     this.rows = document.getElementById("rows");
-    this.rows.textContent = "";
     this.find = document.getElementById("find");
     this.only = document.getElementById("only");
     document.getElementById("tools").hidden = false;
@@ -120,11 +118,11 @@ export class Table {
     row.firstChild.firstChild.textContent = id[place];
     row.firstChild.firstChild.setAttribute("aria-label", `Worker ${id[place]}`);
     const cells = [
-      accuracy[place] == null ? "—" : percent(accuracy[place]),
+      accuracy[place] == null ? NONE : percent(accuracy[place]),
       figure(loss[place]),
       figure(weight[place]),
-      seconds[place] == null ? "—" : seconds[place].toFixed(seconds[place] < 10 ? 3 : 1),
-      this.isSlow(place) ? "ready, slow" : STATES[state[place]],
+      seconds[place] == null ? NONE : seconds[place].toFixed(seconds[place] < 10 ? 3 : 1),
+      this.isSlow(place) ? "ready, slow" : WORKER_STATES[state[place]],
     ];
     cells.forEach((text, number) => {
       if (row.children[number + 1].textContent !== text) row.children[number + 1].textContent = text;

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -25,16 +28,10 @@ from afl.daemon.http import (
     send,
     text,
 )
-from afl_server.coordinator import Coordinator
-from afl_server.documents import Document, encoded
-from afl_server.history import History
-from afl_server.metrics import make_registry
-from afl_server.page_data import PageData
-from afl_server.page_html import PageHtml
-from afl_server.recent_events import RecentEvents
-from afl_server.static_files import static_files
-from afl_server.status import snapshot
-from afl_server.viewers import Viewers
+from afl_server.pages.live_updates import Document, Viewers, encoded
+from afl_server.pages.metrics import RunCollector, make_registry
+from afl_server.pages.page_data import PageData, Sources
+from afl_server.pages.status import run_status
 
 OPTION: Final = "server.http"
 
@@ -45,6 +42,14 @@ HISTORY_AGE_S = 2.0
 """Curves and the table change less than the state does, and cost more."""
 
 _OK: Final = text("200 OK", "ok\n")
+
+_KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
 
 
 class HttpServer(HttpPages):
@@ -57,42 +62,34 @@ class HttpServer(HttpPages):
         AddressError: if the address cannot be listened on.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        address: Address,
-        events: RecentEvents,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._coordinator = coordinator
-        self._files = static_files()
-        history = coordinator.records.history or History(coordinator.config.workers)
-        self._data = data = PageData(coordinator, history, events)
+    def __init__(self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop) -> None:
+        self._sources = sources
+        self._files = _static_files()
+        self._data = data = PageData(sources)
+        state = Document(lambda: encoded(data.state()))
+        self.viewers = Viewers(state, Document(lambda: encoded(data.ending()), math.inf))
         self._documents = {
-            "/": ("text/html; charset=utf-8", Document(PageHtml(data).made)),
-            "/data/state.json": (JSON, Document(lambda: encoded(data.state()))),
-            "/data/events.json": (JSON, Document(lambda: encoded(data.events()))),
-            "/data/workers.json": (JSON, Document(lambda: encoded(data.workers()), HISTORY_AGE_S)),
-            "/data/history.json": (JSON, Document(lambda: encoded(data.history()), HISTORY_AGE_S)),
+            "/data/state.json": state,
+            "/data/events.json": Document(lambda: encoded(data.events())),
+            "/data/workers.json": Document(lambda: encoded(data.workers()), HISTORY_AGE_S),
+            "/data/history.json": Document(lambda: encoded(data.history()), HISTORY_AGE_S),
         }
-        self._viewers = Viewers(
-            self._documents["/data/state.json"][1], Document(lambda: encoded(data.ending()), math.inf)
-        )
         self._pages: dict[str, Callable[[Environ], Answer]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
             "/status": self._status,
             "/data/worker.json": self._worker,
         }
+        collector = RunCollector(sources.snapshot, sources.certificate_expiry)
         self._streams: dict[str, Application] = {
-            "/metrics": make_wsgi_app(make_registry(coordinator)),
+            "/metrics": make_wsgi_app(make_registry(collector)),
             "/data/stream": self._follow,
         }
         super().__init__(address, OPTION)
 
     def close(self) -> None:
         """Send open pages the last state, curves and table, and stop serving."""
-        self._viewers.close()
+        self.viewers.close()
         super().close()
 
     def stream(self, path: str) -> Application | None:
@@ -102,11 +99,10 @@ class HttpServer(HttpPages):
     def answer(self, path: str, environ: Environ) -> Answer:
         """Any other page."""
         if path in self._documents:
-            kind, document = self._documents[path]
-            return Answer("200 OK", kind, document.current())
+            return Answer("200 OK", JSON, self._documents[path].current())
         if path in self._pages:
             return self._pages[path](environ)
-        file = self._files.get(path[1:])
+        file = self._files.get(path)
         if file is None:
             return text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
         headers = (("Cache-Control", "no-cache"), ("ETag", file.tag))
@@ -116,26 +112,27 @@ class HttpServer(HttpPages):
 
     def _readyz(self, _: Environ) -> Answer:
         """Whether a worker could join."""
-        if self._coordinator.is_over:
+        if self._sources.snapshot().is_over:
             return OVER
-        expiry = self._coordinator.gate.expiry
+        expiry = self._sources.certificate_expiry()
         if expiry is not None and expiry <= time.time():
             return text("503 Service Unavailable", "the server's certificate has expired\n")
         return text("200 OK", "ready\n")
 
     def _status(self, _: Environ) -> Answer:
-        return Answer("200 OK", JSON, Body.of(encoded(snapshot(self._coordinator))))
+        status = run_status(self._sources.snapshot(), self._sources.dual_window)
+        return Answer("200 OK", JSON, Body.of(encoded(status)))
 
     def _worker(self, environ: Environ) -> Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]
         try:
             return Answer("200 OK", JSON, Body.of(encoded(self._data.worker(int(asked)))))
         except (KeyError, ValueError):
-            last = self._coordinator.config.workers - 1
+            last = self._sources.history.workers - 1
             return text("404 Not Found", f"id is a worker's, from 0 to {last}\n")
 
     def _follow(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        stream = self._viewers.enter()
+        stream = self.viewers.enter()
         if stream is None:
             answer = text("503 Service Unavailable", "enough pages are open; ask /data/state.json\n")
             return send(environ, start_response, answer)
@@ -175,3 +172,27 @@ def liveness(loop: asyncio.AbstractEventLoop) -> Answer:
     if turned.wait(LOOP_ANSWERS_S):
         return _OK
     return text("503 Service Unavailable", f"the event loop has not turned for {LOOP_ANSWERS_S:g} s\n")
+
+
+@dataclass(frozen=True)
+class _StaticFile:
+    """A file as it is served; its tag changes with its content."""
+
+    body: Body
+    kind: str
+    tag: str
+
+
+def _static_files() -> dict[str, _StaticFile]:
+    """The status page's own files by their path, read once."""
+    assets = files("afl_server.pages") / "assets"
+    found = {}
+    for folder, prefix in ((assets, "/page/"), (assets / "uplot", "/page/uplot/")):
+        for entry in folder.iterdir():
+            kind = next((kind for ending, kind in _KINDS.items() if entry.name.endswith(ending)), None)
+            if kind is not None:
+                content = entry.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+                found[prefix + entry.name] = _StaticFile(Body.of(content), kind, tag)
+    found["/"] = found.pop("/page/index.html")
+    return found

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from afl.core.engine import Evaluation
-from afl_server.standing import Standing
+from afl_server.federation.evaluation_summary import EvaluationSummary
 
 
-def standing(round_: int, accuracies: list[float], losses: list[float]) -> Standing:
+def standing(round_: int, accuracies: list[float], losses: list[float]) -> EvaluationSummary:
     metrics = tuple({"accuracy": a, "loss": x} for a, x in zip(accuracies, losses, strict=True))
-    return Standing.of(Evaluation(round_, round_, metrics, (10,) * len(metrics), ()))
+    return EvaluationSummary.of(Evaluation(round_, round_, metrics, (10,) * len(metrics), ()))
 
 
 def test_the_best_model_serves_the_worst_worker_best_and_ties_go_to_the_lower_loss() -> None:
