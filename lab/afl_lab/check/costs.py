@@ -17,12 +17,11 @@ from afl.core.randomness import SharedRandomness
 from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
-from afl_lab.check.blame import blaming
-from afl_lab.check.findings import Report
+from afl_lab.check.findings import Report, blaming
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
 from afl_server.tallies import Tallies
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 DRY_SYNCHRONIZATIONS = 3
 """The second is like all that follow: it brings the update of the first. The evaluation after it, and the

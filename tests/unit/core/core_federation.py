@@ -36,7 +36,7 @@ from afl.wire.frames import (
     report_of,
     step_frame,
 )
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 Vector = NDArray[np.float32]
 
