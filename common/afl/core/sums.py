@@ -50,6 +50,10 @@ class Sum(abc.ABC):
     def received(self, worker: int) -> int:
         """Bytes of a worker's message that are in the sum, or wait for it, and cannot be taken back."""
 
+    def is_complete(self, worker: int) -> bool:  # noqa: ARG002
+        """Whether all of a worker's message has come, as far as that matters to whose turn it is."""
+        return False
+
     @abc.abstractmethod
     def leave_out(self, absent: Iterable[int]) -> None:
         """Some workers have no part in it; nothing of them has come."""
@@ -125,6 +129,10 @@ class ValueSum(Sum):
     def received(self, worker: int) -> int:
         """All that has come."""
         return self._runs.value_bytes(self._sum.received(self._rank[worker]))
+
+    def is_complete(self, worker: int) -> bool:
+        """Whether as many values have come as a message has."""
+        return worker in self._rank and self._sum.received(self._rank[worker]) == self._count
 
     def leave_out(self, absent: Iterable[int]) -> None:
         """The others' values pass theirs."""
