@@ -287,7 +287,7 @@ class WorkerAlgorithm(abc.ABC):
         Raises:
             NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
                 model is as before, and so is the residual; but where the residual's own sum overflows, only
-                if it was made to be kept (:class:`afl.core.feedback.ErrorFeedback`).
+                if it was made to be kept (:class:`afl.core.error_feedback.ErrorFeedback`).
         """
 
     @property

@@ -65,10 +65,6 @@ class Codec(abc.ABC):
         """The longest indices that are accepted beside ``count`` values of ``dim``."""
         return 0
 
-    def likely_index_bytes(self, count: int, dim: int) -> int:  # noqa: ARG002
-        """About how long the indices are, for an estimate."""
-        return 0
-
     def float_equivalents(self, header: PayloadHeader) -> float:
         """What the paper charges for a payload, in floats (section 4.2)."""
         return float(header.count)
