@@ -568,8 +568,8 @@ REPLACEMENTS = (
     ),
     Replacement(
         "docs/models.md",
-        "afl export runs/fashion-mnist --out exported --force --torchscript --onnx",
-        "afl export runs/fashion-mnist --out exported --force --torchscript --onnx --task my_task:MyTask",
+        "afl export runs/fashion-mnist --out exported --force --onnx",
+        "afl export runs/fashion-mnist --out exported --force --onnx --task my_task:MyTask",
         "the task is not an installed one, and the page says what then",
     ),
     Replacement(
