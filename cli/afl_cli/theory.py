@@ -30,7 +30,7 @@ from afl.theory import (
     theory_ratio,
 )
 
-HELP = "step sizes, block length and compression that the paper gives for a run"
+HELP = "step sizes, block length and compression from the paper"
 
 LARGEST: Final = 1e12
 
