@@ -17,7 +17,7 @@ from afl.config.compressors import IDENTITY, compressor_problems
 from afl.config.problems import Problem, nearest, shown
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm, AlgorithmOption
-from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
 from afl.errors import AddressError, ConfigError
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ def own_options(name: str) -> tuple[AlgorithmOption, ...]:
 
 def _about(name: str) -> tuple[Algorithm | None, list[Problem]]:
     """An installed algorithm, or why it cannot be used; neither where the name is wrong."""
-    if name not in algorithm_names():
+    if not is_installed(name):
         return None, []
     try:
         return algorithm_named(name), []

@@ -32,6 +32,11 @@ def algorithm_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *sorted(others))
 
 
+def is_installed(name: str) -> bool:
+    """Whether a name is one of :func:`algorithm_names`; fast for the built-in ones."""
+    return name in _BUILT_IN or name in algorithm_names()
+
+
 @cache
 def algorithm_named(name: str) -> Algorithm:
     """The algorithm of a name; a user's own is loaded.
