@@ -20,8 +20,8 @@ def description_of(coordinator: Coordinator) -> RunDescription:
         workers=engine.workers,
         rounds=engine.rounds,
         dim=coordinator.vector.dim,
-        restart_length=algorithm.restart_length,
-        is_compressed=algorithm.name == "afl-com",
+        restart_length=coordinator.engine.algorithm.settings.block if algorithm.takes("block") else 0,
+        is_compressed=algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
     )
 
