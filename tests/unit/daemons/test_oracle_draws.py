@@ -1,4 +1,4 @@
-"""What a task draws from PyTorch's own generator depends on seed, worker and round alone; an oracle's time."""
+"""What a task draws from PyTorch's generator depends on seed, worker and round alone; an oracle's time."""
 
 from __future__ import annotations
 
