@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from afl._version import __version__
-from afl.core.algorithms.registry import ALGORITHMS
 from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Position
 from afl.core.randomness import SEED_BYTES
 from afl.daemon import events
@@ -217,8 +216,6 @@ class Conversation:
             raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
         if not RUN_ID.fullmatch(welcome.run_id):
             raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
-        if settings.algorithm not in ALGORITHMS:
-            raise ProtocolError(f"the algorithm {settings.algorithm!r}, which this version does not have")
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)

@@ -9,10 +9,9 @@ from typing import Any
 
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, resolved_options
+from afl.core.algorithms.registry import algorithm_named
 from afl.errors import AflError, ConfigError
 from afl.theory import Theorem, block_length, covering, theory_ratio
-
-_COVERED = frozenset({"afl-br", "afl-com"})
 
 _GIVEN_BY_CONFIG = {
     "workers": "workers",
@@ -131,7 +130,7 @@ def _from_config(options: argparse.Namespace) -> Question:
 def _warnings(config: Config) -> list[str]:
     """Where the configuration is not the run that the theorems speak of."""
     algorithm = config.algorithm
-    if algorithm.name not in _COVERED:
+    if not algorithm_named(algorithm.name).has_theorems:
         return [
             f"the configuration runs {algorithm.name}; what follows is said of afl-br and afl-com, not of it"
         ]

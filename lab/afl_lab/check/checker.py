@@ -129,7 +129,7 @@ def _check(report: Report, config: Config) -> None:
     largest = max(train.nbytes + test.nbytes for train, test in parts.values())
     costs = estimate(points, config, vector, activations=activations, data=largest)
     show_costs(report, costs, config)
-    if costs.up + costs.down >= costs.uncompressed and config.algorithm.name == "afl-com":
+    if costs.up + costs.down >= costs.uncompressed and config.algorithm.takes("uplink"):
         report.note(
             "algorithm.uplink",
             "nothing is saved by it: what travels is as long as whole vectors",

@@ -158,8 +158,6 @@ def estimate(
 
 def _residuals(settings: AlgorithmSettings, dim: int) -> tuple[bool, bool]:
     """Of workers and of the server."""
-    if settings.name != "afl-com":
-        return False, False
     uplink = create(settings.uplink.name, dim, settings.uplink.options)
     is_same = settings.downlink == settings.uplink
     downlink = uplink if is_same else create(settings.downlink.name, dim, settings.downlink.options)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from afl.config import Config
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Report, Step
@@ -75,7 +75,7 @@ class Driver:
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
         )
-        side = WorkerSide(
+        side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
         )
         self._participant = Participant(self.model, side, oracle, workers, skips_non_finite=skips_non_finite)

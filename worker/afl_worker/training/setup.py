@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from afl.core.algorithms.registry import WorkerSide
+from afl.core.algorithms.registry import worker_side
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
 from afl.daemon import events
@@ -76,7 +76,7 @@ def set_up(
         device=device,
         spent=spent,
     )
-    side = WorkerSide(
+    side = worker_side(
         settings.parameters,
         vector.dim,
         randomness,
