@@ -153,7 +153,7 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
     try:
         command = psutil.Process(process.pid)
         deadline = time.monotonic() + 120
-        while not any(child.name().startswith("ray::_simulate") for child in command.children(True)):
+        while not any(child.name().startswith("ray::simulate") for child in command.children(True)):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
@@ -172,17 +172,17 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
 
 def test_a_node_gives_a_run_s_files_and_they_are_brought_home(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    files, error, code = cluster._simulate_there(job.text(), cluster.__version__, saves_models=True)
+    files, error, code = cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
     assert (error, code) == ("", ExitCode.OK)
-    outcome = cluster._brought_home(job, files, error, code)
+    outcome = cluster.brought_home(job, files, error, code)
     assert outcome.summary == json.loads(files["summary.json"])
     assert {path.name: path.read_bytes() for path in job.directory.iterdir()} == files
 
 
 def test_a_node_of_another_version_refuses(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    answer = cluster._simulate_there(job.text(), "0.0.9", saves_models=True)
-    outcome = cluster._brought_home(job, *answer)
+    answer = cluster.simulate_there(job.text(), "0.0.9", saves_models=True)
+    outcome = cluster.brought_home(job, *answer)
     assert outcome == Outcome(
         job,
         None,
@@ -197,8 +197,8 @@ def test_a_node_s_failure_is_told(tmp_path: Path) -> None:
     if os.path.isdir("/usr/share/datasets/fashion-mnist"):  # noqa: PTH112
         pytest.skip("this machine has Fashion-MNIST where Debian puts it")
     job = Job("a, seed 1", config_from_mapping({**DIGITS, "task": task}), tmp_path / "a")
-    outcome = cluster._brought_home(
-        job, *cluster._simulate_there(job.text(), cluster.__version__, saves_models=True)
+    outcome = cluster.brought_home(
+        job, *cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
     )
     assert outcome.code is ExitCode.DATA
     assert "Fashion-MNIST was not found" in outcome.error
@@ -206,8 +206,8 @@ def test_a_node_s_failure_is_told(tmp_path: Path) -> None:
 
 def test_an_address_is_knocked_at() -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
-        cluster._knock("head-node")
+        cluster.knock("head-node")
     with pytest.raises(ConnectionRefusedError):
-        cluster._knock("ray://127.0.0.1:1")
-    cluster._knock("auto")
-    cluster._knock(cluster.LOCAL)
+        cluster.knock("ray://127.0.0.1:1")
+    cluster.knock("auto")
+    cluster.knock(cluster.LOCAL)
