@@ -47,10 +47,9 @@ from afl.errors import (
 )
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
-from afl.tasks.initialization import build_vector, realization_digest
+from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
 from afl.tasks.user_code import as_failure, worth_tracing
-from afl.tasks.worker_data import worker_data
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from afl.errors import AflError, TaskCodeError
 
 _OURS = ("afl", "afl_cli", "afl_server", "afl_worker", "afl_lab")
-_CALLERS = ("registry.py", "workers_data.py")
+_CALLERS = frozenset({"initialization.py", "registry.py", "user_code.py"})
 """Beside the tasks that are ours: they call tasks, and are none."""
 
 _LONGEST = 300
@@ -95,7 +95,7 @@ def _is_ours(path: Path, ours: list[Path]) -> bool:
     """Whether a line is of what calls tasks: not of a task that is ours, nor of a library."""
     if not path.is_file():
         return True
-    if path.parent == Path(__file__).parent / "tasks":
+    if path.parent == Path(__file__).parent:
         return path.name in _CALLERS
     return any(path.is_relative_to(folder) for folder in ours)
 
