@@ -16,6 +16,7 @@ from rich.text import Text
 
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
+from afl.core.algorithms.registry import algorithm_named
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.terminal.view import make_console
 from afl.theory import (
@@ -29,11 +30,9 @@ from afl.theory import (
     theory_ratio,
 )
 
-HELP = "step sizes, block length and compression that the paper gives for a run"
+HELP = "step sizes, block length and compression from the paper"
 
 LARGEST: Final = 1e12
-
-_COVERED: Final = frozenset({"afl-br", "afl-com"})
 
 _GIVEN_BY_CONFIG: Final = {
     "workers": "workers",
@@ -194,7 +193,7 @@ def _answer(
 def _warnings(config: Config) -> list[str]:
     """Where the configuration is not the run that the theorems speak of."""
     algorithm = config.algorithm
-    if algorithm.name not in _COVERED:
+    if not algorithm_named(algorithm.name).has_theorems:
         return [
             f"the configuration runs {algorithm.name}; what follows is said of afl-br and afl-com, not of it"
         ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +47,6 @@ def config(tmp_path: Path) -> Path:
         "  sigma_q: 0.25, uplink: {name: rand-k, ratio: 0.5}}\n"
     )
     return path
-
-
-def test_the_command_as_a_user_would_run_it() -> None:
-    command = [sys.executable, "-m", "afl_cli", "theory", *SIZE, *PROBLEM]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    text = " ".join(done.stdout.split())
-    for expected in (
-        "block 100 ceil(sqrt T)",
-        "eta_w 6.25e-05 1 / (8 L T^(3/4)) step on the parameters",
-        "eta_q 1.214 2 sqrt(ln m)",
-        "rand-k both ways, with shared randomness 0.659",
-    ):
-        assert expected in text
-    assert max(map(len, done.stdout.splitlines())) <= 100
-    assert not done.stderr
 
 
 def test_step_sizes_as_json(capsys: pytest.CaptureFixture[str]) -> None:

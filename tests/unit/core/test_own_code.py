@@ -14,7 +14,7 @@ from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskCodeError, placed
 from afl.tasks import TaskContext, digits
 from afl.tasks.initialization import worker_data
-from afl.tasks.user_code import as_failure, calling, described, worth_tracing
+from afl.user_code import as_failure, calling, described, worth_tracing
 
 HERE = Path(__file__).name
 
