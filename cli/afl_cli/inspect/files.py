@@ -18,8 +18,7 @@ from afl.core.compressors import create
 from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, DataError
 from afl.runs.files import metrics_entries, read_model
-from afl.runs.growth import growth
-from afl.runs.task_metrics import MOST_SHOWN, own_metrics, own_number
+from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import known_tasks, load_task
 from afl.terminal.view import facts, summary_table

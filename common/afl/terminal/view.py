@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.runs.growth import growth
-from afl.runs.task_metrics import own_metrics_line
+from afl.runs.metrics import growth, own_metrics_line
 
 NARROWEST = 100
 """Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
