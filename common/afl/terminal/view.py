@@ -66,6 +66,14 @@ def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table
     return table
 
 
+def table(*columns: str, title: str | None = None, **looks: Any) -> Table:
+    """A table of columns by their headings; one that ends with ``>`` holds numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", **looks)
+    for name in columns:
+        made.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
+    return made
+
+
 class RunView:
     """The state of a run (the server's ``/status``) as a few lines, as wide as there is room.
 
