@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from afl.tasks import Classification, Task, TaskContext, WorkerData
 
 _HOMES = {
-    "afl.compressors": ("Compressed", "Compressor", "Realization"),
+    "afl.core.compressors": ("Compressed", "Compressor", "Realization"),
     "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
     "afl.runs.export.loading": ("load_model",),
     "afl.core.messages": ("Encoding",),

@@ -49,8 +49,8 @@ from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
 from afl.tasks.initialization import build_vector, realization_digest
 from afl.tasks.registry import load_task
-from afl.tasks.user_code import as_failure, worth_tracing
 from afl.tasks.worker_data import worker_data
+from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (

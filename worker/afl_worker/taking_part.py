@@ -9,7 +9,7 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.errors import AflError, ExitCode
-from afl.tasks.user_code import worth_tracing
+from afl.user_code import worth_tracing
 from afl_worker.http import WorkerPages
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import WorkerProcess

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
-from afl.tasks.paths import as_module_path
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import make_console, summary_table
+from afl.user_code import as_module_path
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import Ending, LocalFederation
 from afl_cli.federation.plan import (

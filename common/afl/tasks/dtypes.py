@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from afl.errors import DataError
-from afl.tasks.user_code import described
+from afl.user_code import described
 
 _TORCH_NAMES = {
     torch.float64: ("double", "float64"),

@@ -13,7 +13,7 @@ from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import TaskError
 from afl.tasks.base import Task
-from afl.tasks.user_code import calling
+from afl.user_code import calling
 
 
 def build_module(task: Task, seed: int) -> nn.Module:

@@ -19,8 +19,7 @@ from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
 from afl.tasks.options import nearest
-from afl.tasks.paths import SUFFIX, as_module_path
-from afl.tasks.user_code import calling, users_line
+from afl.user_code import SUFFIX, as_module_path, calling, users_line
 
 GROUP = "afl.tasks"
 

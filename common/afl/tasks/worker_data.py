@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from afl.errors import TaskError
 from afl.tasks.base import Task, TaskContext, WorkerData
-from afl.tasks.user_code import calling
+from afl.user_code import calling
 
 
 def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:

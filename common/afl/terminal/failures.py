@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from afl.errors import AflError, ExitCode
-from afl.tasks.user_code import worth_tracing
+from afl.user_code import worth_tracing
 
 
 def failed(program: str, error: AflError) -> ExitCode:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from afl.tasks import Task
-from afl.tasks.user_code import described
+from afl.user_code import described
 from afl_lab.check.findings import Level, Report
 from afl_lab.check.learning import MEAN_LIKE
 from afl_worker.oracle import TaskOracle

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from afl.errors import AflError, ExitCode, TaskCodeError
-from afl.tasks.user_code import users_line
+from afl.user_code import users_line
 from afl_lab.check.findings import Level, Report
 
 

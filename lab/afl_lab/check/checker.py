@@ -13,8 +13,8 @@ from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks.initialization import build_vector
-from afl.tasks.paths import as_module_path
 from afl.tasks.registry import load_task
+from afl.user_code import as_module_path
 from afl_lab.check.averaging import check_averaging
 from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.costs import dry_run, estimate, kept_for_backward, show_costs

@@ -17,8 +17,8 @@ from afl.core.randomness import SharedRandomness
 from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, placed
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector
-from afl.tasks.user_code import calling
 from afl.tasks.worker_data import worker_data
+from afl.user_code import calling
 from afl.wire.costs import Lengths, lengths_of
 from afl_worker.batched import BatchedOracle
 from afl_worker.oracle import TaskOracle

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 from afl.errors import AflError, ExitCode
-from afl.tasks.user_code import worth_tracing
+from afl.user_code import worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
 

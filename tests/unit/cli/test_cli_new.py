@@ -123,5 +123,5 @@ def test_the_class_is_named_after_the_project() -> None:
 
 
 def test_the_package_brings_the_templates() -> None:
-    folder = ROOT / "common" / "afl" / "cli" / "project"
+    folder = ROOT / "cli" / "afl_cli" / "project"
     assert {path.name for path in folder.glob("*.template")} == {f"{name}.template" for name in FILES}

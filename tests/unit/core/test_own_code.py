@@ -11,7 +11,7 @@ import torch
 
 from afl.core import policy
 from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskCodeError, placed
-from afl.tasks.user_code import as_failure, calling, described, worth_tracing
+from afl.user_code import as_failure, calling, described, worth_tracing
 
 HERE = Path(__file__).name
 

@@ -122,7 +122,7 @@ def test_a_file_in_a_folder_s_place_is_told_before_any_work(
     file = tmp_path / "file"
     file.touch()
     folders = {"--results": str(tmp_path / "results"), "--out": str(tmp_path / "out")} | {option: str(file)}
-    command = ["reproduce", str(folder), *(word for pair in folders.items() for word in pair), *more]
+    command = [str(folder), *(word for pair in folders.items() for word in pair), *more]
     assert main(command) == ExitCode.CONFIG
     said = capsys.readouterr()
     assert f"{option}: {file} is a file, where a folder is needed; name another folder" in said.err
@@ -130,6 +130,6 @@ def test_a_file_in_a_folder_s_place_is_told_before_any_work(
 
 
 def test_a_search_is_needed_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["reproduce", str(folder), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    command = [str(folder), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main([*command, "--parts", "blocks"]) == ExitCode.CONFIG
     assert "no trial of afl-br in main has ended well" in capsys.readouterr().err

@@ -128,8 +128,8 @@ def draw_apart(experiment: Path, results: Path) -> None:
     """In a process of its own, since matplotlib keeps its fonts' files open; without PyTorch."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from afl_cli.main import main\n"
-        f"sys.exit(main(['reproduce', {str(experiment)!r}, '--results', {str(results)!r}, '--draw']))\n"
+        "from afl_reproduction.__main__ import main\n"
+        f"sys.exit(main([{str(experiment)!r}, '--results', {str(results)!r}, '--draw']))\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 

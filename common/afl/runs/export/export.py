@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, StorageError, why_unwritable
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
 from afl.runs.export.programs import Format, parsed_input, write_program
 from afl.runs.export.source import Source, find
-from afl.core.randomness import SharedRandomness
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.registry import load_task
 from afl.tasks.worker_data import worker_data

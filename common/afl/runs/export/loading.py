@@ -17,9 +17,9 @@ from torch import nn
 
 from afl.errors import ConfigError, DataError
 from afl.runs.export import shapes
-from afl.tasks.initialization import build_module
 from afl.runs.files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
+from afl.tasks.initialization import build_module
 from afl.tasks.registry import load_task, make_task
 
 CARD_FILE = "card.json"

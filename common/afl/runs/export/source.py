@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from afl.config import Config, load_config
-from afl.runs.durable import is_locked
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.runs.durable import is_locked
 from afl.runs.export import shapes
 from afl.runs.files import (
     CONFIG_FILE,

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from afl.daemon import events
 from afl.config import Config
+from afl.daemon import events
 from afl.errors import ExitCode, StorageError
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
 from afl.runs.tracking.lines import RoundReader

@@ -1,4 +1,4 @@
-"""What a task's own code raises: on which of the user's lines, and the traceback from there on."""
+"""A user's own code: how it is named on a command line, and what it raised, on which of its lines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,43 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from afl.errors import AflError, TaskCodeError
+from afl.errors import AflError, ConfigError, TaskCodeError
 
 _OURS = ("afl", "afl_cli", "afl_server", "afl_worker", "afl_lab")
-_CALLERS = ("registry.py", "workers_data.py")
+_CALLERS = ("dtypes.py", "initialization.py", "registry.py", "worker_data.py")
 """Beside the tasks that are ours: they call tasks, and are none."""
 
 _LONGEST = 300
 """Characters of what was raised: libraries put whole lists into a message."""
+
+
+SUFFIX = ".py"
+
+
+def as_module_path(name: str) -> str:
+    """``folder/file.py:Class`` as ``folder.file:Class``; any other name as it is.
+
+    Raises:
+        afl.ConfigError: if the file is not in or below the working directory, or no module can have its name.
+    """
+    file, separator, attribute = name.rpartition(":")
+    if not separator or not file.endswith(SUFFIX):
+        return name
+    here = Path.cwd()
+    path = PurePath(here, file)
+    if path.is_relative_to(here) and ".." not in path.parts:
+        parts = path.relative_to(here).with_suffix("").parts
+        if all(part.isidentifier() for part in parts):
+            return f"{'.'.join(parts)}:{attribute}"
+        raise ConfigError(
+            f"task {name}: a module is named by letters, digits and underscores; rename {file} or its folder"
+        )
+    raise ConfigError(
+        f"task {name}: {file} is not in or below the folder {here}, from which tasks are loaded; go to its"
+        f" folder, and name it {path.name}:{attribute}"
+    )
 
 
 @contextlib.contextmanager
@@ -95,7 +122,7 @@ def _is_ours(path: Path, ours: list[Path]) -> bool:
     """Whether a line is of what calls tasks: not of a task that is ours, nor of a library."""
     if not path.is_file():
         return True
-    if path.parent == Path(__file__).parent / "tasks":
+    if path.is_relative_to(Path(__file__).parent / "tasks"):
         return path.name in _CALLERS
     return any(path.is_relative_to(folder) for folder in ours)
 
