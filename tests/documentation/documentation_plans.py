@@ -37,23 +37,10 @@ IN_SMALL = "Fashion-MNIST is not everywhere, and 2000 rounds take minutes"
 TOP_K = "afl run server.yaml --set run.directory=runs/top-k --set algorithm.uplink.name=top-k"
 
 SERVER = "afl-server --config deploy/server.yaml"
-TLS = (
-    "--set server.listen=:50051 --set server.tls.certificate=certs/server.pem"
-    " --set server.tls.key=certs/server.key --set server.tls.client_ca=certs/ca.pem"
-)
 
 
 OUTSIDE = "afl-worker --id {} --server server.example.org:50051 --ca ca.pem"
 THREE = f"{OUTSIDE.format('3')} --certificate worker-3.pem --key worker-3.key"
-
-
-def four_workers(ca: str, certificate: str, key: str) -> str:
-    """The commands of workers 0 to 3, in whose file names N is the id."""
-    return "\n".join(
-        f"afl-worker --id {n} --server server.example.org:50051"
-        f" --ca {ca} --certificate {certificate} --key {key}".replace("-N.", f"-{n}.")
-        for n in range(4)
-    )
 
 
 def a_run(reader: Reader, directory: str) -> None:
@@ -75,23 +62,35 @@ def an_environment(reader: Reader) -> None:
         (folder / stamp).touch()
 
 
-def readme_names(reader: Reader) -> dict[str, Any]:
+def readme_holds(reader: Reader) -> None:
+    """The project has made a run."""
+    summary = json.loads((reader.top / "hospital/runs/first/summary.json").read_text(encoding="utf-8"))
+    assert summary["result"] == "ok"
+
+
+# docs/tasks.md and docs/run-files.md
+
+
+def tasks_holds(reader: Reader) -> None:
+    """The task of one's own has learned, and the run has written what the table of files says."""
+    summary = json.loads((reader.top / "my_run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["result"] == "ok"
+    assert summary["last"]["worst_accuracy"] > 0.8
+    text = (ROOT / "docs" / "run-files.md").read_text(encoding="utf-8")
+    files = r"^\| `([^`/]+\.(?:yaml|jsonl|json|safetensors)|state)/?` \|"
+    made = {path.name for path in (reader.top / "my_run").iterdir()} - {"logs"}
+    assert made == set(re.findall(files, text, re.MULTILINE))
+
+
+def run_files_names(reader: Reader) -> dict[str, Any]:
     """``module`` is the module of the task that was trained."""
     return {"module": load_task("synthetic", {}).model()}
 
 
-def readme_holds(reader: Reader) -> None:
-    """The task of one's own has learned, and the run has written what the table says."""
-    summary = json.loads((reader.top / "my_run" / "summary.json").read_text(encoding="utf-8"))
-    assert summary["result"] == "ok"
-    assert summary["last"]["worst_accuracy"] > 0.8
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    files = r"^\| `([^`/]+\.(?:yaml|jsonl|json|safetensors)|state)/?` \|"
-    assert {path.name for path in (reader.top / "my_run").iterdir()} == set(
-        re.findall(files, text, re.MULTILINE)
-    )
-    assert (reader.top / "plots").is_dir()
-    assert (reader.top / "exported" / "card.json").is_file()
+def run_files_presumes(reader: Reader) -> None:
+    """A complete run, in whose folder the reader is."""
+    a_run(reader, "runs/first")
+    reader.folder = reader.top / "runs" / "first"
 
 
 # README.md of a project that `afl new` makes
@@ -217,8 +216,8 @@ def tracking_holds(reader: Reader) -> None:
 
 
 def models_presumes(reader: Reader) -> None:
-    """A complete run of the README's own task, in the folder that the page names."""
-    for block in blocks("README.md"):
+    """A complete run of the task of docs/tasks.md, in the folder that the page names."""
+    for block in blocks("docs/tasks.md"):
         name = block.text.partition("\n")[0].removeprefix("# ")
         if name in {"my_task.py", "make_data.py", "my_run.yaml"}:
             (reader.top / name).write_text(block.text, encoding="utf-8")
@@ -326,10 +325,7 @@ PAGES: Mapping[str, Page] = {
         Page(
             "README.md",
             presumes=an_environment,
-            names=readme_names,
             holds=readme_holds,
-            back_at=("A first federation across machines",),
-            modules=("cryptography", "matplotlib"),
             programs=("make",),
         ),
         Page(PROJECT, presumes=project_presumes, holds=project_holds),
@@ -365,7 +361,9 @@ PAGES: Mapping[str, Page] = {
             has_whole=True,
         ),
         Page("docs/security.md", presumes=security_presumes, modules=("cryptography",)),
+        Page("docs/run-files.md", presumes=run_files_presumes, names=run_files_names),
         Page("docs/status-page.md"),
+        Page("docs/tasks.md", holds=tasks_holds),
         Page("docs/theory.md"),
         Page(
             "docs/tracking.md",
@@ -414,54 +412,7 @@ REPLACEMENTS = (
         "afl run server.yaml --set algorithm.rounds=20 --processes 1",
         "300 rounds",
     ),
-    Replacement("README.md", SERVER, f"{SERVER} {SMALL}", IN_SMALL),
-    Replacement(
-        "README.md",
-        f"{SERVER} {TLS}",
-        f"{SERVER} {TLS} {SMALL} --set run.directory=runs/second",
-        f"{IN_SMALL}; a run beside the one before needs a folder of its own",
-    ),
-    Replacement(
-        "README.md",
-        f"{THREE} --data-dir data",
-        four_workers("certs/ca.pem", "certs/worker-N.pem", "certs/worker-N.key"),
-        "all four workers are on this machine, where the files are still in certs",
-    ),
-    Replacement(
-        "README.md",
-        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true",
-        f"{SERVER} --set server.listen=10.8.0.1:50051 --set server.insecure=true {SMALL}"
-        " --set run.directory=runs/third\nafl-worker --id 0-3 --server 10.8.0.1:50051 --insecure",
-        f"{IN_SMALL}; the sentence below it has the workers",
-    ),
-    Replacement(
-        "README.md",
-        "afl-worker --id 3 --server 127.0.0.1:50051 --data-dir data",
-        "afl-worker --id 0-3 --server 127.0.0.1:50051 --data-dir data",
-        "all four workers, in one process",
-    ),
-    Replacement("README.md", "runs/NAME", "runs/fashion-mnist", "the name of the run", part=True),
-    Replacement(
-        "README.md",
-        '"model-final.safetensors"',
-        '"runs/fashion-mnist/model-final.safetensors"',
-        "the reader is not in the run's folder",
-        part=True,
-    ),
-    Replacement(
-        "README.md",
-        "afl plot runs/first runs/second",
-        "afl plot runs/fashion-mnist runs/second",
-        "the names of the runs",
-    ),
-    Replacement(
-        "README.md",
-        "afl-server --config my_run.yaml",
-        "python make_data.py\nafl-server --config my_run.yaml",
-        "the sentence before says so",
-    ),
     Replacement(PROJECT, "@CLASS@", "Hospital", "`afl new` fills it in", part=True),
-    Replacement(PROJECT, "python test_task.py", "", "what the README's test has is not done again"),
     Replacement(
         PROJECT,
         "afl run server.yaml",
