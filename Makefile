@@ -1,5 +1,6 @@
 # make demo     a federation on this machine, about half a minute after the installation
-# make test     all tests that take less than minutes each (make test ARGS=--slow: the others too)
+# make quick    the tests of what is pure and runs in one process (tests/unit): under a minute
+# make test     these and the ones that start processes: minutes (make test ARGS=--slow: soak, chaos, paper too)
 # make lint     formatting, types, imports, generated files
 # make proto    write the protobuf modules again after a change of proto/
 # make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/
@@ -16,15 +17,20 @@ VENV ?= .venv
 ARGS ?=
 JOBS ?= 2
 BIN := $(VENV)/bin
+# Whole files, in pytest's order: what takes longest comes first, and tests/unit fills up at the end.
+SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint proto docs policy bench clean venv
+.PHONY: demo quick test lint proto docs policy bench clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.tasks
 	$(BIN)/afl demo $(ARGS)
 
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

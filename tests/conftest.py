@@ -17,6 +17,8 @@ import torch
 
 from support.commands import prepare
 
+TESTS = Path(__file__).parent
+
 LEAK_GRACE_S = 5.0
 """How long what a module's tests have closed may take to be gone: gRPC's threads end a moment later."""
 
@@ -35,23 +37,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 
 
+QUICK, PROCESSES = "unit", "processes"
+"""The folders whose tests run in this process alone, and whose tests start some or take sockets.
+
+All others run federations.
+"""
+
+QUICK_TIMEOUT_S = 60
+"""Quick tests are held to seconds of processor time (tests/unit/conftest.py); this ends one that hangs."""
+
 FEDERATION_TIMEOUT_S = 400
 """Federations are several processes that each import torch: on a busy machine a test may take minutes."""
 
-OF_PROCESSES = frozenset({"deployment", "documentation", "federation", "faults"})
-"""The folders whose tests run federations."""
+TIMEOUTS = {QUICK: QUICK_TIMEOUT_S, PROCESSES: 120}
+
+
+def folder_of(path: Path) -> str:
+    """The folder of ``tests`` that a test lies in; it decides the tier."""
+    return path.relative_to(TESTS).parts[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if OF_PROCESSES & set(Path(item.path).parts) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(FEDERATION_TIMEOUT_S))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUTS.get(folder_of(item.path), FEDERATION_TIMEOUT_S)))
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="takes minutes; run with --slow")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported is no test's garbage; to look through all of PyTorch for it takes long."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,14 +84,12 @@ def one_torch_thread() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test module leaves a thread, a child process or a file descriptor behind."""
-    if OF_PROCESSES & set(Path(request.path).parts):
+    if folder_of(request.path) != QUICK:
         prepare()
     before_threads = set(threading.enumerate())
     before_children = set(psutil.Process().children(recursive=True))
     before_files = _descriptors()
     yield
-    if not {"unit", *OF_PROCESSES} & set(Path(request.path).parts):
-        return
     deadline = time.monotonic() + LEAK_GRACE_S
     while (left := _left(before_threads, before_children, before_files)) and time.monotonic() < deadline:
         gc.collect()

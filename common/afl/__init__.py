@@ -1,6 +1,7 @@
 """Agnostic federated learning: what users import.
 
-A user subclasses :class:`Task` (or :class:`Classification`) and, to add a compressor, :class:`Compressor`.
+A user subclasses :class:`Task` (or :class:`Classification`); to add a compressor, :class:`Compressor`; to
+add an algorithm, :class:`Algorithm`.
 :func:`load_model` loads what ``afl export`` wrote.
 :mod:`afl.theory` has the paper's step sizes, bounds and complexities. Everything else below this package
 may change without notice.
@@ -16,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from afl._version import __version__
 
 if TYPE_CHECKING:
+    from afl.core.algorithms.algorithm import Algorithm, AlgorithmOption
+    from afl.core.algorithms.update_server import UpdateServer
     from afl.core.compressors import Compressed, Compressor, Realization
+    from afl.core.dual import DualRule, DualWeights, ProjectedAscent
     from afl.core.messages import Encoding
     from afl.core.randomness import Purpose, SharedRandomness, Stream
     from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from afl.tasks import Classification, Task, TaskContext, WorkerData
 
 _HOMES = {
+    "afl.core.algorithms.algorithm": ("Algorithm", "AlgorithmOption"),
+    "afl.core.algorithms.update_server": ("UpdateServer",),
+    "afl.core.dual": ("DualRule", "DualWeights", "ProjectedAscent"),
     "afl.core.compressors": ("Compressed", "Compressor", "Realization"),
     "afl.errors": ("AflError", "ConfigError", "DataError", "ExitCode", "TaskError"),
     "afl.runs.export.loading": ("load_model",),
@@ -35,13 +42,18 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AflError",
+    "Algorithm",
+    "AlgorithmOption",
     "Classification",
     "Compressed",
     "Compressor",
     "ConfigError",
     "DataError",
+    "DualRule",
+    "DualWeights",
     "Encoding",
     "ExitCode",
+    "ProjectedAscent",
     "Purpose",
     "Realization",
     "SharedRandomness",
@@ -49,6 +61,7 @@ __all__ = [
     "Task",
     "TaskContext",
     "TaskError",
+    "UpdateServer",
     "WorkerData",
     "__version__",
     "load_model",

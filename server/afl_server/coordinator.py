@@ -40,11 +40,11 @@ from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
-from afl_server.dual_window import DualWindow
 from afl_server.gate import Gate
 from afl_server.incidents import Incident, Incidents
 from afl_server.keeper import Keeper, Moment
 from afl_server.opening import OpenRun
+from afl_server.pages.dual_window import DualWindow
 from afl_server.patience import patiently
 from afl_server.reception import Reception
 from afl_server.records import Snapshot

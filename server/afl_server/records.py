@@ -27,8 +27,8 @@ from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.means import settled
 from afl.wire.accounting import Direction, WireCount
-from afl_server.history import Bucket, History
-from afl_server.standing import Standing
+from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
 
@@ -48,8 +48,8 @@ class RunRecords:
     run_id: str
     directory: Path
     config: Config
-    evaluations: list[Standing] = field(default_factory=list)
-    best: Standing | None = None
+    evaluations: list[EvaluationSummary] = field(default_factory=list)
+    best: EvaluationSummary | None = None
     round: RoundSummary | None = None
     first_round: Mapping[str, Any] | None = None
     last_evaluation: Evaluation | None = None
@@ -147,7 +147,7 @@ class RunRecords:
 
     def _read_again(self, line: Mapping[str, Any]) -> None:
         if line["event"] == "evaluation":
-            self._rank(Standing.of_line(line), line.get("absent", ()))
+            self._rank(EvaluationSummary.of_line(line), line.get("absent", ()))
             self._watch(line["round"], line["workers"], line.get("non_finite", ()))
         self._remember(line)
 
@@ -255,7 +255,7 @@ class RunRecords:
         Raises:
             StorageError: if it cannot be written.
         """
-        standing = Standing.of(evaluation)
+        standing = EvaluationSummary.of(evaluation)
         self.last_evaluation = evaluation
         is_best = self._rank(standing, evaluation.absent)
         self._watch(standing.round, evaluation.metrics, evaluation.non_finite)
@@ -302,7 +302,7 @@ class RunRecords:
         if self._divergence is not None:
             self._divergence.see(round_, metrics, non_finite)
 
-    def _rank(self, standing: Standing, absent: Sequence[int]) -> bool:
+    def _rank(self, standing: EvaluationSummary, absent: Sequence[int]) -> bool:
         self.evaluations.append(standing)
         # Who was absent may be the one that is served worst.
         is_best = not absent and standing.is_better_than(self.best)
@@ -426,15 +426,12 @@ class RunRecords:
         if self.history is None:
             return
         if line["event"] == "evaluation":
-            self.history.add_evaluation(Standing.of_line(line), line["workers"])
+            self.history.add_evaluation(EvaluationSummary.of_line(line), line["workers"])
         elif line["event"] == "round":
             bucket = Bucket(
                 round=line["round"],
-                loss_max=line["loss_max"],
-                loss_mean=line["loss_mean"],
                 weight_max=line["dual_weight_max"],
-                up=line["uplink_bytes"],
-                down=line["downlink_bytes"],
+                sent=line["uplink_bytes"] + line["downlink_bytes"],
             )
             self.history.add_round(bucket, dual_weights)
 

@@ -21,11 +21,13 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_server.coordinator import Coordinator
 from afl_server.gate import Gate
-from afl_server.http import FinishedPages, HttpServer
 from afl_server.opening import OpenRun, open_run
-from afl_server.progress import LiveView, print_summary
-from afl_server.recent_events import RecentEvents
+from afl_server.pages.http import FinishedPages, HttpServer
+from afl_server.pages.page_data import Sources
+from afl_server.pages.recent_events import RecentEvents
+from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.service import FederationService
+from afl_server.snapshot_adapter import description_of, snapshot_of
 
 LOG = logging.getLogger("afl.server")
 
@@ -86,8 +88,9 @@ async def _run_watched(
         try:
             await service.start(config.server.listen)
             if config.server.http is not None:
-                loop = asyncio.get_running_loop()
-                http = HttpServer(coordinator, config.server.http, recent, loop)
+                http = HttpServer(
+                    config.server.http, _sources(coordinator, recent), asyncio.get_running_loop()
+                )
             await coordinator.start()
             following = Following(trackers, coordinator.run_id, run.records.directory, config)
             following.start()
@@ -168,6 +171,18 @@ async def _stay_finished(config: Config) -> ExitCode:
     return ExitCode.OK
 
 
+def _sources(coordinator: Coordinator, events: RecentEvents) -> Sources:
+    run, history = description_of(coordinator), coordinator.records.history
+    assert history is not None
+    return Sources(
+        snapshot=lambda: snapshot_of(coordinator, run),
+        certificate_expiry=lambda: coordinator.gate.expiry,
+        history=history,
+        dual_window=coordinator.dual_window,
+        events=events,
+    )
+
+
 def _announce_staying() -> None:
     LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
 
@@ -219,7 +234,8 @@ async def _until_over(
     ]
     try:
         if live:
-            async with LiveView(coordinator):
+            run = description_of(coordinator)
+            async with live_view(lambda: run_status(snapshot_of(coordinator, run), coordinator.dual_window)):
                 return await asyncio.shield(coordinator.result)
         return await asyncio.shield(coordinator.result)
     finally:

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
 from afl_cli.main import main
-from afl_server.metrics import DOCUMENTATION
+from afl_server.pages.metrics import DOCUMENTATION
 from support import Federation, Process, Proxy, RawClient, Reference
 from support.federation import completed, fetch
 

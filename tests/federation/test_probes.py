@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import afl_server.http
+import afl_server.pages.http
 from afl.config.address import Address
 from afl.daemon.http import Answer, Environ, HttpPages
-from afl_server.http import liveness
+from afl_server.pages.http import liveness
 from support import Federation, Process
 from support.federation import fetch
 from support.identities import Identities, tls
@@ -131,7 +131,7 @@ def test_a_server_whose_certificate_has_expired_is_not_ready(tmp_path: Path) -> 
 
 
 def test_a_server_whose_event_loop_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afl_server.http, "LOOP_ANSWERS_S", 0.2)
+    monkeypatch.setattr(afl_server.pages.http, "LOOP_ANSWERS_S", 0.2)
 
     class Pages(HttpPages):
         def answer(self, path: str, environ: Environ) -> Answer:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from afl.config import config_from_mapping
 from afl.core.engine import Evaluation, RoundSummary
-from afl.core.messages import Kind, Position, Step
+from afl.core.messages import Kind
 from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
-from afl_server.coordinator import Coordinator
-from afl_server.dual_window import DualWindow
-from afl_server.incidents import Incidents
+from afl_server.federation.snapshot import Connection, Ending, OpenStep, RunDescription, Snapshot
+from afl_server.pages.dual_window import DualWindow
+from afl_server.pages.page_data import Sources
+from afl_server.pages.recent_events import RecentEvents
 from afl_server.records import RunRecords
 from afl_server.tallies import Tallies
 
@@ -26,42 +25,18 @@ PAYLOAD = 40_000
 """Bytes of a report and of a step."""
 
 
-class FakeRoster:
-    """Who is there: every worker on a connection of its own, but for those in ``gone`` and ``unseen``."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.gone: dict[int, float] = {}
-        self.unseen: set[int] = set()
-
-    def __len__(self) -> int:
-        return self.workers - len(self.missing())
-
-    @property
-    def processes(self) -> int:
-        return self.workers - len(self.unseen)
-
-    def missing(self) -> list[int]:
-        return sorted({*self.gone, *self.unseen})
-
-    def was_known(self, worker: int) -> bool:
-        return worker not in self.unseen
-
-    def absence(self, worker: int) -> float | None:
-        return None if worker in self.unseen else self.gone.get(worker, 0.0)
-
-    def owner(self, worker: int) -> Any:
-        if worker in self.missing():
-            return None
-        identity = SimpleNamespace(not_after=None)
-        return SimpleNamespace(peer=f"ipv4:10.0.0.{worker % 250}:40000", workers=(worker,), identity=identity)
-
-
 class FakeRun:
-    """What a :class:`Coordinator` shows; rounds are played with :meth:`play`.
+    """A run to take snapshots of; rounds are played with :meth:`play`.
+
+    Every worker is there, on a connection of its own, but for those in ``gone`` and ``unseen``.
 
     Args:
         folder: an empty folder for its records.
+
+    Attributes:
+        gone: lost workers, and for how many seconds they have been.
+        unseen: workers that have never come.
+        late: workers that are there and are waited for.
     """
 
     def __init__(
@@ -84,49 +59,76 @@ class FakeRun:
         )
         self.run_id = "20260101-000000-abcdef"
         self.records = RunRecords.create(self.run_id, folder, self.config)
-        self.tallies = Tallies(starts=1)
-        self.roster = FakeRoster(workers)
-        self.vector = SimpleNamespace(dim=DIM)
-        self.result: Future[tuple[ExitCode, str]] = Future()
-        self.can_go_on = False
-        self.step_opened_at = time.monotonic()
-        self.step_seconds = {Kind.TRAIN: 0.05}
-        self.outcome_seconds = 0.001
-        self.dual_window = DualWindow.of(self.config)
-        self.incidents = Incidents(workers)
-        self.residual_norm: float | None = None
-        self.report_seconds = list(self.generator.gamma(20, 0.002, workers))
-        self.first_round: tuple[float, int] | None = None
-        self.started_at = time.monotonic()
-        self.gate = SimpleNamespace(expiry=None)
+        self.counters = Tallies(starts=1)
+        self.ending: Ending | None = None
+        self.gone: dict[int, float] = {}
+        self.unseen: set[int] = set()
         self.late: set[int] = set()
+        self.began_at = self.step_opened_at = time.monotonic()
+        self.first_closed: tuple[float, int] | None = None
+        self.dual_window = DualWindow.of(self.config)
+        self.report_seconds = list(self.generator.gamma(20, 0.002, workers))
         self._skill = self.generator.uniform(0.2, 1.0, workers)
         self._weights = np.full(workers, 1 / workers)
-        self.engine: Any = SimpleNamespace(
+        self._description = RunDescription(
+            run_id=self.run_id,
+            task=name,
+            algorithm="afl-com",
+            directory=folder,
             workers=workers,
             rounds=rounds,
-            open_round=1,
-            step=Step(Position(1, 0), Kind.TRAIN),
-            dual_weights=self._weights,
-            restarts=0,
-            updates_applied=0,
-            algorithm=SimpleNamespace(keeps_residuals=True, settings=SimpleNamespace(block=45)),
-            missing=lambda: sorted(self.late | set(self.roster.missing())),
-            collector=SimpleNamespace(waiting_bytes=0),
+            dim=DIM,
+            restart_length=self.config.algorithm.restart_length,
+            is_compressed=True,
+            keeps_residuals=True,
         )
 
-    @property
-    def run(self) -> Coordinator:
-        """As the server's modules take it."""
-        return cast("Coordinator", self)
+    def snapshot(self) -> Snapshot:
+        """The run now."""
+        records, now, workers = self.records, time.monotonic(), range(self.config.workers)
+        missing = {*self.gone, *self.unseen}
+        closed = 0 if records.round is None else records.round.round
+        return Snapshot(
+            run=self._description,
+            began_at=self.began_at,
+            ending=self.ending,
+            step=OpenStep(
+                kind=Kind.TRAIN,
+                round=closed + 1,
+                synchronization=closed + 1,
+                opened_at=self.step_opened_at,
+                awaited=sorted(self.late | missing),
+                waiting_bytes=0,
+            ),
+            updates_applied=closed,
+            last_round=records.round,
+            round_seconds=records.round_seconds,
+            first_closed=self.first_closed,
+            step_seconds={Kind.TRAIN: 0.05},
+            report_seconds=self.report_seconds,
+            outcome_seconds=0.001,
+            dual_weights=self._weights,
+            evaluation=records.last_evaluation,
+            last=records.evaluations[-1] if records.evaluations else None,
+            best=records.best,
+            residual_norm=None,
+            sessions=len(workers) - len(missing),
+            connections={
+                worker: Connection(f"ipv4:10.0.0.{worker % 250}:40000", [worker], True, None)
+                for worker in workers
+                if worker not in missing
+            },
+            known=set(workers) - self.unseen,
+            lost_at={worker: now - seconds for worker, seconds in self.gone.items()},
+            counters=self.counters.copied(),
+            sum_restarts=0,
+            incidents={"absent": [0 for _ in workers]},
+        )
 
-    @property
-    def is_over(self) -> bool:
-        return self.result.done()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started_at
+    def sources(self, events: RecentEvents) -> Sources:
+        """What the server's pages are made from."""
+        assert self.records.history is not None
+        return Sources(self.snapshot, lambda: None, self.records.history, self.dual_window, events)
 
     def play(self, rounds: int, *, evaluate_every: int = 10) -> None:
         """Close rounds; every so many are evaluated."""
@@ -134,26 +136,24 @@ class FakeRun:
         for _ in range(rounds):
             number = 1 + (self.records.round.round if self.records.round else 0)
             loss = self._skill * (0.3 + 2 * np.exp(-number / 400)) + self.generator.normal(0, 0.02, workers)
-            for count in (self.tallies.uplink, self.tallies.downlink):
+            for count in (self.counters.uplink, self.counters.downlink):
                 count.add(PAYLOAD, FrameContent(Traffic.GRADIENT, values=PAYLOAD - 20), workers)
                 count.float_equivalents += workers * PAYLOAD / 4
-                self.tallies.saved_bytes += workers * (4 * DIM - PAYLOAD)
+                self.counters.saved_bytes += workers * (4 * DIM - PAYLOAD)
             summary = RoundSummary(number, number, loss, self._weights.copy())
             self.dual_window.add(number, self._weights)
             self.records.train_round(
-                summary, seconds=0.05, up=self.tallies.uplink, down=self.tallies.downlink
+                summary, seconds=0.05, up=self.counters.uplink, down=self.counters.downlink
             )
             if number % block == 0:
                 self._weights = np.full(workers, 1 / workers)
             else:
                 grown = self._weights * np.exp(0.1 * loss)
                 self._weights = grown / grown.sum()
-            self.engine.dual_weights = self._weights
-            self.engine.open_round = number + 1
             if number % evaluate_every == 0:
                 self._evaluate(number, loss)
-            if self.first_round is None:
-                self.first_round = (time.monotonic() - 1, number)
+            if self.first_closed is None:
+                self.first_closed = (time.monotonic() - 1, number)
         self.step_opened_at = time.monotonic()
 
     def _evaluate(self, number: int, loss: Any) -> None:
@@ -163,12 +163,11 @@ class FakeRun:
             for own, accuracy in zip(loss, noisy, strict=True)
         )
         evaluation = Evaluation(number, number, metrics, (360,) * self.config.workers, ())
-        self.records.evaluation(evaluation, up=self.tallies.uplink, down=self.tallies.downlink)
+        self.records.evaluation(evaluation, up=self.counters.uplink, down=self.counters.downlink)
 
-    def end(self, code: ExitCode, reason: str, *, can_go_on: bool = False) -> None:
+    def end(self, code: ExitCode, reason: str, *, can_resume: bool = False) -> None:
         """The run is over."""
-        self.can_go_on = can_go_on
-        self.result.set_result((code, reason))
+        self.ending = Ending(code, reason, can_resume)
 
     def close(self) -> None:
         """Leave no file open."""

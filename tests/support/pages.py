@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sybil import Document, Region
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROJECT = "cli/afl_cli/project/README.md.template"
 """The page of a project that ``afl new`` makes."""
 
-_FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^`]*)$")
+_LEXER = RawFencedCodeBlockLexer(re.compile(r"(?P<language>[^\n]*)\n"))
 _PATH = re.compile(
-    r"(?:deploy|docs|lab|common/afl|server/afl_server|worker/afl_worker|tests|proto)/[\w./*-]+"
+    r"(?:benchmarks|cli|common/afl|deploy|docs|lab|proto|reproduction|server/afl_server|tests|tools"
+    r"|worker/afl_worker)/[\w./*-]+"
 )
 _SPAN = re.compile(r"(?<!`)(`{1,2})(?!`)(?P<code>.+?)(?<!`)\1(?!`)", re.DOTALL)
+_NAME = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,12 @@ class Block:
     Attributes:
         page: the page's path in the repository.
         line: of the opening fence, from 1.
-        section: the nearest heading above it.
         language: after the fence; empty where there is none.
         text: what is between the fences, without the indentation of the opening one.
     """
 
     page: str
     line: int
-    section: str
     language: str
     text: str
 
@@ -42,6 +45,12 @@ class Block:
     def where(self) -> str:
         """For messages."""
         return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The file that the first line says it is; empty if it says none."""
+        named = _NAME.match(self.text)
+        return named[1] if named else ""
 
 
 def pages() -> list[str]:
@@ -57,36 +66,14 @@ def pages() -> list[str]:
 
 def blocks(page: str, language: str = "") -> list[Block]:
     """The fenced blocks of a page in order, or those of one language."""
-    found = blocks_of(page, _text(page))
+    text = _text(page)
+    found = [
+        Block(
+            page, text.count("\n", 0, region.start) + 1, region.lexemes["language"], region.lexemes["source"]
+        )
+        for region in _regions(page)
+    ]
     return [block for block in found if language in {"", block.language}]
-
-
-def blocks_of(page: str, text: str) -> list[Block]:
-    """The fenced blocks of a text.
-
-    Raises:
-        ValueError: if a fence is never closed.
-    """
-    found, section = [], ""
-    lines = enumerate(text.splitlines(), start=1)
-    for number, line in lines:
-        if line.startswith("#"):
-            section = line.lstrip("#").strip()
-        fence = _FENCE.match(line)
-        if fence is None:
-            continue
-        indent = len(fence["indent"])
-        body = []
-        for _, inner in lines:
-            end = inner.strip()
-            if end.startswith(fence["ticks"]) and not end.strip(fence["ticks"][0]):
-                break
-            body.append(inner[indent:] if not inner[:indent].strip() else inner.lstrip(" "))
-        else:
-            raise ValueError(f"{page}:{number}: this block is never closed")
-        text_of_block = "".join(f"{each}\n" for each in body)
-        found.append(Block(page, number, section, fence["language"].strip(), text_of_block))
-    return found
 
 
 def commands(page: str) -> list[str]:
@@ -102,27 +89,25 @@ def command_lines(text: str) -> list[str]:
 
 def inline(page: str, *programs: str) -> list[str]:
     """The commands of these programs that stand in a page's text, between back-ticks."""
-    return [code for code in _spans(_text(page)) if code.partition(" ")[0] in programs]
+    return [code for code in _spans(page) if code.partition(" ")[0] in programs]
 
 
 def paths(page: str) -> list[str]:
     """Paths into the repository that stand in a page's text, between back-ticks."""
-    return [code for code in _spans(_text(page)) if _PATH.fullmatch(code)]
+    return [code for code in _spans(page) if _PATH.fullmatch(code)]
 
 
-def _spans(text: str) -> Iterator[str]:
-    prose, fence = [], ""
-    for line in text.splitlines():
-        found = _FENCE.match(line)
-        if found and not fence:
-            fence = found["ticks"]
-        elif fence and line.strip() == fence:
-            fence = ""
-        elif not fence:
-            prose.append(line)
-    for paragraph in re.split(r"\n\s*\n", "\n".join(prose)):
+def _spans(page: str) -> Iterator[str]:
+    prose = _text(page)
+    for region in reversed(_regions(page)):
+        prose = prose[: region.start] + prose[region.end :]
+    for paragraph in re.split(r"\n\s*\n", prose):
         for span in _SPAN.finditer(paragraph):
             yield " ".join(span["code"].split())
+
+
+def _regions(page: str) -> list[Region]:
+    return sorted(_LEXER(Document(_text(page), page)), key=lambda region: region.start)
 
 
 @cache

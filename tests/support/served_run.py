@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
-from afl_server.http import HttpServer
-from afl_server.recent_events import RecentEvents
+from afl_server.pages.http import HttpServer
+from afl_server.pages.page_data import PageData, Sources
+from afl_server.pages.recent_events import RecentEvents
 from support.fake_run import FakeRun
 
 LOG = logging.getLogger("afl.server")
 
 
 class Served:
-    """A run and the HTTP server that shows it."""
+    """A run and the HTTP server that shows it; ``data`` is what it says, made anew whenever asked."""
 
-    def __init__(self, run: FakeRun, server: HttpServer, events: RecentEvents) -> None:
-        self.run, self.server, self.events = run, server, events
+    def __init__(self, run: FakeRun, server: HttpServer, sources: Sources) -> None:
+        self.run, self.server, self.data = run, server, PageData(sources)
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
@@ -58,9 +59,10 @@ def serving(folder: Path, **options: Any) -> Iterator[Served]:
     turning = threading.Thread(target=loop.run_forever)
     turning.start()
     with RecentEvents() as events:
-        server = HttpServer(run.run, Address("127.0.0.1", 0), events, loop)
+        sources = run.sources(events)
+        server = HttpServer(Address("127.0.0.1", 0), sources, loop)
         try:
-            yield Served(run, server, events)
+            yield Served(run, server, sources)
         finally:
             server.close()
             run.close()

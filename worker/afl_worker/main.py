@@ -20,7 +20,7 @@ from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
 from afl.terminal.failures import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
-from afl_worker.credentials import TOKEN_VARIABLE, CredentialFiles
+from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
 from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 
 
@@ -29,12 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
-        options = _options(parsed)
+        options = worker_options(parsed)
         http = None if parsed.http is None else _http_address(parsed.http)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_at_once)
         # PyTorch takes seconds to import: what is wrong with the command line is said before.
-        from afl_worker.taking_part import take_part  # noqa: PLC0415
+        from afl_worker.process import take_part  # noqa: PLC0415
 
         return take_part(options, http, stays=parsed.stay)
     except AflError as error:
@@ -148,7 +148,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(parsed: argparse.Namespace) -> WorkerOptions:
+def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
+    """What a parsed command line and the environment say.
+
+    Raises:
+        ConfigError: if something of it cannot be used.
+    """
     give_up_after: float | None = None
     if parsed.give_up_after != "never":
         try:

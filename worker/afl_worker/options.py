@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
-from afl_worker.credentials import CredentialFiles
+from afl_worker.network.credentials import CredentialFiles
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

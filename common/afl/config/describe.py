@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -30,6 +30,13 @@ class Accepts:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """The names of which a field takes one, in its annotation: those that are installed when it is asked."""
+
+    names: Callable[[], Sequence[str]]
+
+
+@dataclass(frozen=True)
 class Null:
     """What null means for a field, in its annotation."""
 
@@ -52,6 +59,9 @@ def unit(field: FieldInfo) -> str:
 
 def choices(field: FieldInfo) -> list[str]:
     """The words among which a field's value is chosen; empty where it is not."""
+    for item in field.metadata:
+        if isinstance(item, OneOf):
+            return list(item.names())
     return [
         word
         for arm in _arms(field.annotation)
@@ -94,6 +104,8 @@ def _accepted(annotation: Any, metadata: Iterable[Any]) -> str:
     for item in metadata:
         if isinstance(item, Accepts):
             return item.text
+        if isinstance(item, OneOf):
+            return _either(item.names())
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _accepted(inner, [*more, *metadata])
@@ -103,9 +115,12 @@ def _accepted(annotation: Any, metadata: Iterable[Any]) -> str:
         words = [null if arm is type(None) else _accepted(arm, metadata) for arm in arms]
         return f"{', '.join(words[:-1])}, or {words[-1]}"
     if get_origin(annotation) is Literal:
-        names = get_args(annotation)
-        return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+        return _either(get_args(annotation))
     return _kind(annotation) + _bounds(metadata)
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _kind(annotation: Any) -> str:

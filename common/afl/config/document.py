@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import textwrap
@@ -17,7 +18,8 @@ from pydantic.fields import FieldInfo
 
 from afl.config import describe
 from afl.config.compressors import OPTIONS
-from afl.config.schema import Compressor, Config
+from afl.config.schema import Algorithm, Compressor, Config
+from afl.core.algorithms.registry import algorithm_named, algorithm_names
 
 _NARROWEST = 72
 
@@ -122,6 +124,12 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         )
         if section is not None:
             yield from _keys(section, f"{prefix}{name}.")
+    if model is Algorithm:
+        for algorithm in map(algorithm_named, algorithm_names()):
+            for own in algorithm.options:
+                default = "required" if own.default is None else json.dumps(own.default)
+                description = f"{own.description}; {algorithm.name} only"
+                yield Key(prefix + own.name, own.accepted, default, own.unit, description)
     if model is Compressor:
         for name, option in OPTIONS.items():
             description = f"{option.description}; {' and '.join(option.compressors)} only"

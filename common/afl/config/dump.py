@@ -42,6 +42,7 @@ def config_digest(config: Config) -> str:
         "algorithm": {
             **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *own}),
             **{key: value for key, value in own.items() if value not in {None, 1, "uniform"}},
+            **algorithm.own,
             "block": algorithm.block_length,
             "uplink": algorithm.uplink_compressor.model_dump(mode="json"),
             "downlink": algorithm.downlink_compressor.model_dump(mode="json"),

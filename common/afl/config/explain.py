@@ -5,7 +5,7 @@ Nothing of the validating library shows: no type name, no class name, no address
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -30,7 +30,7 @@ def explained(location: KeyPath, kind: str, value: object, context: Mapping[str,
     """
     field, path = field_at(location)
     if kind == "extra_forbidden":
-        return _unknown_key(location, value)
+        return unknown_key(location, value)
     if field is None:
         accepted = "text, a finite number, true, false, null, a list or a mapping"
         return Problem(location, shown(value), accepted)
@@ -52,16 +52,18 @@ def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]
     return "the quotes make it text; leave them out" if is_quoted_number else None
 
 
-def _unknown_key(location: KeyPath, value: object) -> Problem:
+def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> Problem:
+    """A key that its section does not have; ``also`` are keys it has besides those of the schema."""
     name = str(location[-1])
-    section = _section(location[:-1])
+    known = [*_section(location[:-1]).model_fields, *also]
     written = name.replace("-", "_")
     elsewhere = [dotted(key) for key in _all_keys(Config) if key[-1] == written]
-    meant = nearest(name, section.model_fields)
-    if elsewhere and written not in section.model_fields:
+    meant = nearest(name, known)
+    if elsewhere and written not in known:
         meant = elsewhere[0]
-    found = f"{shown(value)}, under an unknown key"
-    return Problem(location, found, f"one of {names(section)}", nearest=meant)
+    return Problem(
+        location, f"{shown(value)}, under an unknown key", f"one of {', '.join(known)}", nearest=meant
+    )
 
 
 def names(section: type[BaseModel]) -> str:

@@ -241,13 +241,20 @@ def _at(value: Value, path: KeyPath) -> Value:
 
 
 def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
     for name, rule in _RULES.items():
         field = Config.model_fields[name]
         model = describe.section(field)
         section = values.get(name, {} if not field.is_required() else None)
         if model is None or not isinstance(section, Mapping):
             continue
+        if name == "algorithm":
+            own = [option.name for option in rules.own_options(str(section.get("name")))]
+            problems += [
+                explain.unknown_key((name, key), value, own)
+                for key, value in section.items()
+                if key not in rules.ALGORITHM_KEYS and key not in own
+            ]
         defaults = {
             key: field.default for key, field in model.model_fields.items() if not field.is_required()
         }

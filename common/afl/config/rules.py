@@ -14,9 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from afl.config.address import Address, is_wildcard, parse_listen
 from afl.config.compressors import IDENTITY, compressor_problems
-from afl.config.problems import Problem, shown
+from afl.config.problems import Problem, nearest, shown
 from afl.config.quantities import Duration, Size
-from afl.errors import AddressError
+from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm, AlgorithmOption
+from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.errors import AddressError, ConfigError
 
 _T = TypeVar("_T")
 
@@ -34,12 +36,19 @@ def require(problems: Sequence[Problem]) -> None:
         raise PydanticCustomError(BROKEN_RULE, "{problems}", {"problems": "; ".join(map(str, problems))})
 
 
+ALGORITHM_KEYS: Final = frozenset({"name", "rounds", "eta_w", "smoothness", "sigma_q"}) | SHARED_OPTIONS
+"""The keys of the section ``algorithm`` that are not one algorithm's own."""
+
+
 def algorithm(values: Mapping[str, Any]) -> list[Problem]:
     """An option that the algorithm or a step size does not use is refused; one that it needs is required."""
     name = str(values.get("name"))
-    problems = [*_unused(name, values), *_theory_of_others(name, values)]
-    if name in USED and "eta_q" in USED[name] and values.get("eta_q") is None and "eta_q" in values:
-        problems.append(Problem(("eta_q",), "nothing", f"a step size on the dual weights; {name} needs it"))
+    about, problems = _about(name)
+    if about is not None:
+        problems += [*_unused(about, values), *_theory_of_others(about, values), *_own(about, values)]
+        if "eta_q" in about.takes and values.get("eta_q") is None and "eta_q" in values:
+            accepted = f"a step size on the dual weights; {name} needs it"
+            problems.append(Problem(("eta_q",), "nothing", accepted))
     problems += [
         *_constant(values, step="eta_w", constant="smoothness", meaning="the smoothness constant L"),
         *_constant(
@@ -48,48 +57,69 @@ def algorithm(values: Mapping[str, Any]) -> list[Problem]:
     ]
     for direction in ("uplink", "downlink"):
         section = values.get(direction)
-        if isinstance(section, Mapping) and name not in USED.keys() - {"afl-com"}:
+        if isinstance(section, Mapping) and (about is None or direction in about.takes):
             problems.extend(_within(direction, _compressor(section)))
     return problems
 
 
-USED: Final[Mapping[str, frozenset[str]]] = {
-    "afl-br": frozenset({"block", "eta_q"}),
-    "afl-com": frozenset({"block", "eta_q", "uplink", "downlink"}),
-    "sgda": frozenset({"eta_q"}),
-    "drfa": frozenset({"eta_q", "local_steps", "sampled"}),
-    "fedavg": frozenset({"local_steps", "weighting"}),
-}
-"""What each algorithm uses of the options that not all of them do."""
+def own_options(name: str) -> tuple[AlgorithmOption, ...]:
+    """The options that are an algorithm's own; none where the name is wrong, which the schema reports."""
+    about, _ = _about(name)
+    return () if about is None else about.options
 
 
-def _unused(name: str, values: Mapping[str, Any]) -> list[Problem]:
-    used = USED.get(name)
-    if used is None:
-        return []
+def _about(name: str) -> tuple[Algorithm | None, list[Problem]]:
+    """An installed algorithm, or why it cannot be used; neither where the name is wrong."""
+    if name not in algorithm_names():
+        return None, []
+    try:
+        return algorithm_named(name), []
+    except ConfigError as error:
+        return None, [Problem(("name",), shown(name), "an algorithm that can be loaded", note=str(error))]
+
+
+def _own(about: Algorithm, values: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with an algorithm's own options, and keys that are nobody's."""
+    own = {option.name: option for option in about.options}
+    keys = [*sorted(ALGORITHM_KEYS), *own]
+    problems = [
+        Problem(
+            (key,), f"{shown(value)}, under an unknown key", f"one of {', '.join(keys)}", nearest(key, keys)
+        )
+        for key, value in values.items()
+        if key not in keys
+    ]
+    for key, option in own.items():
+        if key not in values and option.default is None:
+            problems.append(Problem((key,), "nothing", f"{option.accepted}; {about.name} needs it"))
+        elif key in values and not option.takes(values[key]):
+            problems.append(Problem((key,), shown(values[key]), option.accepted))
+    return problems
+
+
+def _unused(about: Algorithm, values: Mapping[str, Any]) -> list[Problem]:
     problems = []
-    for option in sorted(frozenset().union(*USED.values()) - used):
+    for option in sorted(SHARED_OPTIONS - about.takes):
         if values.get(option) is None:
             continue
         why = "does not use it"
         if option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
         elif option in {"block", "local_steps"}:
-            why += f"; {' and '.join(other for other in USED if option in USED[other])} do"
-        problems.append(Problem((option,), shown(values[option]), f"no {option}; {name} {why}"))
+            why += f"; {' and '.join(users_of(option))} do"
+        problems.append(Problem((option,), shown(values[option]), f"no {option}; {about.name} {why}"))
     return problems
 
 
-def _theory_of_others(name: str, values: Mapping[str, Any]) -> list[Problem]:
+def _theory_of_others(about: Algorithm, values: Mapping[str, Any]) -> list[Problem]:
     """The theorems set the step sizes of AFL-BR and AFL-Com."""
-    if name not in USED or name in {"afl-br", "afl-com"}:
+    if about.has_theorems:
         return []
+    accepted = f"a number; the theorems set step sizes for afl-br and afl-com, not {about.name}"
     return [
-        Problem(
-            (step,), '"theory"', f"a number; the theorems set step sizes for afl-br and afl-com, not {name}"
-        )
+        Problem((step,), '"theory"', accepted)
         for step in ("eta_w", "eta_q")
-        if values.get(step) == "theory" and (step == "eta_w" or step in USED[name])
+        if values.get(step) == "theory" and (step == "eta_w" or step in about.takes)
     ]
 
 
@@ -104,7 +134,8 @@ def whole(values: Mapping[str, Any]) -> list[Problem]:
     problems = []
     if type(sampled) is int and type(workers) is int and sampled > workers:
         problems.append(Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})"))
-    if worker.get("batch_oracles") is True and "local_steps" in USED.get(name, ()):
+    about, _ = _about(name)
+    if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         problems.append(Problem(("worker", "batch_oracles"), "true", accepted))
     return problems

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -22,13 +22,15 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from afl import theory
 from afl.config import rules
 from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
-from afl.config.describe import Accepts, Null, Unit
+from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
+from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.errors import AddressError
 
@@ -75,6 +77,12 @@ def _each_once(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("a name is there twice")
     return names
+
+
+def _installed_algorithm(name: str) -> str:
+    if name not in algorithm_names():
+        raise PydanticCustomError("not_installed", "not installed")
+    return name
 
 
 def _hexadecimal(seed: int) -> str:
@@ -154,14 +162,24 @@ class Task(Section):
     ] = 1024
 
 
+def _only(option: str) -> str:
+    return f"{' and '.join(users_of(option))} only"
+
+
 class Algorithm(Section):
-    """How it is learned."""
+    """How it is learned: what several algorithms take, and what is the own of the one that is named."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Option]
 
     name: Annotated[
-        Literal["afl-br", "afl-com", "sgda", "drfa", "fedavg"],
+        str,
+        OneOf(algorithm_names),
+        AfterValidator(_installed_algorithm),
         Field(
             description="afl-br sends whole vectors; afl-com compresses both ways;"
-            " sgda, drfa and fedavg are what they are compared with"
+            " sgda, drfa and fedavg are what they are compared with; or an installed one of your own"
         ),
     ]
     rounds: Annotated[Count, Unit("rounds"), Field(description="T, the number of update rounds")]
@@ -170,8 +188,8 @@ class Algorithm(Section):
         Unit("rounds"),
         Null("auto"),
         Field(
-            description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T);"
-            " afl-br and afl-com only"
+            description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T); "
+            + _only("block")
         ),
     ] = None
     eta_w: Annotated[
@@ -191,18 +209,21 @@ class Algorithm(Section):
         Count | None,
         Unit("steps"),
         Null("1"),
-        Field(description="tau, a worker's steps between two synchronizations; drfa and fedavg only"),
+        Field(description=f"tau, a worker's steps between two synchronizations; {_only('local_steps')}"),
     ] = None
     sampled: Annotated[
         Count | None,
         Unit("workers"),
         Null("all workers"),
-        Field(description="b, how many workers a synchronization draws; drfa only"),
+        Field(description=f"b, how many workers a synchronization draws; {_only('sampled')}"),
     ] = None
     weighting: Annotated[
         Literal["uniform", "samples"] | None,
         Null("uniform"),
-        Field(description="what a worker's model counts: all alike, or by training examples; fedavg only"),
+        Field(
+            description="what a worker's model counts: all alike, or by training examples; "
+            + _only("weighting")
+        ),
     ] = None
     smoothness: Annotated[
         Constant | None,
@@ -218,13 +239,26 @@ class Algorithm(Section):
     uplink: Annotated[
         Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
         Null("identity"),
-        Field(description="compressor from the workers to the server; afl-com only"),
+        Field(description=f"compressor from the workers to the server; {_only('uplink')}"),
     ] = None
     downlink: Annotated[
         Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
         Null("the same as uplink"),
-        Field(description="compressor from the server to the workers; afl-com only"),
+        Field(description=f"compressor from the server to the workers; {_only('downlink')}"),
     ] = None
+
+    def takes(self, option: str) -> bool:
+        """Whether the algorithm uses an option that several have."""
+        return option in algorithm_named(self.name).takes
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The values of the options that are the algorithm's own, by name, with their defaults."""
+        given = self.model_extra or {}
+        return {
+            option.name: given.get(option.name, option.default)
+            for option in algorithm_named(self.name).options
+        }
 
     @property
     def block_length(self) -> int:
@@ -234,7 +268,7 @@ class Algorithm(Section):
     @property
     def restart_length(self) -> int:
         """B where the algorithm restarts its dual weights, else 0."""
-        return self.block_length if self.name in {"afl-br", "afl-com"} else 0
+        return self.block_length if self.takes("block") else 0
 
     @property
     def eta_w_value(self) -> float:

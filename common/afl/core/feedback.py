@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, Realization
-from afl.core.vectors import accumulate, is_finite
+from afl.core.vectors import add_finite, is_finite
 from afl.errors import NonFiniteError
 
 
@@ -28,11 +28,8 @@ class ErrorFeedback:
         self.residual = torch.zeros(dim, dtype=torch.float32, device=device)
         self._spare = torch.empty_like(self.residual) if keeps_old else None
 
-    def compress(self, signal: Tensor, realization: Realization, *, weight: float = 1.0) -> Compressed:
-        """One step of the recursion with ``x = weight * signal``.
-
-        The weight is rounded to float32; then each coordinate takes one rounded product and one rounded
-        sum.
+    def compress(self, signal: Tensor, realization: Realization) -> Compressed:
+        """One step of the recursion with ``x = signal``: one rounded sum a coordinate.
 
         Args:
             signal: float32 ``[dim]``, finite; unchanged.
@@ -42,7 +39,7 @@ class ErrorFeedback:
                 was made with ``keeps_old``.
         """
         target = self.residual if self._spare is None else self._spare
-        if not accumulate(self.residual, signal, weight, out=target):
+        if not add_finite(self.residual, signal, out=target):
             raise NonFiniteError("the sum of the residual and the update overflows float32")
         compressed = realization.split(target)
         if self._spare is not None:

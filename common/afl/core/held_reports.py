@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.algorithms.base import Arrays, Collector
-from afl.core.codecs.payload import unpack, values_of
-from afl.core.messages import Encoding, Payload, PayloadHeader, Position, Report
+from afl.core.codecs.payload import codec_of, unpack
+from afl.core.messages import Payload, PayloadHeader, Position, Report
 
 _STAND_INS = "stand_ins"
 
@@ -49,15 +49,15 @@ class HeldReports(Collector):
 
     def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """Keep the next bytes; what is wrong with them is said now, not when the step closes."""
-        is_plain = header.encoding in {Encoding.DENSE, Encoding.SEEDED}
-        if is_plain:
-            values_of(data)
+        codec = codec_of(header)
+        if codec.in_runs:
+            codec.values(data)
         kept = self._payloads.setdefault(worker, [])
         if payload == len(kept):
             kept.append(bytearray())
         kept[payload] += data
         self._bytes += len(data)
-        if len(kept[payload]) == header.total_bytes and not is_plain:
+        if len(kept[payload]) == header.total_bytes and not codec.in_runs:
             unpack(header, kept[payload])
 
     def drop(self, worker: int) -> None:

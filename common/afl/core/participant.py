@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afl.core.algorithms.base import WorkerSide
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.algorithms.registry import WorkerSide
-from afl.core.codecs.payload import check_header, values_of
+from afl.core.codecs.payload import check_header
+from afl.core.codecs.plain import values_of
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Payload, Position, Report, Role
 from afl.core.model.buffer_mean import buffers_header
 from afl.core.model.parameters import ParameterVector

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from afl.core.codecs.payload import expected
+from afl.core.codecs.payload import codec_of
 from afl.core.compressors.base import Compressor
-from afl.core.messages import Encoding
 
 MODEL_FILES = 3
 """The best, the final, and the random one."""
@@ -55,9 +53,8 @@ def payload_bytes(compressor: Compressor) -> int:
     Values exactly; indices as the entropy of so many out of d, which their coding exceeds by up to five per
     cent; signs where no coordinate is zero.
     """
-    header = expected(compressor)
-    indices = header.dim * _entropy(header.count / header.dim) / 8
-    return header.value_bytes + (math.ceil(indices) if compressor.encoding is Encoding.INDEXED else 0)
+    codec, count = codec_of(compressor), compressor.count
+    return codec.value_bytes(count) + codec.likely_index_bytes(count, compressor.dim)
 
 
 def keeps_residuals(uplink: Compressor, downlink: Compressor) -> tuple[bool, bool]:
@@ -97,10 +94,3 @@ def disks(
 def largest_log(checkpoint: int) -> int:
     """The bytes of a log at which a checkpoint is due, whose own bytes these are."""
     return max(SMALLEST_LOG_BYTES, LOG_CHECKPOINTS * checkpoint)
-
-
-def _entropy(share: float) -> float:
-    """Bits a coordinate, of a support that holds each with this probability."""
-    if not 0.0 < share < 1.0:
-        return 0.0
-    return -share * math.log2(share) - (1.0 - share) * math.log2(1.0 - share)

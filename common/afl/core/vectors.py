@@ -64,23 +64,19 @@ def scale(tensor: Tensor, factor: float, *, out: Tensor) -> None:
         out.copy_(tensor).mul_(float(rounded))
 
 
-def accumulate(total: Tensor, vector: Tensor, weight: float, *, out: Tensor) -> bool:
-    """``out = total + weight * vector``, the weight rounded to float32; whether all sums are finite.
+def add_finite(total: Tensor, vector: Tensor, *, out: Tensor) -> bool:
+    """``out = total + vector``; whether all sums are finite.
 
     It stops at the first block that is not. ``out`` may be ``total``.
     """
     if total.device.type != "cpu":
-        torch.add(total, vector * float(np.float32(weight)), out=out)
+        torch.add(total, vector, out=out)
         return is_finite(out)
-    sums, terms, factor, target = total.numpy(), vector.numpy(), np.float32(weight), out.numpy()
-    scratch = np.empty(min(BLOCK, len(sums)), dtype=np.float32)
+    sums, terms, target = total.numpy(), vector.numpy(), out.numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(sums), BLOCK):
             block = target[start : start + BLOCK]
-            product = terms[start : start + BLOCK]
-            if factor != 1.0:
-                product = np.multiply(product, factor, out=scratch[: len(block)])
-            np.add(sums[start : start + BLOCK], product, out=block)
+            np.add(sums[start : start + BLOCK], terms[start : start + BLOCK], out=block)
             if block.dot(_ZEROS[: len(block)]) != 0.0:
                 return False
     return True

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from afl.core.messages import Encoding, PayloadHeader, Role, ValueType
+from afl.core.codecs.payload import codec_of
+from afl.core.messages import PayloadHeader, Role, ValueType
 
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a 32-bit length before each message in the HTTP/2 DATA payload."""
@@ -92,7 +93,7 @@ class WireCount:
 
 def saved_bytes(header: PayloadHeader) -> int:
     """How much longer the whole vector of float32 values is than the payload that stands for it."""
-    if header.value_type is not ValueType.FLOAT32:
+    if header.value_type is ValueType.BYTES:
         return 0
     return 4 * header.dim - header.total_bytes
 
@@ -100,15 +101,10 @@ def saved_bytes(header: PayloadHeader) -> int:
 def float_equivalents(header: PayloadHeader) -> float:
     """What the paper charges for a payload (section 4.2): values, and ``ceil(log2 d) / 32`` an index.
 
-    Signs, which it does not charge for, count in the same way: the scale, and a bit a coordinate. Buffers are
-    part of an evaluation, which is not charged.
+    What it has no charge for counts as its codec says. Buffers are part of an evaluation, which is free.
     """
     if header.role is Role.BUFFERS:
         return 0.0
-    if header.value_type is not ValueType.FLOAT32:
+    if header.value_type is ValueType.BYTES:
         return header.value_bytes / 4
-    if header.encoding is Encoding.INDEXED:
-        return header.count * (1 + (header.dim - 1).bit_length() / 32)
-    if header.encoding is Encoding.SIGNS:
-        return 1 + header.dim / 32
-    return float(header.count)
+    return codec_of(header).float_equivalents(header)

@@ -101,7 +101,7 @@ def control(frame: pb.ServerFrame | pb.WorkerFrame) -> Frame:
 def step_frame(step: Step) -> Frame:
     """The opening of a step."""
     message = pb.Step(
-        position=_position(step.position),
+        position=position_message(step.position),
         kind=number(step.kind),
         payloads=[_payload(header) for header in step.payloads],
     )
@@ -116,7 +116,7 @@ def commit_frame(
     Args:
         workers: those of the session that answer; none for all of them.
     """
-    message = pb.Commit(position=_position(position), dual_weights=dual_weights, workers=workers)
+    message = pb.Commit(position=position_message(position), dual_weights=dual_weights, workers=workers)
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
     return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
 
@@ -125,7 +125,7 @@ def report_frame(report: Report, kind: Kind) -> Frame:
     """The opening of a report."""
     message = pb.Report(
         worker=report.worker,
-        position=_position(report.position),
+        position=position_message(report.position),
         loss=report.loss,
         examples=report.examples,
         payloads=[_payload(header) for header in report.payloads],
@@ -139,11 +139,31 @@ def report_frame(report: Report, kind: Kind) -> Frame:
     return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
 
 
+def report_frames(
+    report: Report, kind: Kind, payloads: Sequence[Payload], chunk_bytes: int
+) -> Iterator[Frame]:
+    """A whole report: one frame if it is small, else its opening and its payloads in chunks.
+
+    Each frame is made when it is taken; until then its bytes are the payloads' own.
+    """
+    opening = report_frame(report, kind)
+    chunks = (
+        frame
+        for index, payload in enumerate(payloads)
+        for frame in chunk_frames(pb.WorkerFrame, payload, chunk_bytes, worker=report.worker, index=index)
+    )
+    if sum(payload.header.total_bytes for payload in payloads) < JOIN_BELOW_BYTES:
+        yield joined([opening, *chunks])
+        return
+    yield opening
+    yield from chunks
+
+
 def ack_frame(ack: Ack, kind: Kind) -> Frame:
     """The server's answer to a report."""
     message = pb.Ack(
         worker=ack.worker,
-        position=_position(ack.position),
+        position=position_message(ack.position),
         status=number(ack.status),
         reason=ack.reason,
     )
@@ -152,7 +172,7 @@ def ack_frame(ack: Ack, kind: Kind) -> Frame:
 
 def receipt_frame(worker: int, position: Position) -> Frame:
     """Tells a worker that its report counted, where no step does."""
-    ack = pb.Ack(worker=worker, position=_position(position), status=number(AckStatus.ACCEPTED))
+    ack = pb.Ack(worker=worker, position=position_message(position), status=number(AckStatus.ACCEPTED))
     return control(pb.ServerFrame(acks=[ack]))
 
 
@@ -387,7 +407,8 @@ def _scalars(report: Report | pb.Report) -> int:
     return sum(map(is_sent, (report.loss, report.weight, report.residual_norm, *metrics)))
 
 
-def _position(position: Position) -> pb.Position:
+def position_message(position: Position) -> pb.Position:
+    """A position for the wire."""
     return pb.Position(round=position.round, phase=position.phase)
 
 

@@ -12,8 +12,9 @@ from typing import Any, get_args
 from afl.config import Config
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
+from afl.core.algorithms.registry import algorithm_named, algorithm_names
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.codecs.payload import VALUE_BYTES
+from afl.core.codecs.plain import VALUE_BYTES
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 
@@ -89,6 +90,7 @@ class RunSettings:
                 weigh_by_samples=algorithm.weighting == "samples",
                 uplink=uplink,
                 downlink=downlink,
+                own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
             chunk_bytes=config.server.chunk_bytes // VALUE_BYTES * VALUE_BYTES,
@@ -112,7 +114,8 @@ class RunSettings:
 
     def _flat(self) -> dict[str, Any]:
         values = asdict(self)
-        return dict(_flat({**values.pop("parameters"), **values}))
+        parameters = values.pop("parameters")
+        return dict(_flat({**parameters.pop("own"), **parameters, **values}))
 
     def to_message(self) -> pb.RunSettings:
         """For the wire."""
@@ -130,7 +133,9 @@ class RunSettings:
             eta_w=parameters.eta_w,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps({name: getattr(parameters, name) for name in _OPTIONS}),
+            algorithm_options=json.dumps(
+                {**{name: getattr(parameters, name) for name in _CHECKS}, **parameters.own}
+            ),
             chunk_bytes=self.chunk_bytes,
             heartbeat_seconds=self.heartbeat,
             peer_timeout_seconds=self.peer_timeout,
@@ -167,7 +172,7 @@ class RunSettings:
                 workers=message.workers,
                 rounds=message.rounds,
                 eta_w=message.eta_w,
-                **_algorithm_options(message.algorithm_options),
+                **_algorithm_options(message.algorithm, message.algorithm_options),
                 uplink=_choice_of(message.uplink),
                 downlink=_choice_of(message.downlink),
             ),
@@ -192,26 +197,26 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 JOURNALS = get_args(Durability)
 
-_OPTIONS = ("block", "eta_q", "local_steps", "sampled", "weigh_by_samples")
 
-
-def _algorithm_options(text: str) -> dict[str, Any]:
-    options = {"block": 1, "eta_q": 0.0, **_json_object(text, "algorithm_options")}
-    allowed: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "block": (_is_count, "a count of rounds"),
-        "eta_q": (_is_step_size, "a step size"),
-        "local_steps": (_is_count, "a count of steps"),
-        "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
-        "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
-    }
-    for name, (is_right, what) in allowed.items():
-        if name in options and not is_right(options[name]):
-            raise ProtocolError(f"the server's algorithm_options: {name} is {options[name]!r}, not {what}")
-    unknown = sorted(set(options) - set(allowed))
-    if unknown:
-        raise ProtocolError(f"the server's algorithm_options: this version does not know {unknown[0]!r}")
-    options["eta_q"] = float(options["eta_q"])
-    return options
+def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
+    """The shared options, and what is the algorithm's own; of one that is not installed here, all of it."""
+    given = {"block": 1, "eta_q": 0.0, **_json_object(text, "algorithm_options")}
+    checks = dict(_CHECKS)
+    if algorithm in algorithm_names():
+        own = {option.name: option for option in algorithm_named(algorithm).options}
+        checks |= {name: (option.takes, option.accepted) for name, option in own.items()}
+        missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - checks.keys())
+        if unknown:
+            raise ProtocolError(f"the server's algorithm_options: this version does not know {unknown[0]!r}")
+        if missing:
+            raise ProtocolError(
+                f"the server's algorithm_options lack {missing[0]!r}, which {algorithm} has here"
+            )
+    for name, (is_right, what) in checks.items():
+        if name in given and not is_right(given[name]):
+            raise ProtocolError(f"the server's algorithm_options: {name} is {given[name]!r}, not {what}")
+    options: dict[str, Any] = {name: given.pop(name) for name in _CHECKS if name in given}
+    return {**options, "eta_q": float(options["eta_q"]), "own": given}
 
 
 def _is_count(value: Any) -> bool:
@@ -220,6 +225,16 @@ def _is_count(value: Any) -> bool:
 
 def _is_step_size(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value <= sys.float_info.max
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "block": (_is_count, "a count of rounds"),
+    "eta_q": (_is_step_size, "a step size"),
+    "local_steps": (_is_count, "a count of steps"),
+    "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
+    "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
+}
+"""What every Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

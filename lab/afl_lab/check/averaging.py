@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from afl.tasks import Task
 from afl.user_code import described
-from afl_lab.check.findings import Level, Report
+from afl_lab.check.findings import Report
 from afl_lab.check.learning import MEAN_LIKE
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 COMPARED_EXAMPLES = 32
 """So few that their parts differ: a root of the mean of many is nearly that of any large part of them."""
@@ -57,8 +57,7 @@ def check_averaging(
                 told.add(name)
                 shown = f"{count} test examples of worker {worker} have {values}"
                 what = f"it is not the mean over the examples: {shown}"
-                level, more, advice = _consequence(largest, tests[largest], evaluation_batch_size)
-                report.add(level, f"the metric {name}", f"{what}. {more}", advice)
+                _tell(report, name, what, worker=largest, most=tests[largest], size=evaluation_batch_size)
 
 
 def parts_of(count: int) -> list[tuple[int, int]]:
@@ -92,28 +91,27 @@ def no_means(whole: Mapping[str, float], parts: Sequence[tuple[int, Mapping[str,
 
 
 def _tell_failure(report: Report, task: Task, worker: int, error: Exception) -> None:
-    report.add(
-        Level.NOTE,
+    report.note(
         f"{type(task).__name__}.metrics",
         f"of a few test examples of worker {worker} it raised {described(error)}",
         "the last batch of an evaluation may have as few, down to one",
     )
 
 
-def _consequence(worker: int, most: int, size: int) -> tuple[Level, str, str]:
-    """How bad it is where ``worker`` has the ``most`` test examples, in words, and the advice."""
+def _tell(report: Report, metric: str, what: str, *, worker: int, most: int, size: int) -> None:
+    """How bad it is where ``worker`` has the ``most`` test examples, and batches have the ``size``."""
+    where = f"the metric {metric}"
     if most <= size:
-        what = (
-            f"It is right as long as each worker's test examples fit into one batch: at most {most}, and"
-            f" task.evaluation_batch_size is {size}"
+        report.note(
+            where,
+            f"{what}. It is right as long as each worker's test examples fit into one batch: at most {most}"
+            f", and task.evaluation_batch_size is {size}",
         )
-        return Level.NOTE, what, ""
-    what = (
-        f"Evaluation averages it over batches of task.evaluation_batch_size ({size}), and worker"
-        f" {worker} has {most} test examples: what is reported depends on that size"
+        return
+    report.warn(
+        where,
+        f"{what}. Evaluation averages it over batches of task.evaluation_batch_size ({size}), and worker "
+        f"{worker} has {most} test examples: what is reported depends on that size",
+        "return the mean of what is summed, such as the squared error, and take the root when you read it;"
+        f" or set task.evaluation_batch_size to at least {most}",
     )
-    advice = (
-        "return the mean of what is summed, such as the squared error, and take the root when you read"
-        f" it; or set task.evaluation_batch_size to at least {most}"
-    )
-    return Level.WARNING, what, advice

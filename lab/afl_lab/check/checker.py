@@ -16,15 +16,13 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.user_code import as_module_path
 from afl_lab.check.averaging import check_averaging
-from afl_lab.check.blame import StoppedError, blaming
 from afl_lab.check.costs import dry_run, estimate, kept_for_backward, show_costs
 from afl_lab.check.data import Parts, check_data
 from afl_lab.check.examples import Part, look_at
-from afl_lab.check.findings import Level, Report
-from afl_lab.check.learning import TRIED_WORKERS, check_learning, describe_model
-from afl_lab.check.outputs import check_outputs
+from afl_lab.check.findings import Report, StoppedError, blaming
+from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
 from afl_lab.check.repeating import check_gradients, check_second_process
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 DEFAULT_WORKERS = 3
 
@@ -131,9 +129,8 @@ def _check(report: Report, config: Config) -> None:
     largest = max(train.nbytes + test.nbytes for train, test in parts.values())
     costs = estimate(points, config, vector, activations=activations, data=largest)
     show_costs(report, costs, config)
-    if costs.up + costs.down >= costs.uncompressed and config.algorithm.name == "afl-com":
-        report.add(
-            Level.NOTE,
+    if costs.up + costs.down >= costs.uncompressed and config.algorithm.takes("uplink"):
+        report.note(
             "algorithm.uplink",
             "nothing is saved by it: what travels is as long as whole vectors",
             "rand-k with ratio 0.1 sends a tenth",
@@ -150,8 +147,7 @@ def _data(
         with blaming(report, f"data({worker})"):
             data = task.data(worker, context)
             if not isinstance(data, WorkerData):
-                report.add(
-                    Level.ERROR,
+                report.error(
                     f"data({worker})",
                     f"it returns {type(data).__name__}",
                     "return afl.WorkerData(train=..., test=...)",

@@ -17,12 +17,11 @@ from afl.core.randomness import SharedRandomness
 from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
-from afl_lab.check.blame import blaming
-from afl_lab.check.findings import Report
+from afl_lab.check.findings import Report, blaming
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
 from afl_server.tallies import Tallies
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 DRY_SYNCHRONIZATIONS = 3
 """The second is like all that follow: it brings the update of the first. The evaluation after it, and the
@@ -169,8 +168,6 @@ def estimate(
 
 def _residuals(settings: AlgorithmSettings, dim: int) -> tuple[bool, bool]:
     """Of workers and of the server."""
-    if settings.name != "afl-com":
-        return False, False
     uplink = create(settings.uplink.name, dim, settings.uplink.options)
     is_same = settings.downlink == settings.uplink
     downlink = uplink if is_same else create(settings.downlink.name, dim, settings.downlink.options)

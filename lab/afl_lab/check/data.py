@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from afl.errors import ExitCode
 from afl.tasks import Task
 from afl_lab.check.examples import Part
-from afl_lab.check.findings import Level, Report
+from afl_lab.check.findings import Report
 
 UNEQUAL = 10
 """So many times the smallest worker's examples are worth a warning: each has the same batch in a round."""
@@ -33,7 +33,7 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
         where = f"worker {worker}'s data"
         if train.problem or test.problem:
             what, problem = ("train", train.problem) if train.problem else ("test", test.problem)
-            report.add(Level.ERROR, f"{where}, {what}", problem, code=ExitCode.DATA)
+            report.error(f"{where}, {what}", problem, code=ExitCode.DATA)
             continue
         _check_sizes(
             report,
@@ -55,8 +55,7 @@ def _check_sizes(
 ) -> None:
     for part, what in ((train, "training"), (test, "test")):
         if part.count == 0:
-            report.add(
-                Level.ERROR,
+            report.error(
                 where,
                 f"it has no {what} examples",
                 "every worker needs at least one of each; look at how data() divides them",
@@ -64,23 +63,20 @@ def _check_sizes(
             )
     if 0 < train.count < batch_size:
         if allows_smaller:
-            report.add(
-                Level.NOTE,
+            report.note(
                 where,
                 f"all of its {train.count} training examples are used in every round (task.batch_size is"
                 f" {batch_size})",
             )
         else:
-            report.add(
-                Level.ERROR,
+            report.error(
                 where,
                 f"it has {train.count} training examples, fewer than task.batch_size ({batch_size})",
                 "lower task.batch_size, or set allow_smaller_batch = True in the task",
                 code=ExitCode.DATA,
             )
     if 0 < test.count < FEW_TESTS:
-        report.add(
-            Level.NOTE,
+        report.note(
             where,
             f"it tests on {test.count} examples"
             + (
@@ -94,23 +90,20 @@ def _check_sizes(
 def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
     for part, what in ((train, "training"), (test, "test")):
         if part.non_finite >= 0:
-            report.add(
-                Level.ERROR,
+            report.error(
                 where,
                 f"the inputs of {what} example {part.non_finite} hold a number that is infinite or NaN",
                 "leave such examples out, or fill in what is missing",
                 code=ExitCode.DATA,
             )
         if not part.is_steady:
-            report.add(
-                Level.WARNING,
+            report.warn(
                 where,
                 f"its {what} examples change from one look to the next (random augmentation?)",
                 "a run can then not be repeated to the bit; draw from a generator seeded with the index",
             )
     if max(train.largest, test.largest) > LARGE_INPUT:
-        report.add(
-            Level.NOTE,
+        report.note(
             where,
             f"its inputs go up to {max(train.largest, test.largest):.3g}",
             "scaled to about -1 to 1, larger steps (algorithm.eta_w) are stable",
@@ -118,8 +111,7 @@ def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
     both = Counter(train.digests) & Counter(test.digests)
     if both:
         count = sum(both.values())
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"{count} of its {test.count} test examples are training examples too",
             "its accuracy then says little of what is new; divide before, or drop what is twice there",
@@ -131,16 +123,14 @@ def _check_classes(report: Report, where: str, train: Part, test: Part) -> None:
         return
     if len(train.classes) == 1:
         (label,) = train.classes
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"all of its training examples have the label {label}",
             "right for extreme skew, and for a one-class problem; else look at how data() divides them",
         )
     unseen = sorted(set(test.classes) - set(train.classes)) if train.is_whole and test.is_whole else []
     if unseen:
-        report.add(
-            Level.NOTE,
+        report.note(
             where,
             f"it is tested on labels that it has no training examples of: {_listed(unseen)}",
             "others' examples must teach them; divide by label if that is not meant",
@@ -151,8 +141,7 @@ def _check_together(report: Report, parts: Parts) -> None:
     counts = {worker: train.count for worker, (train, _) in parts.items()}
     least, most = min(counts, key=lambda w: counts[w]), max(counts, key=lambda w: counts[w])
     if counts[most] >= UNEQUAL * counts[least]:
-        report.add(
-            Level.WARNING,
+        report.warn(
             "the workers' sizes",
             f"worker {most} has {counts[most]} training examples, worker {least} {counts[least]}",
             "each takes the same batch in a round, so the small one's examples come around far more often and"
@@ -170,8 +159,7 @@ def _check_together(report: Report, parts: Parts) -> None:
     (one, other), count = shared.most_common(1)[0]
     is_same = set(parts[one][0].digests) == set(parts[other][0].digests)
     more = f", and {len(shared) - 1} other pairs share some" if len(shared) > 1 else ""
-    report.add(
-        Level.WARNING,
+    report.warn(
         f"workers {one} and {other}",
         f"they have the same training examples{more}"
         if is_same

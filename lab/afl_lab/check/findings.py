@@ -1,13 +1,15 @@
-"""What a check found: of each finding what is wrong, where, and what to do."""
+"""What a check found: of each finding what is wrong, where, and what to do; and whose line raised."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from afl.errors import ExitCode
+from afl.errors import AflError, ExitCode, TaskCodeError
+from afl.user_code import users_line
 
 
 class Level(enum.StrEnum):
@@ -61,17 +63,17 @@ class Report:
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def add(
-        self,
-        level: Level,
-        where: str,
-        what: str,
-        advice: str = "",
-        *,
-        code: ExitCode = ExitCode.CONFIG,
-    ) -> None:
-        """Note a finding."""
-        self.findings.append(Finding(level, where, what, advice, code))
+    def error(self, where: str, what: str, advice: str = "", code: ExitCode = ExitCode.CONFIG) -> None:
+        """Note that a run would fail."""
+        self.findings.append(Finding(Level.ERROR, where, what, advice, code))
+
+    def warn(self, where: str, what: str, advice: str = "") -> None:
+        """Note what is probably not meant."""
+        self.findings.append(Finding(Level.WARNING, where, what, advice))
+
+    def note(self, where: str, what: str, advice: str = "") -> None:
+        """Note what is worth knowing."""
+        self.findings.append(Finding(Level.NOTE, where, what, advice))
 
     def of_level(self, level: Level) -> list[Finding]:
         """The findings of one level."""
@@ -116,3 +118,31 @@ class Report:
         for level in Level:
             lines += map(str, self.of_level(level))
         return "\n".join([*lines, self.verdict])
+
+
+class StoppedError(Exception):
+    """A check cannot go on; why is in the report."""
+
+
+@contextlib.contextmanager
+def blaming(report: Report, where: str) -> Iterator[None]:
+    """Turn what a task's code raises into an error of the report.
+
+    Raises:
+        StoppedError: if it raises anything.
+    """
+    try:
+        yield
+    except StoppedError:
+        raise
+    except (Exception, SystemExit) as caught:  # noqa: BLE001  # a task's own code may raise anything
+        error = caught.__cause__ if isinstance(caught, TaskCodeError) else caught
+        assert error is not None
+        if isinstance(error, AflError):
+            report.error(where, str(error), code=error.exit_code)
+            raise StoppedError from error
+        line = users_line(error)
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        advice = f"{line[1]!r} raised it" if line else ""
+        report.error(f"{line[0]}, {where}" if line else where, what, advice, code=ExitCode.CONFIG)
+        raise StoppedError from error

@@ -1,4 +1,4 @@
-"""The model, its loss and its gradient on each worker's first minibatch."""
+"""The model on each worker's first minibatch: its outputs, its loss and its gradient."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from afl.config.quantities import shown_bytes
 from afl.core.model.parameters import ParameterVector
 from afl.errors import ExitCode
-from afl.tasks import Task
+from afl.tasks import Classification, Task
 from afl.tasks.base import Batch
 from afl.tasks.dtypes import telling_types
-from afl_lab.check.blame import StoppedError, blaming
-from afl_lab.check.findings import Level, Report
-from afl_worker.oracle import TaskOracle
+from afl_lab.check.findings import Report, StoppedError, blaming
+from afl_worker.training.oracle import TaskOracle
 
 TRIED_WORKERS = 8
 """Workers whose gradients are tried: the dry run is of all."""
@@ -27,6 +26,10 @@ SUM_LIKE = 1.5
 MEAN_LIKE = 1e-3
 """A mean of two halves' means is the whole's mean to rounding, which takes 1e-6 in float32 and more in parts
 of fewer bits."""
+
+CLOSE = 1e-3
+"""Sums of probabilities, and an example's outputs in two batches, differ by rounding alone: 1e-6 in float32,
+1e-3 where a part of the model has fewer bits."""
 
 MOST_NAMED = 6
 
@@ -48,20 +51,16 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     }
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{len(frozen)} parameters are frozen: {_names(frozen)}",
             "they are sent once, with the first model, and never change",
         )
     if twice:
-        report.add(
-            Level.NOTE, "the model", f"parameters that are tied count once: {_names(twice)} share another's"
-        )
+        report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")
     others = sorted(set(kinds) - {"float32"})
     if others:
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{sum(kinds[kind] for kind in others)} trainable tensors are {', '.join(others)}",
             "updates are summed in float32, of which the model has a rounded copy; saved models are float32",
@@ -74,8 +73,7 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
             "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
             "refuse": "",
         }[task.buffers]
-        report.add(
-            Level.NOTE,
+        report.note(
             "the model",
             f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}",
             advice,
@@ -115,24 +113,21 @@ def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tens
     where = f"{type(task).__name__}.loss"
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        report.add(
-            Level.ERROR,
+        report.error(
             where,
             f"it returns {got} where a scalar tensor is needed",
             "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()",
         )
         raise StoppedError
     if not loss.requires_grad:
-        report.add(
-            Level.ERROR,
+        report.error(
             where,
             "its value does not depend on the parameters",
             "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?",
         )
         raise StoppedError
     if not bool(torch.isfinite(loss)):
-        report.add(
-            Level.ERROR,
+        report.error(
             f"{where}, worker {worker}'s first batch",
             f"it is {float(loss.detach())}",
             "look for a logarithm or a division of zero, for inputs that are not scaled, and for labels that"
@@ -158,8 +153,7 @@ def _check_gradient(report: Report, module: nn.Module, worker: int, seen: dict[s
         elif seen.get(name) != "good":
             seen[name] = "zero"
     if infinite:
-        report.add(
-            Level.ERROR,
+        report.error(
             f"worker {worker}'s first gradient",
             f"it is infinite or NaN for {_names(infinite)}",
             "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero",
@@ -172,15 +166,13 @@ def _report_gradients(report: Report, seen: dict[str, str]) -> None:
     missing = [name for name, state in seen.items() if state == "missing"]
     zero = [name for name, state in seen.items() if state == "zero"]
     if missing:
-        report.add(
-            Level.WARNING,
+        report.warn(
             "the gradient",
             f"no loss depends on {_names(missing)}",
             "they are sent and never learned: use them, remove them, or set requires_grad = False",
         )
     if zero:
-        report.add(
-            Level.WARNING,
+        report.warn(
             "the gradient",
             f"it is zero at every worker for {_names(zero)}",
             "is what they compute multiplied by zero, cut by .detach(), or are all units dead?",
@@ -199,8 +191,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         once, again = (float(task.loss(module, batch)) for _ in range(2))
         twice = float(task.loss(module, tuple(torch.cat([part, part]) for part in batch)))
     if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"a batch that is there twice has {twice / once:.2f} times the loss: it looks like a sum",
             "return the mean over the batch; otherwise step sizes depend on task.batch_size",
@@ -215,8 +206,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         first, second = (float(task.loss(module, tuple(half[side] for half in halves))) for side in (0, 1))
     mean = (first * (count // 2) + second * (count - count // 2)) / count
     if abs(mean - once) > MEAN_LIKE * max(abs(first), abs(second), abs(once)):
-        report.add(
-            Level.WARNING,
+        report.warn(
             where,
             f"the loss of a batch ({once:.4g}) is not the mean over its examples: its halves have"
             f" {first:.4g} and {second:.4g}",
@@ -228,8 +218,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
 def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         if not abs(value) < float("inf"):
-            report.add(
-                Level.ERROR,
+            report.error(
                 f"the metric {name} of worker {worker}",
                 f"it is {value} on the test examples",
                 "what is evaluated must be finite",
@@ -237,12 +226,52 @@ def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> No
             )
     accuracy = metrics.get("accuracy")
     if accuracy is not None and not 0 <= accuracy <= 1:
-        report.add(
-            Level.WARNING,
+        report.warn(
             f"the metric accuracy of worker {worker}",
             f"it is {accuracy:.4g}, and an accuracy is from 0 to 1",
             "return the mean of what is right, not a sum or a percentage",
         )
+
+
+def check_outputs(report: Report, task: Task, oracle: TaskOracle, worker: int) -> None:
+    """Look at the outputs for a worker's first minibatch, where the loss is ``afl.Classification``'s own."""
+    if not isinstance(task, Classification) or type(task).loss is not Classification.loss:
+        return
+    inputs = oracle.minibatch(worker, 1)[0]
+    module = oracle.module(worker, training=False)
+    with blaming(report, f"outputs of worker {worker}'s first batch"), torch.no_grad():
+        outputs: object = module(inputs)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or min(outputs.shape) < 2:
+            return
+        if _are_probabilities(outputs):
+            report.warn(
+                "the model",
+                f"its outputs are probabilities: they sum to 1 over the classes{_softmax_in(module)}",
+                "afl.Classification's loss takes logits, and has a softmax of its own: leave the model's out,"
+                " or it learns slowly and not well",
+            )
+        if _mixes(module, inputs, outputs):
+            report.warn(
+                "the model",
+                f"what it gives for an example depends on the others in the batch{_softmax_in(module)}",
+                "does an operation run over the first dimension, which is the batch's? Softmax takes dim=1",
+            )
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    return bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < CLOSE).all())
+
+
+def _mixes(module: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
+    half = len(inputs) // 2
+    alone: Tensor = module(inputs[:half])
+    scale = float(outputs.abs().max())
+    return float((alone - outputs[:half]).abs().max()) > CLOSE * max(scale, CLOSE)
+
+
+def _softmax_in(module: nn.Module) -> str:
+    found = [f"{name}, Softmax" for name, part in module.named_modules() if isinstance(part, nn.Softmax)]
+    return f" ({found[0]})" if found else ""
 
 
 def _shape(batch: Batch) -> str:

@@ -1,4 +1,8 @@
-"""Whether the same is computed twice: by one process, and by another."""
+"""Whether the same is computed twice: by one process, and by another.
+
+``python -m afl_lab.check.repeating CONFIG WORKER...`` is that other process: it prints as JSON what it makes
+of the task: the model's layout and parameters, and the workers' examples.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from afl.config import Config, dump_config
+from afl.config import Config, dump_config, load_config
 from afl.core.model.parameters import ParameterVector
-from afl_lab.check.blame import blaming
+from afl.core.randomness import SharedRandomness
+from afl.tasks import Task, TaskContext
+from afl.tasks.initialization import build_vector
+from afl.tasks.registry import load_task
 from afl_lab.check.data import Parts
-from afl_lab.check.division import digests
-from afl_lab.check.findings import Level, Report
-from afl_worker.oracle import TaskOracle
+from afl_lab.check.examples import look_at
+from afl_lab.check.findings import Report, blaming
+from afl_worker.training.oracle import TaskOracle
 
 COMPARED_WORKERS = 4
 """Workers whose examples another process is asked for."""
@@ -32,8 +40,7 @@ def check_gradients(report: Report, oracle: TaskOracle, worker: int) -> None:
     with blaming(report, f"a second gradient of worker {worker}"):
         if bits() == bits():
             return
-    report.add(
-        Level.WARNING,
+    report.warn(
         f"worker {worker}'s gradient",
         "two calls with the same batch give different numbers",
         "a run cannot be repeated to the bit then. Does the task draw from numpy's or Python's generator, or"
@@ -51,8 +58,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
         answer = _asked(path, workers)
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        report.add(
-            Level.ERROR,
+        report.error(
             "a second process",
             f"it cannot make the task: {said[-1]}",
             "each worker is a process of its own: what does the task need that a new process lacks?",
@@ -62,15 +68,13 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     ours = digests(vector, {worker: parts[worker] for worker in workers})
     different = [name for name, digest in ours.items() if theirs.get(name) != digest]
     if "layout" in different:
-        report.add(
-            Level.ERROR,
+        report.error(
             "model()",
             "another process makes a model with other names, shapes or types of parameters",
             "the server refuses such a worker; does the model depend on data, time, or the order of a set?",
         )
     elif "parameters" in different:
-        report.add(
-            Level.NOTE,
+        report.note(
             "model()",
             "another process draws other initial parameters, from the same seed",
             "every worker is sent the server's, so nothing is wrong; but another run begins elsewhere."
@@ -79,8 +83,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     data = [name for name in different if name not in {"layout", "parameters"}]
     if data:
         _, worker = data[0].split()
-        report.add(
-            Level.ERROR,
+        report.error(
             f"worker {worker}'s data",
             f"another process finds other examples, or in another order ({', '.join(data)})",
             "draw the division from context.randomness or from fixed seeds, and sort what comes from a set or"
@@ -96,10 +99,47 @@ def _asked(config: Path, workers: Sequence[int]) -> subprocess.CompletedProcess[
         "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
     }
     return subprocess.run(
-        [sys.executable, "-P", "-m", "afl_lab.check.division", str(config), *map(str, workers)],
+        [sys.executable, "-P", "-m", "afl_lab.check.repeating", str(config), *map(str, workers)],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def digests(vector: ParameterVector, parts: Parts) -> dict[str, str]:
+    """What two processes must agree on, by name."""
+    found = {"layout": vector.layout_hash().hex(), "parameters": vector.digest().hex()}
+    for worker, (train, test) in parts.items():
+        found[f"train {worker}"], found[f"test {worker}"] = train.digest, test.digest
+    return found
+
+
+def looked_at(task: Task, context: TaskContext, workers: Sequence[int]) -> Parts:
+    """The workers' examples, asked of the task once more."""
+    parts = {}
+    for worker in workers:
+        data = task.data(worker, context)
+        parts[worker] = (look_at(data.train), look_at(data.test))
+    return parts
+
+
+def made_anew(config: Config, workers: Sequence[int]) -> Mapping[str, str]:
+    """:func:`digests` of a task that is made from its configuration."""
+    assert config.run.seed is not None
+    randomness = SharedRandomness.from_int(config.run.seed)
+    task = load_task(config.task.name, config.task.options, allow_path=True)
+    context = TaskContext(config.workers, randomness)
+    return digests(build_vector(task, randomness), looked_at(task, context, workers))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    path, *workers = arguments
+    found: Mapping[str, Any] = made_anew(load_config(Path(path), environment={}), [int(w) for w in workers])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

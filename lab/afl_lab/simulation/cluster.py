@@ -51,7 +51,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
     todo = [job for job in jobs if job.name not in outcomes]
     with _cluster(ray, address, processes, sends_code=any(":" in job.config.task.name for job in todo)):
         most = max((node["Resources"].get("CPU", 0) for node in ray.nodes()), default=0)
-        function = ray.remote(_simulate_there)
+        function = ray.remote(simulate_there)
         pending = {}
         for job in todo:
             threads = job.config.worker.threads
@@ -70,7 +70,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
                 for reference in ready:
                     job = pending.pop(reference)
                     try:
-                        outcome = _brought_home(job, *ray.get(reference))
+                        outcome = brought_home(job, *ray.get(reference))
                     except ray.exceptions.RayError as error:
                         outcome = Outcome(job, None, str(error).strip(), ExitCode.INTERNAL)
                     outcomes[job.name] = outcome
@@ -88,7 +88,7 @@ def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Ite
     elif sends_code:
         options = {"runtime_env": {"working_dir": str(Path.cwd()), "excludes": NOT_SENT}}
     try:
-        _knock(address)
+        knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="error", **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
@@ -98,7 +98,7 @@ def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Ite
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def knock(address: str) -> None:
     """Ray itself would try for minutes where nothing listens.
 
     Raises:
@@ -113,7 +113,7 @@ def _knock(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
-def _simulate_there(
+def simulate_there(
     config: str, version: str, *, saves_models: bool
 ) -> tuple[dict[str, bytes], str, ExitCode]:
     """On a node: simulate in a directory of its own; the run's files by name, or an error."""
@@ -130,7 +130,7 @@ def _simulate_there(
         return {file.name: file.read_bytes() for file in directory.iterdir()}, "", ExitCode.OK
 
 
-def _brought_home(job: Job, files: dict[str, bytes], error: str, code: ExitCode) -> Outcome:
+def brought_home(job: Job, files: dict[str, bytes], error: str, code: ExitCode) -> Outcome:
     """Its files in its directory, the summary last: only a whole run has one."""
     if error:
         return Outcome(job, None, error, code)

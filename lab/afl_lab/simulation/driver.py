@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Report, Step
@@ -19,29 +18,9 @@ from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector
 from afl.tasks.worker_data import worker_data
 from afl.user_code import calling
-from afl.wire.costs import Lengths, lengths_of
-from afl_worker.batched import BatchedOracle
-from afl_worker.oracle import TaskOracle
-
-
-class Meter(Protocol):
-    """Hears of what would cross the wire."""
-
-    def step(self, opening: Opening) -> None:
-        """A step goes out."""
-
-    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
-        """The reports of a step come in."""
-
-
-class Silent:
-    """A meter that counts nothing."""
-
-    def step(self, opening: Opening) -> None:
-        """Ignored."""
-
-    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
-        """Ignored."""
+from afl_lab.simulation.meter import WireMeter
+from afl_worker.training.batched import BatchedOracle
+from afl_worker.training.oracle import TaskOracle
 
 
 class Driver:
@@ -73,7 +52,7 @@ class Driver:
         evaluate_every: int,
         policy: AbsencePolicy | None = None,
         batched: bool = False,
-        meter: Meter | None = None,
+        meter: WireMeter | None = None,
     ) -> None:
         workers = range(settings.workers)
         self.vector = build_vector(task, randomness)
@@ -94,11 +73,11 @@ class Driver:
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
         )
-        side = WorkerSide(
+        side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
         )
         self._participant = Participant(self.model, side, oracle, workers, skips_non_finite=skips_non_finite)
-        self.meter: Meter = meter or Silent()
+        self.meter = meter
 
     def steps(self) -> Iterator[Step]:
         """Take the run's steps; yields each once it is closed and the server's model has its update.
@@ -110,7 +89,8 @@ class Driver:
         engine = self.engine
         opening: Opening | None = engine.opening()
         while opening is not None:
-            self.meter.step(opening)
+            if self.meter is not None:
+                self.meter.step(opening)
             self._answer(opening)
             if opening.step.kind is Kind.EVALUATE:
                 engine.expect_digest(self.vector.digest())
@@ -133,7 +113,7 @@ class Driver:
             frozenset(opening.participants),
         )
         # Counted when all have come: many small calls are fast together, and slow between large products.
-        reports: list[tuple[Report, Lengths]] = []
+        reports: list[Report] = []
         answers = self._participant.take(step)
         for worker in opening.participants:
             where = place(worker, self.engine.algorithm.settings.named(step.step.position.round))
@@ -145,14 +125,15 @@ class Driver:
             except AflError as error:
                 raise placed(where, error) from error
             assert report.worker == worker
-            reports.append((report, lengths_of(payloads)))
+            reports.append(report)
             ack = self.engine.begin_report(report)
             for index, payload in enumerate(payloads):
                 ack = self._deliver(report.worker, index, payload)
             assert ack is not None
             assert ack.status is AckStatus.ACCEPTED, ack
             self._participant.forget(report.worker)
-        self.meter.reports(opening.step.kind, reports)
+        if self.meter is not None:
+            self.meter.reports(opening.step.kind, reports)
 
     def _deliver(self, worker: int, index: int, payload: Payload) -> Ack | None:
         ack: Ack | None = None

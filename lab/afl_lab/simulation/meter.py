@@ -1,26 +1,40 @@
-"""Counts what a simulated run would have carried: the frames of training, evaluation and first models.
+"""Counts, to the byte, what a simulated run would have carried, without making the frames.
 
-Each worker counts as a process of its own. Joining, heartbeats and goodbyes are not part of a simulation;
-their few bytes (kind ``control``) are zero here.
+Training, evaluation and first models are counted, each worker as a process of its own. Joining, heartbeats
+and goodbyes are not part of a simulation; their few bytes (kind ``control``) are zero here. Chunks are
+measured by their headers; every other part is small and serialized, once for all that are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from torch import Tensor
 
 from afl.core.engine import Opening
-from afl.core.messages import Kind, Payload, Position, Report, Step
+from afl.core.messages import Kind, PayloadHeader, Position, Report, Step
 from afl.core.model.parameters import ParameterVector
-from afl.wire.costs import Lengths, lengths_of, report_costs, session_costs, step_costs
-from afl.wire.frames import commit_frame
+from afl.v1 import federation_pb2 as pb
+from afl.wire.accounting import FrameContent
+from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
+    Frame,
+    chunk_content,
+    chunk_head,
+    commit_frame,
+    is_sent,
+    joined_content,
+    report_frame,
+    step_frame,
+)
 from afl_server.model import model_payloads
 from afl_server.tallies import Tallies
 
 
 class WireMeter:
-    """A :class:`afl_lab.simulation.driver.Meter` that keeps the server's tallies.
+    """Hears of what would cross the wire, and keeps the server's tallies.
 
     Args:
         sends_dual_weights: whether the algorithm tells each worker its dual weight.
@@ -33,31 +47,113 @@ class WireMeter:
 
     def first_models(self, vector: ParameterVector, params: Tensor, workers: int) -> None:
         """Every process is sent the initial model."""
-        payloads = model_payloads(vector, params)
-        step = Step(Position(1, 0), Kind.MODEL, tuple(payload.header for payload in payloads))
-        self._send(step, payloads, range(workers), ())
+        headers = tuple(payload.header for payload in model_payloads(vector, params))
+        self._send(Step(Position(1, 0), Kind.MODEL, headers), workers, ())
 
     def step(self, opening: Opening) -> None:
         """A step goes to those who answer it."""
         weights = opening.dual_weights.tolist() if self._sends_dual_weights else ()
-        self._send(opening.step, opening.payloads, opening.participants, weights)
+        self._send(opening.step, len(opening.participants), weights)
 
-    def reports(self, kind: Kind, reports: Sequence[tuple[Report, Lengths]]) -> None:
+    def reports(self, kind: Kind, reports: Sequence[Report]) -> None:
         """The reports of a step have come in."""
-        for report, lengths in reports:
-            for length, content in report_costs(report, kind, lengths, self._chunk_bytes):
+        for report in reports:
+            for length, content in report_costs(report, kind, self._chunk_bytes):
                 self.tallies.uplink.add(length, content)
             if not kind.is_of_evaluation:
                 self.tallies.charge_report(report)
 
-    def _send(
-        self, step: Step, payloads: Sequence[Payload], workers: Sequence[int], weights: Sequence[float]
-    ) -> None:
-        shared = step_costs(step, lengths_of(payloads), self._chunk_bytes)
+    def _send(self, step: Step, sessions: int, weights: Sequence[float]) -> None:
         # A double takes eight bytes, whatever it is: all commits are as long.
-        costs = session_costs(shared, commit_frame(step.position, step.kind, weights[:1]))
-        for length, content in costs:
-            self.tallies.downlink.add(length, content, times=len(workers))
-        self.tallies.charge_step(
-            step.payloads, len(workers), has_weights=bool(weights), sessions=len(workers)
-        )
+        commit = commit_frame(step.position, step.kind, weights[:1])
+        for length, content in step_costs(step, commit, self._chunk_bytes):
+            self.tallies.downlink.add(length, content, times=sessions)
+        self.tallies.charge_step(step.payloads, sessions, has_weights=bool(weights), sessions=sessions)
+
+
+class Cost(NamedTuple):
+    """A frame's length in bytes (without gRPC's prefix), and what it holds."""
+
+    length: int
+    content: FrameContent
+
+
+def report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]:
+    """The frames of a report, as :func:`afl.wire.frames.report_frames` makes them."""
+    if report.metrics or report.model_digest or report.missing:
+        return _report_costs(report, kind, chunk_bytes)
+    # A double takes eight bytes, or none for zero; a number as many as the widest of its length.
+    return _alike_costs(
+        _widest(report.worker),
+        Position(_widest(report.position.round), report.position.phase),
+        report.examples,
+        report.payloads,
+        loss=float(is_sent(report.loss)),
+        weight=float(is_sent(report.weight)),
+        kind=kind,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+@lru_cache(maxsize=256)
+def _alike_costs(
+    worker: int,
+    position: Position,
+    examples: int,
+    headers: tuple[PayloadHeader, ...],
+    *,
+    loss: float,
+    weight: float,
+    kind: Kind,
+    chunk_bytes: int,
+) -> Sequence[Cost]:
+    report = Report(worker, position, loss, examples, headers, weight=weight)
+    return _report_costs(report, kind, chunk_bytes)
+
+
+def _widest(number: int) -> int:
+    """The largest number that takes as many bytes in protobuf, seven bits each; 0 takes none."""
+    return (1 << -(-number.bit_length() // 7) * 7) - 1
+
+
+def _report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]:
+    costs = [
+        _of(report_frame(report, kind)),
+        *_chunks(report.payloads, chunk_bytes, pb.WorkerFrame, report.worker),
+    ]
+    small = sum(header.total_bytes for header in report.payloads) < JOIN_BELOW_BYTES
+    return [_joined(costs)] if small else costs
+
+
+def step_costs(step: Step, commit: Frame, chunk_bytes: int) -> list[Cost]:
+    """The frames of a step for one session, the commit among them, as the server sends them."""
+    costs = [_of(step_frame(step)), *_chunks(step.payloads, chunk_bytes, pb.ServerFrame)]
+    if sum(cost.length for cost in costs) < JOIN_BELOW_BYTES:
+        costs = [_joined(costs)]
+    if costs[-1].length < JOIN_BELOW_BYTES:
+        return [*costs[:-1], _joined([costs[-1], _of(commit)])]
+    return [*costs, _of(commit)]
+
+
+def _chunks(
+    headers: Sequence[PayloadHeader],
+    chunk_bytes: int,
+    sender: type[pb.ServerFrame | pb.WorkerFrame],
+    worker: int = 0,
+) -> Iterator[Cost]:
+    for index, header in enumerate(headers):
+        offset = 0
+        for section in (header.index_bytes, header.value_bytes):
+            for start in range(0, section, chunk_bytes):
+                size = min(chunk_bytes, section - start)
+                head = chunk_head(sender, offset, size, worker=worker, index=index)
+                yield Cost(len(head) + size, chunk_content(header, offset, size))
+                offset += size
+
+
+def _of(frame: Frame) -> Cost:
+    return Cost(len(frame.data), frame.content)
+
+
+def _joined(costs: Sequence[Cost]) -> Cost:
+    return Cost(sum(cost.length for cost in costs), joined_content([cost.content for cost in costs]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,32 +40,6 @@ def test_its_task_is_about_thirty_lines() -> None:
         if line.strip() and not line.strip().startswith(("#", '"""'))
     ]
     assert len(code) <= 30
-
-
-@pytest.mark.timeout(600)
-def test_it_is_linted_formatted_and_typed(here: Path) -> None:
-    assert main(["new", "study"]) == 0
-    ruff, mypy = (
-        [sys.executable, "-m", "ruff"],
-        # What it has found of PyTorch is kept beside what `make lint` keeps: from nothing it takes 13 s.
-        [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache' / 'of-a-project'}"],
-    )
-    rules = ["--isolated", "--select", "A,B,C4,D1,E,F,I,N,PTH,RET,SIM,UP,W", "--line-length", "110"]
-    for command in (
-        [*ruff, "check", *rules, "."],
-        [*ruff, "format", "--isolated", "--line-length", "110", "--check", "."],
-    ):
-        answer = subprocess.run(command, cwd=here / "study", capture_output=True, text=True, check=False)
-        assert answer.returncode == 0, answer.stdout
-    # As where the package is installed: its own modules are followed for their types, not checked again.
-    answer = subprocess.run(
-        [*mypy, "--follow-imports=silent", "task.py", "test_task.py"],
-        cwd=here / "study",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stdout
 
 
 def test_nothing_is_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

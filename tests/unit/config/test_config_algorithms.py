@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from afl.config import config_digest, config_from_mapping
-from afl.config.rules import USED
-from afl.core.algorithms.registry import ALGORITHMS
+from afl.config.rules import ALGORITHM_KEYS
+from afl.config.schema import Algorithm
+from afl.core.algorithms.algorithm import SHARED_OPTIONS
+from afl.core.algorithms.registry import algorithm_named, algorithm_names
 from afl.errors import ConfigError
 from afl.wire.settings import RunSettings
 
@@ -37,14 +39,16 @@ def config(name: str, **options: Any) -> Any:
 
 
 def test_the_rules_speak_of_all_algorithms_and_options() -> None:
-    assert set(USED) == set(ALGORITHMS) == set(NEEDED)
-    assert frozenset().union(*USED.values()) == EXAMPLES.keys()
+    assert set(algorithm_names()) == set(NEEDED)
+    assert frozenset().union(*(algorithm_named(name).takes for name in NEEDED)) == EXAMPLES.keys()
+    assert EXAMPLES.keys() == SHARED_OPTIONS
+    assert Algorithm.model_fields.keys() == ALGORITHM_KEYS
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NEEDED)
 @pytest.mark.parametrize("option", EXAMPLES)
 def test_an_option_is_used_or_refused(name: str, option: str) -> None:
-    if option in USED[name]:
+    if option in algorithm_named(name).takes:
         config(name, **{option: EXAMPLES[option]})
         return
     with pytest.raises(ConfigError, match=rf"algorithm\.{option}(?s:.*)no {option}; {name} does not"):
@@ -86,7 +90,7 @@ def test_what_the_state_machines_get(name: str, options: dict[str, Any], right: 
     assert parameters.name == name
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NEEDED)
 def test_gradients_are_batched_only_at_one_model(name: str) -> None:
     values = {
         "workers": 4,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from afl.config import Config, config_from_mapping, document
@@ -109,14 +106,6 @@ def test_the_table_has_a_row_a_key_and_equal_columns() -> None:
     assert rows[0] == (
         "| `workers` | m, the number of workers | a whole number from 1 to 2^31 - 1 | required | workers |"
     )
-
-
-def test_it_is_printed_as_a_module(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-W", "error", "-m", "afl.config.document", "--markdown"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
-    assert printed.stdout == document.markdown()
-    document.main([])
-    assert "algorithm.rounds" in capsys.readouterr().out
 
 
 def test_nothing_in_it_names_a_type_of_the_program() -> None:

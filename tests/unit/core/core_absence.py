@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from core_federation import Problem, ProblemOracle
+from core_federation import Problem, ProblemOracle, uplink_residual
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.base import WorkerSide
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Position, Report, Step
@@ -80,7 +81,7 @@ class Absences:
         self.sides: list[WorkerSide] = []
         for worker in self.workers:
             vector = self.problem.vector()
-            side = WorkerSide(self.settings, vector.dim, randomness, [worker], keeps_old=True)
+            side = worker_side(self.settings, vector.dim, randomness, [worker], keeps_old=True)
             oracle = FaultyOracle(self.problem, vector, self.faulty)
             self.sides.append(side)
             self.participants.append(Participant(vector, side, oracle, [worker], skips_non_finite=True))
@@ -90,7 +91,10 @@ class Absences:
     @property
     def residuals(self) -> NDArray[np.float32]:
         return np.array(
-            [side.halves[worker].uplink_residual.numpy() for worker, side in enumerate(self.sides)]  # type: ignore[attr-defined]
+            [
+                uplink_residual(side.halves[worker], self.vector.dim).numpy()
+                for worker, side in enumerate(self.sides)
+            ]
         )
 
     def run(self) -> Absences:

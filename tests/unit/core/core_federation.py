@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afl.core.algorithms.afl_com import AflComServer, AflComWorker
-from afl.core.algorithms.base import ServerAlgorithm
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.base import ServerAlgorithm, WorkerAlgorithm, WorkerSide
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.dual import DualWeights
 from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.core.messages import AckStatus, CommittedStep, Kind, Payload, Report
 from afl.core.model.buffer_mean import BufferMean
@@ -35,7 +36,7 @@ from afl.wire.frames import (
     report_of,
     step_frame,
 )
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 Vector = NDArray[np.float32]
 
@@ -153,6 +154,32 @@ class ProblemOracle:
         return {"loss": self._problem.loss(worker, 0, self._vector.numpy())}, 10 + worker
 
 
+class AsWritten(AflComServer):
+    """Step 3 as the paper has it, where the product forwards the sum; the same bits."""
+
+    forwards = False
+
+
+def as_written(settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness) -> AsWritten:
+    return AsWritten(
+        settings, params, randomness, DualWeights(settings.workers, settings.eta_q, settings.block)
+    )
+
+
+def downlink_residual(algorithm: ServerAlgorithm) -> Vector:
+    """e_hat; zeros where the sum is forwarded, nothing where the algorithm has none."""
+    if not isinstance(algorithm, AflComServer):
+        return np.zeros(0, dtype=np.float32)
+    zeros = np.zeros(len(algorithm.params), dtype=np.float32)
+    residual: Vector = algorithm.unsent().get("downlink_residual", zeros)
+    return residual
+
+
+def uplink_residual(half: WorkerAlgorithm, dim: int) -> Tensor:
+    """e_i; zeros where none is kept."""
+    return torch.zeros(dim) if half.residual is None else half.residual
+
+
 @dataclass
 class Outcome:
     """What a run leaves."""
@@ -189,9 +216,9 @@ class Federation:
         self.vector = problem.vector()
         self.params = self.vector.values
         self.algorithm: ServerAlgorithm = (
-            AflComServer(settings, self.params, randomness, forward=forward)
-            if settings.name == "afl-com"
-            else server_half(settings, self.params, randomness)
+            server_half(settings, self.params, randomness)
+            if forward
+            else as_written(settings, self.params, randomness)
         )
         self.engine = RoundEngine(
             self.algorithm,
@@ -203,7 +230,7 @@ class Federation:
         self._assemblers: list[StepAssembler] = []
         for workers in hosts or [(worker,) for worker in range(problem.workers)]:
             vector = problem.vector()
-            side = WorkerSide(settings, vector.dim, randomness, workers)
+            side = worker_side(settings, vector.dim, randomness, workers)
             self.sides.append(side)
             self.participants.append(Participant(vector, side, problem.oracle(vector, workers), workers))
             self._assemblers.append(StepAssembler(tuple(workers), largest=12 * vector.dim + 1024))
@@ -231,7 +258,7 @@ class Federation:
             if self.engine.last_evaluation is not evaluation and self.engine.last_evaluation is not None:
                 evaluations.append(self.engine.last_evaluation)
         residuals = {
-            worker: half.uplink_residual.numpy().copy()
+            worker: uplink_residual(half, self.vector.dim).numpy().copy()
             for side in self.sides
             for worker, half in side.halves.items()
             if isinstance(half, AflComWorker)
@@ -240,9 +267,7 @@ class Federation:
             self.params.numpy().copy(),
             [participant.vector.numpy().copy() for participant in self.participants],
             np.array([residuals[worker] for worker in sorted(residuals)]),
-            self.algorithm.downlink_residual.copy()
-            if isinstance(self.algorithm, AflComServer)
-            else np.zeros(0, dtype=np.float32),
+            downlink_residual(self.algorithm).copy(),
             [summary.dual_weights for summary in summaries] + [self.engine.dual_weights],
             [summary.losses for summary in summaries],
             evaluations,

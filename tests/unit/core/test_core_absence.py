@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from afl.core.algorithms.local_sgd import snapshot_offset
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.engine import RoundEngine
 from afl.core.feedback import ErrorFeedback
@@ -540,13 +540,14 @@ class Model:
 @pytest.mark.parametrize("keeps_old", [False, True])
 def test_an_update_that_was_put_back_goes_with_the_next_and_leaves_no_residual(keeps_old: bool) -> None:
     chosen = AlgorithmSettings(1, 9, 3, 1.0, 1.0)
-    half = WorkerSide(chosen, 2, SharedRandomness.from_int(1), [0], keeps_old=keeps_old).halves[0]
+    half = worker_side(chosen, 2, SharedRandomness.from_int(1), [0], keeps_old=keeps_old).halves[0]
     report, payloads = half.train(Position(1, 0), 1.0, Model(1.0, 2.0))
     half.put_back(report, payloads)
-    assert half.uplink_residual.tolist() == [1.0, 2.0]  # type: ignore[attr-defined]
+    assert half.residual is not None
+    assert half.residual.tolist() == [1.0, 2.0]
     _, (payload,) = half.train(Position(2, 0), 0.5, Model(4.0, 4.0))
     assert struct.unpack("<2f", payload.data) == (3.0, 4.0)
-    assert half.uplink_residual.tolist() == [0.0, 0.0]  # type: ignore[attr-defined]
+    assert half.residual is None
     _, (payload,) = half.train(Position(3, 0), 1.0, Model(4.0, 4.0))
     assert struct.unpack("<2f", payload.data) == (4.0, 4.0)
 
@@ -556,28 +557,30 @@ def test_a_residual_that_overflows_stays_as_it_was(name: str) -> None:
     largest, dim = float(np.finfo(np.float32).max), 100_000 if name == "top-k" else 3
     options = {"ratio": 0.34}
     chosen = AlgorithmSettings(1, 9, 3, 1.0, 1.0, *[CompressorChoice(name, options)] * 2)
-    half = WorkerSide(chosen, dim, SharedRandomness.from_int(1), [0], keeps_old=True).halves[0]
+    half = worker_side(chosen, dim, SharedRandomness.from_int(1), [0], keeps_old=True).halves[0]
     first = np.random.default_rng(0).standard_normal(dim)
     half.train(Position(1, 0), 1.0, Model(*first.tolist()))
-    before = half.uplink_residual.clone()  # type: ignore[attr-defined]
-    half.uplink_residual[-1] = largest  # type: ignore[attr-defined]
+    assert half.residual is not None
+    before = half.residual.clone()
+    half.residual[-1] = largest
     before[-1] = largest
     overflowing = [*first.tolist()[:-1], largest]
     with pytest.raises(NonFiniteError, match="overflows float32"):
         half.train(Position(2, 0), 1.0, Model(*overflowing))
-    assert half.uplink_residual.numpy().tobytes() == before.numpy().tobytes()  # type: ignore[attr-defined]
+    assert half.residual.numpy().tobytes() == before.numpy().tobytes()
 
 
 def test_a_late_message_that_overflows_is_not_put_back() -> None:
     largest = float(np.finfo(np.float32).max)
     feedback = ErrorFeedback(2)
     chosen = AlgorithmSettings(1, 9, 3, 1.0, 1.0)
-    half = WorkerSide(chosen, 2, SharedRandomness.from_int(1), [0]).halves[0]
+    half = worker_side(chosen, 2, SharedRandomness.from_int(1), [0]).halves[0]
     answer = half.train(Position(1, 0), 1.0, Model(largest, 1.0))
     half.put_back(*answer)
     with pytest.raises(NonFiniteError, match="a late message overflows float32"):
         half.put_back(*answer)
-    assert half.uplink_residual.tolist() == [largest, 1.0]  # type: ignore[attr-defined]
+    assert half.residual is not None
+    assert half.residual.tolist() == [largest, 1.0]
     assert feedback.residual.tolist() == [0.0, 0.0]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from afl.core.algorithms.registry import WorkerSide, server_half
+from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import (
@@ -274,7 +274,7 @@ class Process:
         self.vector = ParameterVector(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), buffers="mean")
         self.vector.buffers.host((1, 2))
         settings = AlgorithmSettings(3, 9, 1, 0.5, 0.0, name="fedavg")
-        side = WorkerSide(settings, self.vector.dim, SharedRandomness.from_int(1), (1, 2))
+        side = worker_side(settings, self.vector.dim, SharedRandomness.from_int(1), (1, 2))
         self.participant = Participant(self.vector, side, Still(self.vector), (1, 2))
 
     def take(self, kind: Kind, position: Position, **payloads: tuple[float, ...]) -> list[Report]:

@@ -14,8 +14,8 @@ from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
 from afl.errors import NonFiniteError, TaskError
 from afl.tasks.base import TaskContext
-from afl_worker.batched import BatchedOracle
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.batched import BatchedOracle
+from afl_worker.training.oracle import TaskOracle
 from support.tests_tasks import LocalNorm
 
 

@@ -133,7 +133,7 @@ def test_what_is_kept_is_what_the_decoded_bytes_leave_to_the_bit(
     feedback = ErrorFeedback(dim)
     feedback.residual[:] = torch.from_numpy(random.permutation(gradient))
     p = feedback.residual.numpy() + np.float32(0.3) * gradient
-    payload = pack(compressor, feedback.compress(torch.from_numpy(gradient), realization, weight=0.3))
+    payload = pack(compressor, feedback.compress(torch.from_numpy(np.float32(0.3) * gradient), realization))
     check_header(payload.header, expected(compressor))
     found = unpack(payload.header, b"".join(payload.sections))
     decoded = realization.decode(found).numpy()

@@ -6,7 +6,7 @@ import numpy as np
 from core_federation import Problem
 
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.algorithms.registry import WorkerSide
+from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.messages import CommittedStep, Kind, Position, Role, Step
 from afl.core.participant import Participant
@@ -20,7 +20,7 @@ def trained(*drawn: int) -> Participant:
     problem, randomness = Problem.random(3, 4), SharedRandomness.from_int(7)
     settings = AlgorithmSettings(3, 9, 1, 0.1, 0.1, name="drfa", local_steps=3, sampled=2)
     vector = problem.vector()
-    side = WorkerSide(settings, vector.dim, randomness, [0, 1, 2])
+    side = worker_side(settings, vector.dim, randomness, [0, 1, 2])
     participant = Participant(vector, side, problem.oracle(vector, [0, 1, 2]), [0, 1, 2])
     opening = CommittedStep(Step(TRAIN, Kind.TRAIN), (), {}, frozenset(drawn))
     assert [report.worker for _, (report, _) in participant.take(opening)] == list(drawn)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from core_federation import as_written
 
-from afl.core.algorithms.afl_com import AflComServer
+from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.codecs.payload import bytes_of
+from afl.core.codecs.plain import bytes_of
 from afl.core.compressors import create
 from afl.core.feedback import ErrorFeedback
 from afl.core.messages import Position
@@ -30,9 +31,8 @@ def test_error_feedback_that_overflows_says_so() -> None:
 def test_a_sum_of_workers_that_overflows_never_reaches_the_model(compressor: CompressorChoice) -> None:
     settings = AlgorithmSettings(2, 10, 5, 0.1, 0.1, compressor, compressor)
     params = torch.zeros(2)
-    server = AflComServer(
-        settings, params, SharedRandomness.from_int(0), forward=compressor.name == "identity"
-    )
+    make = server_half if compressor.name == "identity" else as_written
+    server = make(settings, params, SharedRandomness.from_int(0))
     (header,) = server.expected_payloads(Position(1, 0))
     values = np.array([LARGEST, 1.0], dtype=np.float32)
     indices = b"" if compressor.name == "identity" else b"\x03"

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afl.core.codecs.indices import Coding
-from afl.core.codecs.payload import bytes_of, check_header, expected, pack, unpack, values_of
+from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.codecs.plain import bytes_of, values_of
 from afl.core.compressors import Compressed, create
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 from afl.errors import NonFiniteError, ProtocolError

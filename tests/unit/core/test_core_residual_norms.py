@@ -56,7 +56,7 @@ def test_the_norms_of_an_evaluation_are_those_of_the_residuals(
     if not is_kept_above:
         assert algorithm.residual_norm is None
         return
-    downlink = algorithm.downlink_residual.astype(np.float64)  # type: ignore[attr-defined]
+    downlink = algorithm.unsent()["downlink_residual"].astype(np.float64)
     assert algorithm.residual_norm == pytest.approx(np.linalg.norm(downlink), rel=1e-12)
     assert algorithm.residual_norm > 0
 

@@ -17,7 +17,7 @@ import torch
 from core_federation import Federation, Outcome, Subject, TaskSubject
 from torch import Tensor, nn
 
-from afl.core.algorithms.registry import WorkerSide
+from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.messages import CommittedStep, Kind, Step
 from afl.core.model.parameters import ParameterVector
@@ -25,8 +25,8 @@ from afl.core.participant import Answer, Oracle, Participant
 from afl.core.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
 from afl_server.model import model_payloads
-from afl_worker.batched import BatchedOracle
 from afl_worker.journal import Journals
+from afl_worker.training.batched import BatchedOracle
 from support.tests_tasks import LocalNorm, MeanNorm
 
 WORKERS = 4
@@ -118,7 +118,7 @@ class Mortal:
             self._journals.close()
         vector = self._subject.vector()
         settings = self._federation.algorithm.settings
-        side = WorkerSide(settings, vector.dim, SharedRandomness.from_int(7), self.workers)
+        side = worker_side(settings, vector.dim, SharedRandomness.from_int(7), self.workers)
         self._journals = Journals(self._folder, "run", vector.layout_hash(), self.workers, "process")
         oracle = self._subject.oracle(vector, self.workers)
         self._participant = Participant(vector, side, oracle, self.workers, keeper=self._journals)

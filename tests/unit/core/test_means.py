@@ -10,8 +10,7 @@ import pytest
 
 from afl.runs.means import settled
 from afl.runs.task_metrics import own_metrics
-from afl_server.documents import encoded
-from afl_server.history import Bucket
+from afl_server.pages.live_updates import encoded
 
 LARGEST = sys.float_info.max
 
@@ -40,12 +39,6 @@ def test_a_finite_mean_stays_as_it_is() -> None:
 def test_a_task_s_own_metrics_have_a_mean() -> None:
     found = own_metrics([{"loss": 1.0, "mae": LARGEST}, {"loss": 2.0, "mae": LARGEST}], 1)
     assert found == {"mae": {"worst_worker": LARGEST, "mean": LARGEST}}
-
-
-def test_rounds_of_large_losses_are_merged() -> None:
-    bucket = Bucket(1, LARGEST, LARGEST, 1.0, 0, 0)
-    bucket.absorb(Bucket(2, LARGEST, LARGEST, 1.0, 0, 0))
-    assert bucket.loss_mean == LARGEST
 
 
 def test_pages_hold_no_number_that_json_has_not() -> None:

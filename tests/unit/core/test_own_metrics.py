@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from afl.core.engine import Evaluation
 from afl.runs.task_metrics import own_metrics, own_metrics_line
-from afl_server.standing import Standing
+from afl_server.federation.evaluation_summary import EvaluationSummary
 
 WORKERS = (
     {"loss": 1.0, "mae": 0.5, "bias": -0.25},
@@ -32,14 +32,14 @@ def test_they_are_one_line_of_the_first_few_by_name() -> None:
 
 
 def test_a_standing_has_them_of_the_worker_that_it_names_also_from_a_line_of_the_metrics() -> None:
-    seen = Standing.of(Evaluation(7, 7, WORKERS, (10, 0, 10), (), absent=(1,)))
+    seen = EvaluationSummary.of(Evaluation(7, 7, WORKERS, (10, 0, 10), (), absent=(1,)))
     assert seen.worst_worker == 2
     assert seen.own_metrics["mae"] == {"worst_worker": 1.5, "mean": 1.0}
     line = {**seen.__dict__, "workers": list(WORKERS)}
     del line["own_metrics"]
-    assert Standing.of_line(line) == seen
+    assert EvaluationSummary.of_line(line) == seen
 
     ranked = ({"loss": 1.0, "accuracy": 0.25, "f1": 0.2}, {"loss": 4.0, "accuracy": 0.5, "f1": 0.4})
-    by_accuracy = Standing.of(Evaluation(7, 7, ranked, (10, 10), ()))
+    by_accuracy = EvaluationSummary.of(Evaluation(7, 7, ranked, (10, 10), ()))
     assert by_accuracy.worst_worker == 0
     assert by_accuracy.own_metrics["f1"]["worst_worker"] == 0.2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ from afl_server.coordinator import Coordinator
 from afl_server.gate import Identity
 from afl_server.opening import open_run
 from afl_server.service import FederationService
-from afl_worker import connection
-from afl_worker.connection import Connection, Lost
 
 
 def drive(folder: Path, what: Callable[[Coordinator], Awaitable[None]]) -> None:
@@ -116,15 +112,3 @@ def test_a_checkpoint_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -
 
     asyncio.run(main())
     assert the_event(caplog) == ("checkpoint_failed", False)
-
-
-def test_a_receiving_thread_that_fails(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "lone_chunk_of_server", fails)
-    stream: Any = Connection.__new__(Connection)
-    stream._call, stream._inbox = [b"frame"], queue.SimpleQueue()
-    with caplog.at_level(logging.ERROR):
-        stream._receive()
-    assert the_event(caplog) == ("receiver_failed", True)
-    assert isinstance(stream.next_event(), Lost)

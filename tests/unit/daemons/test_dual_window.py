@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from afl_server.dual_window import COLUMNS, MOST_VALUES, POINTS, SHOWN_WORKERS, DualWindow
+from afl_server.pages.dual_window import COLUMNS, MOST_VALUES, POINTS, SHOWN_WORKERS, DualWindow
 
 
 def filled(rounds: int, workers: int, block: int) -> DualWindow:

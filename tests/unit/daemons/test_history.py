@@ -11,20 +11,20 @@ import pytest
 
 from afl.errors import ConfigError, StorageError
 from afl_server import records as records_module
-from afl_server.history import BUCKETS, MOST_FOLLOWED, Bucket, History
-from afl_server.page_data import PageData
-from afl_server.recent_events import RecentEvents
+from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.history import BUCKETS, MOST_FOLLOWED, Bucket, History
+from afl_server.pages.page_data import PageData
+from afl_server.pages.recent_events import RecentEvents
 from afl_server.records import RunRecords
-from afl_server.standing import Standing
 from support.fake_run import FakeRun
 
 
-def bucket(round_: int, loss: float = 1.0) -> Bucket:
-    return Bucket(round_, loss, loss / 2, 0.5, 10 * round_, 20 * round_)
+def bucket(round_: int, weight: float = 0.5) -> Bucket:
+    return Bucket(round_, weight, 30 * round_)
 
 
-def point(round_: int) -> Standing:
-    return Standing(round_, 0, 0.5, 0.6, 1.0, 0.5)
+def point(round_: int) -> EvaluationSummary:
+    return EvaluationSummary(round_, 0, 0.5, 0.6, 1.0, 0.5)
 
 
 COUNTS = [1, 2, 255, 256, 257, 258, 511, 512, 513, 1024, 1025, 1601]
@@ -40,10 +40,8 @@ def test_every_round_is_in_exactly_one_bucket(rounds: int) -> None:
     assert sum(entry.rounds for entry in view.buckets) == rounds
     assert [entry.round for entry in view.buckets] == list(np.cumsum([e.rounds for e in view.buckets]))
     assert {entry.rounds for entry in view.buckets[:-1]} <= {view.width}
-    assert view.buckets[-1].loss_max == rounds
-    assert (view.buckets[-1].up, view.buckets[-1].down) == (10 * rounds, 20 * rounds)
-    total = sum(entry.loss_mean * entry.rounds for entry in view.buckets)
-    assert total == pytest.approx(sum(number / 2 for number in range(1, rounds + 1)))
+    assert view.buckets[-1].weight_max == rounds
+    assert view.buckets[-1].sent == 30 * rounds
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -188,8 +186,7 @@ def test_what_is_not_finite_is_no_number_in_json(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", workers=3)
     run.play(20)
     run.report_seconds[1] = math.nan
-    assert run.records.history is not None
-    data = PageData(run.run, run.records.history, RecentEvents())
+    data = PageData(run.sources(RecentEvents()))
     table = json.loads(json.dumps(data.workers(), allow_nan=False))
     assert table["seconds"][table["id"].index(1)] is None
     run.close()

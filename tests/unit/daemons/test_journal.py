@@ -5,28 +5,19 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afl.config import config_from_mapping
-from afl.config.address import Address
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
 from afl.core.participant import Kept
-from afl.errors import ConfigError, ProtocolError, StorageError
+from afl.errors import ConfigError, StorageError
 from afl.runs.durable import InUseError, read_record
-from afl.v1 import federation_pb2 as pb
-from afl.wire.settings import RunSettings
 from afl_worker import journal as journal_module
-from afl_worker.connection import Connection
 from afl_worker.journal import Identity, Journal, Journals, remove_left_behind
-from afl_worker.options import WorkerOptions
-from afl_worker.runtime import WorkerProcess
 
-ALGORITHM = {"name": "afl-br", "rounds": 1, "eta_w": 0.1, "eta_q": 0.1}
 OWN = Identity("run-1", b"layout", 3)
 
 
@@ -268,22 +259,6 @@ def test_folders_that_are_made_outlive_a_loss_of_power_where_they_must(tmp_path,
     Journals(tmp_path / "some" / "where", "run-1", b"layout", (3,), level).close()
     made = [tmp_path / "some" / "where", tmp_path / "some", tmp_path]
     assert synced == (made if level == "machine" else [])
-
-
-@pytest.mark.parametrize("run_id", ["", "../elsewhere", "/etc", "a/b", "..", "a\n", "a" * 200])
-def test_a_run_id_that_leads_out_of_the_folder_is_refused(tmp_path, run_id):
-    process = WorkerProcess(WorkerOptions((0,), Address("127.0.0.1", 1), journal=tmp_path / "journals"))
-    config = {"workers": 1, "task": {"name": "synthetic", "batch_size": 2}, "algorithm": ALGORITHM}
-    settings = RunSettings.of_config(config_from_mapping(config))
-    welcome = pb.Welcome(seed=bytes(16), run_id=run_id, settings=settings.to_message())
-    with pytest.raises(ProtocolError, match="run id"):
-        process._welcomed(cast("Connection", _NoConnection()), welcome)
-    assert list(tmp_path.iterdir()) == []
-
-
-class _NoConnection:
-    def set_liveness(self, **_: float) -> None:
-        pass
 
 
 def test_off_keeps_nothing(tmp_path, caplog):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from afl import Classification, SharedRandomness, TaskContext, WorkerData
 from afl.tasks.initialization import build_vector
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle
 
 WORKERS = 2
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from afl.errors import ConfigError
-from afl_worker.credentials import Credentials
-from afl_worker.main import _options, make_worker_parser
+from afl_worker.main import make_worker_parser, worker_options
+from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
-from afl_worker.taking_part import _interrupt, _InterruptedError
+from afl_worker.process import SignalError, interrupt
 from support.identities import Identities
 
 
@@ -20,8 +20,8 @@ from support.identities import Identities
 def test_after_the_first_signal_any_other_ends_the_process_at_once(number: signal.Signals) -> None:
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with pytest.raises(_InterruptedError, match=number.name):
-            _interrupt(number, None)
+        with pytest.raises(SignalError, match=number.name):
+            interrupt(number, None)
         assert all(signal.getsignal(each) is signal.SIG_DFL for each in before)
     finally:
         for each, handler in before.items():
@@ -29,7 +29,9 @@ def test_after_the_first_signal_any_other_ends_the_process_at_once(number: signa
 
 
 def options_of(*arguments: str) -> WorkerOptions:
-    return _options(make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
+    return worker_options(
+        make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments])
+    )
 
 
 def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from afl.tasks.digits import Digits
 from afl.tasks.initialization import build_vector
 from afl.tasks.synthetic import Synthetic
 from afl_lab.simulation.run import simulate
-from afl_worker.batched import BatchedOracle
-from afl_worker.oracle import TaskOracle
+from afl_worker.training.batched import BatchedOracle
+from afl_worker.training.oracle import TaskOracle
 
 RANDOMNESS = SharedRandomness.from_int(5)
 

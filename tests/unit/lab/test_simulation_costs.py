@@ -25,20 +25,20 @@ from afl.core.messages import (
     ValueType,
 )
 from afl.wire.accounting import WireCount
-from afl.wire.costs import Cost, lengths_of, report_costs, session_costs, step_costs
 from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,
     commit_frame,
     content_of_worker_frame,
     parse_worker_frame,
+    report_frames,
     traffic_of_kind,
 )
+from afl_lab.simulation.meter import Cost, report_costs, step_costs
 from afl_server.broadcast import Broadcast
 from afl_server.gate import Identity
 from afl_server.session import Session
 from afl_server.tallies import Tallies
-from afl_worker.runtime import _frames
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
 SIZES = st.one_of(
@@ -90,7 +90,7 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
 def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Tallies:
     """As its session counts what comes in."""
     tallies = Tallies()
-    for frame in _frames(report, kind, payloads, chunk_bytes):
+    for frame in report_frames(report, kind, payloads, chunk_bytes):
         chunk = lone_chunk_of_worker(frame.data)
         if chunk is not None:
             tallies.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
@@ -133,8 +133,8 @@ def test_a_report_of_training(
     headers = tuple(payload.header for payload in payloads)
     report = Report(worker, Position(round_, int(kind is Kind.LOSS)), loss, examples, headers, weight=weight)
     chunk_bytes = chunk_bytes_for(payloads, drawn)
-    costs = list(report_costs(report, kind, lengths_of(payloads), chunk_bytes))
-    made = list(_frames(report, kind, payloads, chunk_bytes))
+    costs = list(report_costs(report, kind, chunk_bytes))
+    made = list(report_frames(report, kind, payloads, chunk_bytes))
     assert [cost.length for cost in costs] == [len(frame.data) for frame in made]
     assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes).uplink
 
@@ -151,8 +151,8 @@ def test_a_report_of_an_evaluation(
     worker: int, round_: int, metrics: dict[str, float], digest: bytes, loss: float
 ) -> None:
     report = Report(worker, Position(round_, EVALUATION_PHASE), loss, 7, (), metrics, digest)
-    costs = list(report_costs(report, Kind.EVALUATE, (), 4096))
-    (made,) = _frames(report, Kind.EVALUATE, [], 4096)
+    costs = list(report_costs(report, Kind.EVALUATE, 4096))
+    (made,) = report_frames(report, Kind.EVALUATE, [], 4096)
     assert [cost.length for cost in costs] == [len(made.data)]
     assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096).uplink
 
@@ -211,7 +211,7 @@ def test_a_step_for_a_session(
     chunk_bytes = chunk_bytes_for(payloads, drawn)
     weights = [] if weight is None else [*np.linspace(0, 1, worker).tolist(), weight]
     commit = commit_frame(step.position, kind, weights[worker:])
-    costs = session_costs(step_costs(step, lengths_of(payloads), chunk_bytes), commit)
+    costs = step_costs(step, commit, chunk_bytes)
     assert totals(costs) == sent_by_the_server(step, payloads, chunk_bytes, worker, weights)
 
 
@@ -219,7 +219,7 @@ def test_a_dense_report_by_hand() -> None:
     """One frame: worker 3 (2 bytes), position (2 + 2), loss (9), examples (2), a payload, and a chunk."""
     header = PayloadHeader(Role.UPDATE, Encoding.DENSE, 25, 25, 100)
     report = Report(3, Position(9, 0), 0.5, 64, (header,))
-    (cost,) = report_costs(report, Kind.TRAIN, ((100,),), 4096)
+    (cost,) = report_costs(report, Kind.TRAIN, 4096)
     # role, encoding, value type, dim, count, value bytes: a tag and a byte each; then a tag and a length.
     payload = 6 * 2 + 2
     # position: round 9 is a tag and a byte, phase 0 nothing; a tag and a length around it.
@@ -233,7 +233,7 @@ def test_a_dense_report_by_hand() -> None:
 @pytest.mark.parametrize("rounds", [(1, 127), (128, 16383), (16384, 20000)])
 def test_alike_reports_are_as_long_in_all_rounds(rounds: tuple[int, int]) -> None:
     costs = {
-        report_costs(Report(1, Position(round_, 0), loss, 2), Kind.TRAIN, (), 4096)[0]
+        report_costs(Report(1, Position(round_, 0), loss, 2), Kind.TRAIN, 4096)[0]
         for round_ in rounds
         for loss in (0.25, -7e300)
     }

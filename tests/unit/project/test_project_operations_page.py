@@ -7,7 +7,7 @@ from pathlib import Path
 
 from afl.daemon.events import EVENTS
 from afl.errors import ExitCode
-from afl_server.metrics import DOCUMENTATION
+from afl_server.pages.metrics import DOCUMENTATION
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "server" / "afl_server" / "page"
+PAGE = ROOT / "server" / "afl_server" / "pages" / "assets"
 OWN = sorted(path for path in PAGE.iterdir() if path.is_file())
 
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 
 from afl.errors import ExitCode
-from afl_server import metrics
+from afl_server.pages import metrics
 
 _COUNTERS = frozenset({"_count", "_counter"})
 _GAUGES = frozenset({"_one", "_gauge", "_by_worker"})

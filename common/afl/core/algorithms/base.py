@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -258,6 +258,31 @@ class WorkerAlgorithm(abc.ABC):
         """
         loss, examples = model.loss(position.round)
         return Report(self.worker, position, finite_loss(loss), examples), []
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+class WorkerSide:
+    """What a worker process runs: a replica for its one model copy, and a half for each hosted worker.
+
+    Attributes:
+        prepare: draws a coming synchronization's randomness, off the critical path.
+        digest_material: as :meth:`ServerAlgorithm.digest_material`.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        halves: Mapping[int, WorkerAlgorithm],
+        prepare: Callable[[int], None] = _nothing,
+        digest_material: Callable[[], bytes] = bytes,
+    ) -> None:
+        self.replica = replica
+        self.halves = halves
+        self.prepare = prepare
+        self.digest_material = digest_material
 
 
 def finite_loss(loss: float) -> float:

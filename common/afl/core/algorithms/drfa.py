@@ -28,7 +28,7 @@ from torch import Tensor
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload, snapshot_offset
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.payload import VALUE_BYTES, values_of
+from afl.core.codecs.plain import VALUE_BYTES, values_of
 from afl.core.dual import ProjectedAscent
 from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.randomness import Purpose, SharedRandomness
@@ -105,12 +105,12 @@ class DrfaServer(ServerAlgorithm):
         self,
         worker: int,
         payload: int,
-        header: PayloadHeader,  # noqa: ARG002
+        header: PayloadHeader,
         data: bytes | memoryview,
     ) -> None:
         """Fold the next bytes of a model."""
         self.settle()
-        (self._end, self._snapshot)[payload].add(worker, data)
+        (self._end, self._snapshot)[payload].add(worker, header, data)
 
     def drop(self, worker: int) -> None:
         """All that came is in the sums."""

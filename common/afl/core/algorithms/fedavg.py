@@ -11,7 +11,7 @@ from torch import Tensor
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.payload import values_of
+from afl.core.codecs.plain import values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.vectors import overwrite
 from afl.errors import ProtocolError
@@ -75,12 +75,12 @@ class FedAvgServer(ServerAlgorithm):
         self,
         worker: int,
         payload: int,  # noqa: ARG002  # there is one
-        header: PayloadHeader,  # noqa: ARG002
+        header: PayloadHeader,
         data: bytes | memoryview,
     ) -> None:
         """Fold the next bytes of a_i w_i."""
         self.settle()
-        self._mean.add(worker, data)
+        self._mean.add(worker, header, data)
 
     def drop(self, worker: int) -> None:
         """All that came is in the sum."""

@@ -2,77 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.base import LocalModel, Replica, WorkerAlgorithm, finite_gradient
+from afl.core.aggregation import ValueSum
+from afl.core.algorithms.base import LocalModel, Replica, WorkerAlgorithm, WorkerSide, finite_gradient
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.payload import VALUE_BYTES, bytes_of, check_header, values_of
-from afl.core.messages import Encoding, Payload, PayloadHeader, Position, Report, Role
+from afl.core.codecs.payload import check_header
+from afl.core.codecs.plain import DENSE, values_of
+from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.core.sums import OrderedSum
 from afl.core.vectors import is_finite, overwrite
 from afl.errors import NonFiniteError
 
 
 def model_header(dim: int, role: Role = Role.ITERATE) -> PayloadHeader:
     """A whole model's header."""
-    return PayloadHeader(role, Encoding.DENSE, dim, dim, VALUE_BYTES * dim)
+    return DENSE.header(dim, role)
 
 
 def model_payload(values: NDArray[np.float32], role: Role = Role.ITERATE) -> Payload:
     """A whole model, which shares memory with ``values``, float32 ``[dim]``."""
-    return Payload(model_header(len(values), role), (bytes_of(values),))
+    return DENSE.whole(values, role, len(values))
 
 
-class ModelMean:
-    """The weighted mean of the participants' models, folded in ascending worker id as pieces come.
+class ModelMean(ValueSum):
+    """The weighted mean of the participants' models, or of other vectors of float32.
 
     Args:
         dim: d.
     """
 
     def __init__(self, dim: int, participants: Sequence[int]) -> None:
-        self._dim = dim
-        self.restart(participants)
-
-    def restart(self, participants: Sequence[int]) -> None:
-        """Begin a new mean, of other participants, in new memory."""
-        self._rank = {worker: rank for rank, worker in enumerate(participants)}
-        self._sum = OrderedSum(len(participants), self._dim)
-
-    def weigh(self, worker: int, weight: float) -> None:
-        """How much a worker's model counts, rounded to float32; before its first piece, 1 if never."""
-        self._sum.factors[self._rank[worker]] = None if weight == 1.0 else np.float32(weight)
-
-    def add(self, worker: int, data: bytes | memoryview) -> None:
-        """The next values of a worker's model.
-
-        Raises:
-            NonFiniteError: if one is not finite; none of them was taken.
-        """
-        self._sum.add(self._rank[worker], values_of(data))
-
-    def received(self, worker: int) -> int:
-        """Bytes that have come from a worker."""
-        return self._sum.received(self._rank[worker]) * VALUE_BYTES
-
-    def would_wait(self, worker: int) -> bool:
-        """Whether a piece of the worker that came now would wait for another's."""
-        return worker in self._rank and self._sum.would_wait(self._rank[worker])
-
-    def leave_out(self, absent: Iterable[int]) -> None:
-        """Some participants have no part in it; nothing of them has come."""
-        self._sum.leave_out(self._rank[worker] for worker in absent)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
-        return self._sum.waiting_bytes
+        super().__init__(DENSE, dim, participants)
 
     def mean(self, total_weight: float, where: str, of: str = "models") -> NDArray[np.float32]:
         """The sum divided by the total weight, rounded to float32; the sum's memory.
@@ -80,9 +45,7 @@ class ModelMean:
         Raises:
             NonFiniteError: if the sum left float32's range.
         """
-        total = self._sum.total
-        if not is_finite(torch.from_numpy(total)):
-            raise NonFiniteError(f"{where}: the sum of the workers' {of} overflows float32")
+        total = self.checked(where, of)
         if total_weight != 1.0:
             np.divide(total, np.float32(total_weight), out=total)
         return total
@@ -170,3 +133,16 @@ class LocalSgdWorker(WorkerAlgorithm):
 def _copied(params: Tensor) -> NDArray[np.float32]:
     copied: NDArray[np.float32] = params.detach().cpu().numpy().copy()
     return copied
+
+
+def local_sgd_side(
+    settings: AlgorithmSettings, workers: Sequence[int], snapshots: SharedRandomness | None
+) -> WorkerSide:
+    """What a process runs for its workers; ``snapshots`` as :class:`LocalSgdWorker` takes it."""
+
+    def offset_of_first() -> bytes:
+        steps = len(settings.updates_of(1))
+        return b"" if snapshots is None else snapshot_offset(snapshots, 1, steps).to_bytes(8, "little")
+
+    halves = {worker: LocalSgdWorker(worker, settings, snapshots) for worker in workers}
+    return WorkerSide(IterateReplica(), halves, digest_material=offset_of_first)

@@ -1,85 +1,101 @@
-"""From an algorithm's name to its halves. A new algorithm is added here."""
+"""The algorithms that are installed, by name: the built-in ones, and users' in the entry point group
+``afl.algorithms``."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor
-
-from afl.core.algorithms.afl_com import AflComReplica, AflComServer, AflComWorker, Realizations
-from afl.core.algorithms.base import Replica, ServerAlgorithm, WorkerAlgorithm
-from afl.core.algorithms.drfa import DrfaServer
-from afl.core.algorithms.fedavg import FedAvgServer
-from afl.core.algorithms.local_sgd import IterateReplica, LocalSgdWorker, snapshot_offset
+from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
+from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.dual import ProjectedAscent
 from afl.core.randomness import SharedRandomness
+from afl.errors import ConfigError
 
-ALGORITHMS = ("afl-br", "afl-com", "sgda", "drfa", "fedavg")
-"""AFL-BR is AFL-Com with the identity compressor; SGDA is AFL-BR with projected ascent."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
+
+GROUP: Final = "afl.algorithms"
+
+_BUILT_IN: Final = {algorithm.name: algorithm for algorithm in BUILT_IN}
+
+
+def algorithm_names() -> tuple[str, ...]:
+    """The names that are installed: the built-in ones, then the others, ascending. Nothing is loaded."""
+    others = {point.name for point in entry_points(group=GROUP)} - _BUILT_IN.keys()
+    return (*_BUILT_IN, *sorted(others))
+
+
+@cache
+def algorithm_named(name: str) -> Algorithm:
+    """The algorithm of a name; a user's own is loaded.
+
+    Raises:
+        ConfigError: if it is not installed, with the nearest name, or is no algorithm.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return _loaded(point)
+    near = difflib.get_close_matches(name, algorithm_names(), n=1)
+    raise ConfigError(
+        f"the algorithm {name!r} is not installed here: no entry point of that name is in the group {GROUP}"
+        + (f"; did you mean {near[0]!r}?" if near else "")
+        + f" Installed: {', '.join(algorithm_names())}. An algorithm of one's own must be installed, as "
+        "`pip install` does it, in the environment of the server and of every worker"
+    )
+
+
+def users_of(option: str) -> list[str]:
+    """The built-in algorithms that take one of the shared options."""
+    return [algorithm.name for algorithm in BUILT_IN if option in algorithm.takes]
 
 
 def server_half(settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness) -> ServerAlgorithm:
-    """The server's half, which moves ``params`` in place."""
-    if settings.name == "fedavg":
-        return FedAvgServer(settings, params)
-    if settings.name == "drfa":
-        return DrfaServer(settings, params, randomness)
-    if settings.name == "sgda":
-        return AflComServer(settings, params, randomness, ProjectedAscent(settings.workers, settings.eta_q))
-    return AflComServer(settings, params, randomness)
+    """As :meth:`Algorithm.server`, of the settings' algorithm."""
+    return algorithm_named(settings.name).server(settings, params, randomness)
 
 
-class WorkerSide:
-    """What a worker process runs: one model copy and one half for each hosted worker.
+def worker_side(
+    settings: AlgorithmSettings,
+    dim: int,
+    randomness: SharedRandomness,
+    workers: Sequence[int],
+    device: torch.device | str = "cpu",
+    *,
+    resends: bool = True,
+    keeps_old: bool = False,
+) -> WorkerSide:
+    """As :meth:`Algorithm.worker`, of the settings' algorithm."""
+    worker = algorithm_named(settings.name).worker
+    return worker(settings, dim, randomness, workers, device, resends=resends, keeps_old=keeps_old)
 
-    Args:
-        resends: whether a report must stay as it is until the worker's next one, to be sent again after a
-            cut; otherwise it may share memory with what the next worker computes.
-        keeps_old: whether a residual whose sum overflows must stay as it was: a step that has no finite
-            answer is then left out, and the next one goes on.
-    """
 
-    def __init__(
-        self,
-        settings: AlgorithmSettings,
-        dim: int,
-        randomness: SharedRandomness,
-        workers: Sequence[int],
-        device: torch.device | str = "cpu",
-        *,
-        resends: bool = True,
-        keeps_old: bool = False,
-    ) -> None:
-        self.settings = settings
-        self._randomness = randomness
-        self._realizations: Realizations | None = None
-        self.replica: Replica
-        self.halves: dict[int, WorkerAlgorithm]
-        if settings.name in {"fedavg", "drfa"}:
-            snapshots = randomness if settings.name == "drfa" else None
-            self.replica = IterateReplica()
-            self.halves = {worker: LocalSgdWorker(worker, settings, snapshots) for worker in workers}
-            return
-        realizations = Realizations(settings, dim, randomness, device)
-        self._realizations = realizations
-        self.replica = AflComReplica(settings, realizations)
-        self.halves = {
-            worker: AflComWorker(worker, realizations, device, resends=resends, keeps_old=keeps_old)
-            for worker in workers
-        }
-
-    def prepare(self, synchronization: int) -> None:
-        """Draw a coming round's randomness, off the critical path."""
-        if self._realizations is not None and synchronization <= self.settings.synchronizations:
-            self._realizations.prepare(synchronization)
-
-    def digest_material(self) -> bytes:
-        """As :meth:`afl.core.algorithms.base.ServerAlgorithm.digest_material`."""
-        if self._realizations is not None:
-            return self._realizations.digest_material()
-        if self.settings.name == "drfa":
-            steps = len(self.settings.updates_of(1))
-            return snapshot_offset(self._randomness, 1, steps).to_bytes(8, "little")
-        return b""
+def _loaded(point: EntryPoint) -> Algorithm:
+    where = f"the entry point {point.name!r} of {GROUP}, {point.value},"
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where} cannot be loaded: {error}") from error
+    if isinstance(found, type) and issubclass(found, Algorithm):
+        found = found()
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"{where} is no afl.Algorithm")
+    if found.name != point.name:
+        raise ConfigError(
+            f"{where} is an algorithm that calls itself {found.name!r}; the names must be the same"
+        )
+    unknown = sorted(found.takes - SHARED_OPTIONS)
+    if unknown:
+        raise ConfigError(
+            f"{where} takes {unknown[0]!r}, which is none of {', '.join(sorted(SHARED_OPTIONS))}; an option "
+            "of its own belongs in `options`"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""What an algorithm needs to know of a run; the names are those of SPEC and paper."""
+"""What an algorithm needs to know of a run; the names are the paper's."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class AlgorithmSettings:
         local_steps: tau, local updates between two synchronizations (FedAvg, DRFA).
         sampled: b, the workers of a synchronization (DRFA); ``None`` for full participation.
         weigh_by_samples: whether the mean weighs each worker by its training examples (FedAvg).
+        own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
 
     workers: int
@@ -44,6 +45,7 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     weigh_by_samples: bool = False
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def synchronizations(self) -> int:

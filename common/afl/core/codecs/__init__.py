@@ -1,1 +1,1 @@
-"""Codecs: compressed vectors and supports as bytes."""
+"""Compressed vectors as bytes: a codec for each form on the wire, and the coding of indices."""

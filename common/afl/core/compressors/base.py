@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.messages import Encoding
+from afl.core.messages import Encoding, ValueType
 from afl.core.randomness import Stream
 from afl.core.vectors import add_at, array_is_finite, is_finite, step_at
 from afl.errors import ConfigError, NonFiniteError
@@ -50,6 +50,8 @@ class Compressor(abc.ABC):
 
     name: ClassVar[str]
     encoding: ClassVar[Encoding]
+    value_type: ClassVar[ValueType] = ValueType.FLOAT32
+    """With the encoding, the form of its messages (:mod:`afl.core.codecs`)."""
     additive_idempotent: ClassVar[bool]
     """Whether it is in the class C_AI for each realization: then values can be summed as they are, and
     with shared randomness the downlink loses nothing (paper, section 3.2, key observation)."""

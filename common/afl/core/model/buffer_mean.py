@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from afl.core.algorithms.base import Arrays, Collector
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
-from afl.core.codecs.payload import values_of
+from afl.core.codecs.plain import values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Role
 from afl.core.model.buffers import ModuleBuffers
 
@@ -53,11 +53,11 @@ class BufferMean(Collector):
         self,
         worker: int,
         payload: int,  # noqa: ARG002  # there is one
-        header: PayloadHeader,  # noqa: ARG002
+        header: PayloadHeader,
         data: bytes | memoryview,
     ) -> None:
         """Fold the next bytes of b_i."""
-        self._mean.add(worker, data)
+        self._mean.add(worker, header, data)
 
     def drop(self, worker: int) -> None:
         """All that came is in the sum."""

@@ -80,19 +80,19 @@ def settings_of(config: Config) -> dict[str, Any]:
     }
     if algorithm.eta_q is not None:
         settings["eta_q"] = config.eta_q_value
-    if algorithm.name in {"afl-br", "afl-com"}:
+    if algorithm.takes("block"):
         settings["block"] = algorithm.block_length
-    if algorithm.name == "afl-com":
-        for way, compressor in (
-            ("uplink", algorithm.uplink_compressor),
-            ("downlink", algorithm.downlink_compressor),
-        ):
+    for way, compressor in (
+        ("uplink", algorithm.uplink_compressor),
+        ("downlink", algorithm.downlink_compressor),
+    ):
+        if algorithm.takes(way):
             settings[way] = {"name": compressor.name, **compressor.options}
     for option in ("local_steps", "sampled", "weighting"):
         value = getattr(algorithm, option)
         if value is not None:
             settings[option] = value
-    return settings
+    return {**settings, **algorithm.own}
 
 
 def _trained(source: Source) -> int:

@@ -1,0 +1,172 @@
+"""The server's half where each worker sends one message a round, and all copies of the model step by what the
+server makes of their sum."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afl.core.aggregation import Sum, sum_of
+from afl.core.algorithms.base import Arrays, ServerAlgorithm
+from afl.core.algorithms.realizations import Realizations
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.codecs.payload import expected, pack, unpack
+from afl.core.compressors import Compressed
+from afl.core.dual import DualRule
+from afl.core.messages import Payload, PayloadHeader, Position
+from afl.core.randomness import SharedRandomness
+from afl.errors import NonFiniteError
+
+
+class UpdateServer(ServerAlgorithm):
+    """One round t: sum the workers' messages c_i, make D_t of the sum (:meth:`update`), move the dual weights
+    by the losses, and step ``w_{t+1} = w_t - eta_w D_t`` as the workers do.
+
+    A subclass that keeps something from round to round adds it to :meth:`state` and :meth:`restore`, and
+    takes it from the payload, or from :meth:`unsent`, in :meth:`replay`.
+
+    Args:
+        params: w_1, float32 ``[dim]`` on the CPU; moved in place, by :meth:`settle` only.
+        dual: q_1 and its rule.
+        sum_of: what makes the sum; by default that of the uplink compressor's messages.
+    """
+
+    def __init__(
+        self,
+        settings: AlgorithmSettings,
+        params: Tensor,
+        randomness: SharedRandomness,
+        dual: DualRule,
+        *,
+        sum_of: Callable[..., Sum] = sum_of,
+    ) -> None:
+        self.settings = settings
+        self.params = params
+        self.round = 1
+        self.dual = dual
+        self.realizations = Realizations(settings, len(params), randomness)
+        uplink = self.realizations.uplink
+        self.sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
+        self._losses = np.full(settings.workers, np.nan)
+        self._expected = expected(uplink)
+        self._pending: tuple[int, Compressed] | None = None
+
+    @abc.abstractmethod
+    def update(self, total: NDArray[Any]) -> Compressed:
+        """D_t, in the form of the downlink's compressor, from the sum of all messages as :attr:`sum` has it;
+        it may share the sum's memory."""
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Unless the uplink loses nothing."""
+        return not self.realizations.uplink.lossless
+
+    @property
+    def dual_weights(self) -> NDArray[np.float64]:
+        """q_t for the open round."""
+        return self.dual.weights
+
+    def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
+        """One update, in the uplink compressor's form."""
+        return (self._expected,)
+
+    def add_loss(self, worker: int, loss: float) -> None:
+        """l_i of the open round."""
+        self._losses[worker] = loss
+
+    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
+        """Bytes already summed or held for the sum."""
+        return 0 if self._pending is not None else self.sum.received(worker)
+
+    def add_piece(
+        self,
+        worker: int,
+        payload: int,  # noqa: ARG002  # there is one
+        header: PayloadHeader,
+        data: bytes | memoryview,
+    ) -> None:
+        """Fold the next bytes of c_i."""
+        self.settle()
+        self.sum.add(worker, header, data)
+
+    def drop(self, worker: int) -> None:
+        """Forget an unfinished message that is not in the sum."""
+        self.sum.drop(worker)
+
+    def reset(self) -> None:
+        """Begin the open round's sum again."""
+        self.settle()
+        self.sum.reset()
+        self._losses.fill(np.nan)
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """D_t is made of the others' messages."""
+        self.settle()
+        self.sum.leave_out(absent)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return self.sum.waiting_bytes
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a worker before this one is still missing."""
+        return self.sum.would_wait(worker)
+
+    def close(self) -> Payload:
+        """D_t and q_{t+1}.
+
+        Raises:
+            NonFiniteError: if the sum, or what is made of it, leaves its type's range.
+        """
+        assert self._pending is None
+        assert not np.isnan(self._losses).any()
+        total = self.sum.checked(f"round {self.round}", "updates")
+        downlink = self.update(total)
+        if downlink.values is not total and not np.isfinite(downlink.values).all():
+            raise NonFiniteError(
+                f"round {self.round}: what was made of the workers' updates overflows float32"
+            )
+        payload = pack(self.realizations.downlink, downlink)
+        self._step(self._losses, downlink)
+        return payload
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+        """From D_t."""
+        assert self._pending is None
+        self._step(losses, unpack(payload.header, payload.data))
+        self.settle()
+
+    def _step(self, losses: NDArray[np.float64], downlink: Compressed) -> None:
+        self.dual.update(self.round, losses)
+        self._losses.fill(np.nan)
+        self._pending = (self.round, downlink)
+        self.round += 1
+
+    def settle(self) -> None:
+        """Step the server's own copy; then the sum is free for the next round."""
+        if self._pending is None:
+            return
+        t, downlink = self._pending
+        self.realizations.of_downlink(t).step(self.params, downlink, self.settings.eta_w)
+        self._pending = None
+        self.sum.reset()
+
+    def state(self) -> Arrays:
+        """q_t."""
+        assert self._pending is None
+        return self.dual.state()
+
+    def restore(self, state: Arrays, position: Position) -> None:
+        """Begin round t."""
+        self.round = position.round
+        self.dual.restore(state)
+
+    def digest_material(self) -> bytes:
+        """Of round 1's realizations."""
+        return self.realizations.digest_material()

@@ -1,0 +1,107 @@
+"""What a codec is: how compressed vectors of one form become bytes, and what of these a receiver accepts."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from afl.core.codecs.indices import EncodedIndices
+from afl.core.compressors.base import Compressed, Compressor
+from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
+
+
+class Codec(abc.ABC):
+    """One form on the wire: an encoding with a type of values.
+
+    A payload is its coded indices (perhaps none), then its values. Add a codec to ``CODECS`` in
+    :mod:`afl.core.codecs.payload`; a compressor chooses it by ``encoding`` and ``value_type``.
+    """
+
+    value_type: ClassVar[ValueType] = ValueType.FLOAT32
+
+    in_runs: ClassVar[bool] = False
+    """Whether any run of whole values can be read without the others (:meth:`values`): pieces of a payload
+    are then checked, and summed, as they come."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+
+    @abc.abstractmethod
+    def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
+        """The payload of a compressed vector; large parts share their memory with it."""
+
+    @abc.abstractmethod
+    def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:
+        """The compressed vector of a payload whose header and lengths have been checked; large parts share
+        their memory with ``values``.
+
+        Raises:
+            ProtocolError: if the bytes are not what the header says.
+            NonFiniteError: if a value is not finite.
+        """
+
+    @abc.abstractmethod
+    def value_bytes(self, count: int) -> int:
+        """How long ``count`` values are."""
+
+    def values(self, data: bytes | memoryview) -> NDArray[Any]:  # noqa: ARG002
+        """A run of whole values, without a copy.
+
+        Raises:
+            ProtocolError: if it ends within a value.
+            NonFiniteError: if a value is not finite.
+        """
+        raise AssertionError(f"a part of a payload in the form {self.encoding.name} cannot be read alone")
+
+    def most_index_bytes(self, count: int, dim: int) -> int:  # noqa: ARG002
+        """The longest indices that are accepted beside ``count`` values of ``dim``."""
+        return 0
+
+    def likely_index_bytes(self, count: int, dim: int) -> int:  # noqa: ARG002
+        """About how long the indices are, for an estimate."""
+        return 0
+
+    def float_equivalents(self, header: PayloadHeader) -> float:
+        """What the paper charges for a payload, in floats (section 4.2)."""
+        return float(header.count)
+
+    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
+        """The header of a compressor's payloads; ``index_bytes`` is the most that is accepted."""
+        return self._expected(compressor.dim, compressor.count, role)
+
+    def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:  # noqa: ARG002
+        """What ``header`` must be, where what is expected leaves a choice to the sender.
+
+        Raises:
+            ProtocolError: if the choice is out of bounds.
+        """
+        return expected
+
+    def _expected(self, dim: int, count: int, role: Role) -> PayloadHeader:
+        return PayloadHeader(
+            role=role,
+            encoding=self.encoding,
+            dim=dim,
+            count=count,
+            value_bytes=self.value_bytes(count),
+            value_type=self.value_type,
+            index_bytes=self.most_index_bytes(count, dim),
+        )
+
+    def _payload(
+        self, role: Role, dim: int, count: int, values: memoryview, coded: EncodedIndices | None = None
+    ) -> Payload:
+        header = PayloadHeader(
+            role=role,
+            encoding=self.encoding,
+            dim=dim,
+            count=count,
+            value_bytes=len(values),
+            value_type=self.value_type,
+            index_coding=int(coded.coding) if coded else 0,
+            index_parameter=coded.parameter if coded else 0,
+            index_bytes=len(coded.data) if coded else 0,
+        )
+        return Payload(header, (memoryview(coded.data), values) if coded and coded.data else (values,))

@@ -1,0 +1,188 @@
+"""A module as a program that runs without its Python code: ONNX, by torch's own exporter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from afl.errors import AflError, ConfigError, ExitCode
+from afl.optional_dependencies import require
+
+FILE: Final = "model.onnx"
+
+TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
+"""Of an output, relative to its largest magnitude (or to 1); 1e-4 for others: other kernels sum in
+another order."""
+
+_Outputs: TypeAlias = "list[NDArray[Any]]"
+
+_Run: TypeAlias = Callable[[Tensor], _Outputs]
+
+
+class ProgramError(AflError):
+    """A module that cannot be made a program, or whose program answers otherwise."""
+
+    exit_code = ExitCode.CONFIG
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that was written and checked.
+
+    Attributes:
+        any_batch: whether it takes batches of other sizes than the sample's.
+        largest_difference: of its outputs from the module's, on the sample.
+        tolerance: what was allowed.
+    """
+
+    sample: Tensor
+    any_batch: bool
+    largest_difference: float
+    tolerance: float
+
+    def described(self) -> dict[str, Any]:
+        """For the card."""
+        return {
+            "file": FILE,
+            "format": "ONNX",
+            "input": f"{list(self.sample.shape)} {str(self.sample.dtype).removeprefix('torch.')}",
+            "any_batch": self.any_batch,
+            "largest_difference": self.largest_difference,
+            "tolerance": self.tolerance,
+        }
+
+
+def write_program(module: nn.Module, sample: Tensor, folder: Path) -> Program:
+    """Write the module (in evaluation mode, on the CPU) into ``folder``, load it again, and compare.
+
+    Args:
+        sample: a batch of at least two examples.
+
+    Raises:
+        ConfigError: if a package is missing.
+        ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
+    """
+    path = folder / FILE
+    _answered(module, sample)
+    with warnings.catch_warnings():
+        # Of the exporter's own future, not of the model.
+        warnings.simplefilter("ignore")
+        try:
+            run = _exported(module, sample, path)
+        except AflError:
+            raise
+        except Exception as error:
+            # The exporter raises whatever the module's code or its own analysis does.
+            raise ProgramError(
+                f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
+            ) from error
+    difference, tolerance = _compare(module, sample, run)
+    any_batch = True
+    try:
+        # One example more than the program was made with.
+        more = torch.cat([sample, sample[:1]])
+        other, other_tolerance = _compare(module, more, run)
+    except ProgramError:
+        any_batch = False
+    else:
+        difference, tolerance = max(difference, other), max(tolerance, other_tolerance)
+    return Program(sample, any_batch, difference, tolerance)
+
+
+def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
+    wanted = _answered(module, sample)
+    try:
+        found = run(sample)
+    except Exception as error:
+        raise ProgramError(f"ONNX: the program cannot be run: {_first_line(error)}") from error
+    if [array.shape for array in wanted] != [array.shape for array in found]:
+        raise ProgramError("ONNX: the program's outputs have other shapes than the module's")
+    largest, allowed = 0.0, 0.0
+    precision = max(TOLERANCES.get(p.dtype, 1e-4) for p in [*module.parameters(), sample])
+    for one, other in zip(wanted, found, strict=True):
+        if not one.size:
+            continue
+        tolerance = precision * max(1.0, float(np.abs(one).max()))
+        difference = float(np.abs(one - other).max())
+        # Written so that NaN fails.
+        if not difference <= tolerance:
+            raise ProgramError(
+                f"ONNX: the program's output differs from the module's by {difference:.3g} on a "
+                f"sample (allowed: {tolerance:.3g}); does the model draw random numbers, or keep a state?"
+            )
+        largest, allowed = max(largest, difference), max(allowed, tolerance)
+    return largest, allowed
+
+
+def _answered(module: nn.Module, sample: Tensor) -> _Outputs:
+    try:
+        with torch.no_grad():
+            return outputs_of(module(sample))
+    except AflError:
+        raise
+    except Exception as error:
+        kind = str(sample.dtype).removeprefix("torch.")
+        raise ProgramError(
+            f"the model does not take a batch of shape {list(sample.shape)} and type {kind}: "
+            f"{_first_line(error)}; give the shape of one that it takes, as in --input 2x1x28x28"
+        ) from error
+
+
+def outputs_of(value: object) -> _Outputs:
+    """The tensors in a module's output, in order, as float64."""
+    if isinstance(value, Tensor):
+        return [value.detach().to(torch.float64).cpu().numpy()]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [array for each in value for array in outputs_of(each)]
+    raise ProgramError(f"the model's output holds {type(value).__name__}; a program gives tensors only")
+
+
+def _exported(module: nn.Module, sample: Tensor, path: Path) -> _Run:
+    reference = require("onnx.reference", "write ONNX", "onnx")
+    require("onnxscript", "write ONNX", "onnx")
+    shapes = ({0: torch.export.Dim.AUTO},)
+    program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    assert program is not None
+    program.save(str(path))
+    evaluator = reference.ReferenceEvaluator(str(path))
+
+    def run(inputs: Tensor) -> _Outputs:
+        (name,) = evaluator.input_names
+        return [np.asarray(array, dtype=np.float64) for array in evaluator.run(None, {name: inputs.numpy()})]
+
+    return run
+
+
+def parsed_input(text: str) -> Tensor:
+    """A batch of random numbers of a written shape, such as ``2x1x28x28`` or ``2x40:int64``.
+
+    Raises:
+        ConfigError: if it is no shape of at least two examples.
+    """
+    shape, _, kind = text.partition(":")
+    sizes = shape.split("x")
+    dtype = getattr(torch, kind or "float32", None)
+    if not all(size.isdecimal() for size in sizes) or not isinstance(dtype, torch.dtype) or int(sizes[0]) < 2:
+        raise ConfigError(
+            f"--input {text}: no batch of at least two examples; write its shape, as in 2x1x28x28 (float32) "
+            "or 2x40:int64"
+        )
+    generator = torch.Generator().manual_seed(0)
+    dimensions = [int(size) for size in sizes]
+    if dtype.is_floating_point:
+        return torch.randn(dimensions, generator=generator).to(dtype)
+    return torch.randint(0, 2, dimensions, generator=generator).to(dtype)
+
+
+def _first_line(error: object) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

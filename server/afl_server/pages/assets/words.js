@@ -1,0 +1,86 @@
+// What the page says, from the figures that the server sends.
+
+export const NONE = "—"; // for what is not known
+
+const PHASES = {
+  waiting: "waiting for workers",
+  running: "running",
+  stalled: "waiting for a straggler",
+  finished: "finished",
+  stopped: "stopped, can go on",
+  aborted: "ended early",
+};
+
+export const WORKER_STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not come yet", over: "ended" };
+
+export const percent = (value) => `${(100 * value).toFixed(1)} %`;
+
+export const figure = (value) => (value == null ? NONE : String(Number(value.toPrecision(4))));
+
+export function bytes(count) {
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (count < 1000) return `${unit === "B" ? count : count.toFixed(2)} ${unit}`;
+    count /= 1000;
+  }
+  return `${count.toFixed(2)} TB`;
+}
+
+export function seconds(count) {
+  if (count == null) return NONE;
+  if (count < 60) return `${count.toFixed(count < 10 ? 2 : 1)} s`;
+  const minutes = Math.floor(Math.round(count) / 60);
+  return minutes < 60 ? `${minutes} min ${Math.round(count) % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export const clock = (date) => date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+
+function rate(value) {
+  if (value == null) return NONE;
+  if (value === 0) return "no round closes";
+  return value < 1 ? `${(60 * value).toFixed(1)} rounds/min` : `${value.toFixed(1)} rounds/s`;
+}
+
+// How the worst worker is served, in one number; the mean; and how far apart they are.
+function served(summary) {
+  if (!summary) return [NONE, NONE, NONE];
+  const { worst_accuracy: worst, mean_accuracy: mean, max_loss: largest, mean_loss: usual } = summary;
+  if (worst == null) return [figure(largest), figure(usual), figure(largest == null || usual == null ? null : largest - usual)];
+  return [percent(worst), percent(mean), `${(100 * (mean - worst)).toFixed(1)} points`];
+}
+
+// By the name of its place in the page.
+export function facts(state) {
+  const { last, best } = state;
+  const [worst, mean, gap] = served(last);
+  const sent = state.up + state.down;
+  return {
+    ...state,
+    title: `${worst} · ${state.task} · afl`,
+    phase_words: PHASES[state.phase],
+    round: grouped(state.round),
+    rounds: grouped(state.rounds),
+    percent: `${((100 * state.round) / state.rounds).toFixed(0)} %`,
+    left: state.seconds_left ? seconds(state.seconds_left) : NONE,
+    spent: seconds(state.seconds),
+    rate: rate(state.rounds_a_second),
+    ready: `${state.workers - state.missing_count} of ${state.workers}`,
+    measure: last ? `test ${last.worst_accuracy == null ? "loss" : "accuracy"}` : "",
+    worst_figure: worst,
+    worst_worker: last ? `worker ${last.worst_worker}` : "not evaluated yet",
+    worst_round: last ? `after round ${grouped(last.round)}` : "",
+    mean_figure: mean,
+    gap,
+    largest_loss: figure(last?.max_loss),
+    worst_weight: state.worst_weight == null ? NONE : `${(state.worst_weight * state.workers).toFixed(2)} × even`,
+    best_figure: served(best)[0],
+    best_where: best ? `worker ${best.worst_worker}, round ${grouped(best.round)}` : "",
+    bytes: bytes(sent),
+    bytes_up: bytes(state.up),
+    bytes_down: bytes(state.down),
+    uncompressed: state.uncompressed ? bytes(state.uncompressed) : NONE,
+    share: state.uncompressed ? `${((100 * sent) / state.uncompressed).toFixed(1)} % of it is sent` : "",
+    paper: bytes(state.paper),
+  };
+}

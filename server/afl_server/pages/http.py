@@ -1,0 +1,198 @@
+"""HTTP for people and probes: the status page, /healthz, /readyz, /metrics, /status."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+from urllib.parse import parse_qs
+
+from prometheus_client import make_wsgi_app
+
+from afl.config.address import Address
+from afl.daemon.http import (
+    JSON,
+    OVER,
+    Answer,
+    Application,
+    Body,
+    Environ,
+    HttpPages,
+    StartResponse,
+    send,
+    text,
+)
+from afl_server.pages.live_updates import Document, Viewers, encoded
+from afl_server.pages.metrics import RunCollector, make_registry
+from afl_server.pages.page_data import PageData, Sources
+from afl_server.pages.status import run_status
+
+OPTION: Final = "server.http"
+
+LOOP_ANSWERS_S = 5.0
+"""A turn of the event loop takes milliseconds; a probe that is let wait longer has usually given up."""
+
+HISTORY_AGE_S = 2.0
+"""Curves and the table change less than the state does, and cost more."""
+
+_OK: Final = text("200 OK", "ok\n")
+
+_KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+class HttpServer(HttpPages):
+    """Reads the run's state, never changes it.
+
+    Args:
+        loop: the event loop that serves the workers.
+
+    Raises:
+        AddressError: if the address cannot be listened on.
+    """
+
+    def __init__(self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop) -> None:
+        self._sources = sources
+        self._files = _static_files()
+        self._data = data = PageData(sources)
+        state = Document(lambda: encoded(data.state()))
+        self.viewers = Viewers(state, Document(lambda: encoded(data.ending()), math.inf))
+        self._documents = {
+            "/data/state.json": state,
+            "/data/events.json": Document(lambda: encoded(data.events())),
+            "/data/workers.json": Document(lambda: encoded(data.workers()), HISTORY_AGE_S),
+            "/data/history.json": Document(lambda: encoded(data.history()), HISTORY_AGE_S),
+        }
+        self._pages: dict[str, Callable[[Environ], Answer]] = {
+            "/healthz": lambda _: liveness(loop),
+            "/readyz": self._readyz,
+            "/status": self._status,
+            "/data/worker.json": self._worker,
+        }
+        collector = RunCollector(sources.snapshot, sources.certificate_expiry)
+        self._streams: dict[str, Application] = {
+            "/metrics": make_wsgi_app(make_registry(collector)),
+            "/data/stream": self._follow,
+        }
+        super().__init__(address, OPTION)
+
+    def close(self) -> None:
+        """Send open pages the last state, curves and table, and stop serving."""
+        self.viewers.close()
+        super().close()
+
+    def stream(self, path: str) -> Application | None:
+        """Metrics, and the state as it changes."""
+        return self._streams.get(path)
+
+    def answer(self, path: str, environ: Environ) -> Answer:
+        """Any other page."""
+        if path in self._documents:
+            return Answer("200 OK", JSON, self._documents[path].current())
+        if path in self._pages:
+            return self._pages[path](environ)
+        file = self._files.get(path)
+        if file is None:
+            return text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
+        headers = (("Cache-Control", "no-cache"), ("ETag", file.tag))
+        if environ.get("HTTP_IF_NONE_MATCH") == file.tag:
+            return Answer("304 Not Modified", file.kind, Body(b""), headers)
+        return Answer("200 OK", file.kind, file.body, headers)
+
+    def _readyz(self, _: Environ) -> Answer:
+        """Whether a worker could join."""
+        if self._sources.snapshot().is_over:
+            return OVER
+        expiry = self._sources.certificate_expiry()
+        if expiry is not None and expiry <= time.time():
+            return text("503 Service Unavailable", "the server's certificate has expired\n")
+        return text("200 OK", "ready\n")
+
+    def _status(self, _: Environ) -> Answer:
+        status = run_status(self._sources.snapshot(), self._sources.dual_window)
+        return Answer("200 OK", JSON, Body.of(encoded(status)))
+
+    def _worker(self, environ: Environ) -> Answer:
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]
+        try:
+            return Answer("200 OK", JSON, Body.of(encoded(self._data.worker(int(asked)))))
+        except (KeyError, ValueError):
+            last = self._sources.history.workers - 1
+            return text("404 Not Found", f"id is a worker's, from 0 to {last}\n")
+
+    def _follow(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        stream = self.viewers.enter()
+        if stream is None:
+            answer = text("503 Service Unavailable", "enough pages are open; ask /data/state.json\n")
+            return send(environ, start_response, answer)
+        headers = [
+            ("Content-Type", "text/event-stream; charset=utf-8"),
+            ("Cache-Control", "no-store"),
+            # A reverse proxy must pass on each event as it comes.
+            ("X-Accel-Buffering", "no"),
+        ]
+        start_response("200 OK", headers)
+        if environ.get("REQUEST_METHOD") == "HEAD":
+            stream.close()
+            return []
+        return stream
+
+
+class FinishedPages(HttpPages):
+    """What there is to say where a run had ended before this process began.
+
+    Raises:
+        AddressError: if the address cannot be listened on.
+    """
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, OPTION)
+
+    def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
+        """For probes."""
+        pages = {"/healthz": _OK, "/readyz": OVER}
+        return pages.get(path) or text("404 Not Found", "try /healthz or /readyz: the run is complete\n")
+
+
+def liveness(loop: asyncio.AbstractEventLoop) -> Answer:
+    """Whether the loop that serves the workers still turns: a page's thread would answer without it."""
+    turned = threading.Event()
+    loop.call_soon_threadsafe(turned.set)
+    if turned.wait(LOOP_ANSWERS_S):
+        return _OK
+    return text("503 Service Unavailable", f"the event loop has not turned for {LOOP_ANSWERS_S:g} s\n")
+
+
+@dataclass(frozen=True)
+class _StaticFile:
+    """A file as it is served; its tag changes with its content."""
+
+    body: Body
+    kind: str
+    tag: str
+
+
+def _static_files() -> dict[str, _StaticFile]:
+    """The status page's own files by their path, read once."""
+    assets = files("afl_server.pages") / "assets"
+    found = {}
+    for folder, prefix in ((assets, "/page/"), (assets / "uplot", "/page/uplot/")):
+        for entry in folder.iterdir():
+            kind = next((kind for ending, kind in _KINDS.items() if entry.name.endswith(ending)), None)
+            if kind is not None:
+                content = entry.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+                found[prefix + entry.name] = _StaticFile(Body.of(content), kind, tag)
+    found["/"] = found.pop("/page/index.html")
+    return found

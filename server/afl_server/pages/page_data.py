@@ -1,0 +1,336 @@
+"""What the status page shows, as plain values: computed from a snapshot of the run whenever somebody looks.
+
+Everything is bounded, whatever the number of workers and rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from afl._version import __version__
+from afl.config.quantities import shown_seconds
+from afl.errors import ExitCode
+from afl.runs.task_metrics import own_metrics_line
+from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.federation.snapshot import Snapshot
+from afl_server.pages.dual_window import DualWindow
+from afl_server.pages.history import SPREAD, History, View
+from afl_server.pages.recent_events import RecentEvents
+from afl_server.pages.status import seconds_left
+
+STALLED_AFTER_S = 5.0
+"""A step that is open for less is not called stalled, however short the steps before it were."""
+
+STALLED_TIMES = 5
+"""Nor is one that is open for less than so many times as long as the last of its kind."""
+
+MOST_NAMED = 8
+"""Workers named in a sentence; the table has all of them."""
+
+MOST_ROWS = 2000
+"""Rows of the table; of more workers, those that are served worst."""
+
+MOST_CURVES = 6
+"""Workers with curves of their own in the first view: as many colours as can be told apart."""
+
+_MODEL_VALUE_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where what is shown comes from; all of it may be asked from any thread.
+
+    Attributes:
+        snapshot: the run now.
+        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
+    """
+
+    snapshot: Callable[[], Snapshot]
+    certificate_expiry: Callable[[], float | None]
+    history: History
+    dual_window: DualWindow
+    events: RecentEvents
+
+
+class PageData:
+    """Of one run; asked from the HTTP server's threads."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._snapshot = sources.snapshot
+        self._history = sources.history
+        self._dual_window = sources.dual_window
+        self._events = sources.events
+        self._rate = Rate()
+
+    # The run at a glance.
+
+    def state(self) -> dict[str, Any]:
+        """The run in a few lines; durations in seconds."""
+        snapshot, now = self._snapshot(), time.monotonic()
+        run, last, counters = snapshot.run, snapshot.last, snapshot.counters
+        phase, headline = phase_of(snapshot, now)
+        return {
+            "run_id": run.run_id,
+            "afl_version": __version__,
+            "task": run.task,
+            "algorithm": run.algorithm,
+            "phase": phase,
+            "headline": headline,
+            "round": snapshot.closed,
+            "rounds": run.rounds,
+            "seconds": now - snapshot.began_at,
+            "seconds_left": None if snapshot.is_over else seconds_left(snapshot, now),
+            "rounds_a_second": self._rate.after(snapshot, now),
+            "workers": run.workers,
+            "missing_count": len(snapshot.missing),
+            "last": _summary(last),
+            "best": _summary(snapshot.best),
+            "own_metrics": own_metrics_line(last.own_metrics) if last else "",
+            "worst_weight": float(snapshot.dual_weights[last.worst_worker]) if last else None,
+            "up": counters.uplink.total,
+            "down": counters.downlink.total,
+            "uncompressed": _uncompressed(snapshot),
+            "paper": _MODEL_VALUE_BYTES
+            * (counters.uplink.float_equivalents + counters.downlink.float_equivalents),
+            "events": self._events.count,
+            "stamp": self._stamp(snapshot, phase),
+        }
+
+    def _stamp(self, snapshot: Snapshot, phase: str) -> str:
+        """Changes with what table and curves show: a page sees by it whether those that it has are of now."""
+        return f"{self._history.version} {phase} {len(snapshot.missing)} {bool(snapshot.step.awaited)}"
+
+    def _stamped(self) -> tuple[Snapshot, str]:
+        """The run now, and its stamp; what is added to the history afterwards has another."""
+        snapshot = self._snapshot()
+        phase, _ = phase_of(snapshot, time.monotonic())
+        return snapshot, self._stamp(snapshot, phase)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The last events, newest first."""
+        return [vars(event) for event in self._events.newest_first()]
+
+    def ending(self) -> dict[str, Any]:
+        """All that a page draws, once nothing of it changes any more."""
+        return {"workers": self.workers(), "history": self.history(), "events": self.events()}
+
+    # The workers.
+
+    def workers(self) -> dict[str, Any]:
+        """The table: a column of values for each thing that is known, those that are served worst first."""
+        snapshot, stamp = self._stamped()
+        missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
+        evaluation = snapshot.evaluation
+        metrics: Sequence[dict[str, float]] = evaluation.metrics if evaluation is not None else ()
+        accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
+        loss = [entry.get("loss", math.nan) for entry in metrics]
+        rows = _worst_first(snapshot.run.workers, accuracy, loss)[:MOST_ROWS]
+
+        def state(worker: int) -> str:
+            if snapshot.is_over and worker in snapshot.known:
+                return "over"
+            if worker in missing:
+                return "gone" if worker in snapshot.known else "new"
+            return "late" if worker in awaited else "ready"
+
+        return {
+            "stamp": stamp,
+            "workers": snapshot.run.workers,
+            "evaluated": evaluation.round if evaluation is not None else None,
+            "id": rows,
+            "accuracy": _picked(accuracy, rows),
+            "loss": _picked(loss, rows),
+            "weight": _picked(snapshot.dual_weights.tolist(), rows),
+            "seconds": _picked(snapshot.report_seconds, rows),
+            "state": [state(worker) for worker in rows],
+        }
+
+    def worker(self, worker: int) -> dict[str, Any]:
+        """One worker, with its curves; they go with the rounds of :meth:`history`.
+
+        Raises:
+            KeyError: if there is no such worker.
+        """
+        snapshot = self._snapshot()
+        if not 0 <= worker < snapshot.run.workers:
+            raise KeyError(worker)
+        connection = snapshot.connections.get(worker)
+        evaluation, last = snapshot.evaluation, snapshot.last_round
+        found: dict[str, Any] = {
+            "id": worker,
+            "peer": connection.peer if connection is not None else None,
+            "hosted_with": len(connection.workers) if connection is not None else None,
+            "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
+            "examples": evaluation.examples[worker] if evaluation is not None else None,
+            "metrics": {name: _number(value) for name, value in evaluation.metrics[worker].items()}
+            if evaluation is not None
+            else {},
+            "train_loss": _number(last.losses[worker]) if last is not None else None,
+            "weight": _number(snapshot.dual_weights[worker]),
+            "seconds": _number(snapshot.report_seconds[worker]),
+        }
+        if self._history.follows:
+            found |= self._curves(self._history.view([worker]), [worker])
+        return found
+
+    # The curves.
+
+    def history(self) -> dict[str, Any]:
+        """The curves of the first view."""
+        snapshot, stamp = self._stamped()
+        shown = self._shown_workers()
+        view = self._history.view(shown)
+        points, whole = view.evaluations, _uncompressed(snapshot)
+        return {
+            "stamp": stamp,
+            "workers": snapshot.run.workers,
+            "block": snapshot.run.restart_length,
+            "follows": self._history.follows,
+            "rounds_a_point": view.width,
+            "evaluations_a_point": view.spacing,
+            "weight_max": _short(bucket.weight_max for bucket in view.buckets),
+            "bytes": [bucket.sent for bucket in view.buckets],
+            "uncompressed": None
+            if whole is None
+            else [round(whole * bucket.round / snapshot.closed) for bucket in view.buckets],
+            "worst_worker": [point.worst_worker for point in points],
+            "worst_accuracy": _short(point.worst_accuracy for point in points),
+            "mean_accuracy": _short(point.mean_accuracy for point in points),
+            "max_loss": _short(point.max_loss for point in points),
+            "mean_loss": _short(point.mean_loss for point in points),
+            "spread": {
+                name: [_short(view.spread[:, kind, place].tolist()) for place in range(len(SPREAD))]
+                for kind, name in enumerate(("accuracy", "loss"))
+            },
+            **self._curves(view, shown),
+        }
+
+    def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
+        """Of the workers that the view is of, with their axes."""
+        followed = workers if self._history.follows else []
+        recent_rounds, recent = self._dual_window.curves(followed)
+        return {
+            "round": [bucket.round for bucket in view.buckets],
+            "recent_round": recent_rounds,
+            "evaluation_round": [point.round for point in view.evaluations],
+            "curves": [
+                {
+                    "worker": worker,
+                    "weight_low": _short(view.low[:, place].tolist()),
+                    "weight_high": _short(view.high[:, place].tolist()),
+                    "recent_weight": _short(recent[:, place].tolist()),
+                    "accuracy": _short(view.accuracy[:, place].tolist()),
+                    "loss": _short(view.loss[:, place].tolist()),
+                }
+                for place, worker in enumerate(followed)
+            ],
+        }
+
+    def _shown_workers(self) -> list[int]:
+        history = self._history
+        if history.workers <= MOST_CURVES:
+            return list(range(history.workers))
+        points = history.view().evaluations
+        worst = [points[-1].worst_worker] if points else []
+        others = [worker for worker in history.heaviest(MOST_CURVES) if worker not in worst]
+        return [*worst, *others][:MOST_CURVES]
+
+
+def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
+    """The phase that the run is in, and a sentence where people should know more."""
+    if snapshot.ending is not None:
+        reason = snapshot.ending.reason
+        if snapshot.ending.code is ExitCode.OK:
+            return "finished", "The run is complete."
+        if snapshot.ending.can_resume:
+            return "stopped", f"The run stands still and can be gone on with: {reason}."
+        return "aborted", f"The run has ended before its last round: {reason}."
+    workers, missing, step = snapshot.run.workers, snapshot.missing, snapshot.step
+    if snapshot.last_round is None and missing:
+        return "waiting", f"Waiting for workers: {workers - len(missing)} of {workers} are here."
+    usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
+    if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
+        return "running", ""
+    gone = sorted(set(missing).intersection(step.awaited))
+    whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
+    verb = "is" if len(whom) == 1 else "are"
+    since = shown_seconds(open_seconds)
+    return "stalled", f"The round waits for {_named(whom)}, which {verb} {what}; it is open for {since}."
+
+
+def _named(workers: Sequence[int]) -> str:
+    """Workers in a sentence."""
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    more = ", ..." if len(workers) > MOST_NAMED else ""
+    return f"{len(workers)} workers ({', '.join(map(str, workers[:MOST_NAMED]))}{more})"
+
+
+def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
+    """Without the task's own metrics, of which there may be many: this is sent every second."""
+    if summary is None:
+        return None
+    return {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+
+
+def _uncompressed(snapshot: Snapshot) -> int | None:
+    """Bytes that whole vectors would have taken so far; ``None`` where nothing is compressed, or no round is
+    closed."""
+    if not snapshot.run.is_compressed or snapshot.last_round is None:
+        return None
+    return snapshot.counters.uncompressed_bytes
+
+
+class Rate:
+    """Rounds a second over the last half minute or so; a stall shows at once.
+
+    Until somebody has looked for a second, it is over all rounds since the first that this process closed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []
+
+    def after(self, snapshot: Snapshot, now: float) -> float | None:
+        """The rate now; ``None`` before the second round is closed, and when the run is over."""
+        if not self._seen or now - self._seen[-1][0] >= 1.0:
+            self._seen = [*self._seen[-30:], (now, snapshot.closed)]
+        since, first = self._seen[0]
+        if snapshot.is_over:
+            return None
+        if now - since < 1.0:
+            if snapshot.first_closed is None or snapshot.closed <= snapshot.first_closed[1]:
+                return None
+            since, first = snapshot.first_closed
+        # Two rounds may be closed within one tick of the clock.
+        return max(0, snapshot.closed - first) / max(now - since, 1e-6)
+
+
+def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
+    """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
+
+    def key(worker: int) -> tuple[float, float, int]:
+        own, lost = accuracy[worker], loss[worker]
+        return (
+            math.inf if math.isnan(own) else own,
+            math.inf if math.isnan(lost) else -lost,
+            worker,
+        )
+
+    return sorted(range(workers), key=key) if accuracy else list(range(workers))
+
+
+def _picked(values: Sequence[float], rows: Sequence[int]) -> list[float | None]:
+    return _short(values[row] for row in rows) if values else [None] * len(rows)
+
+
+def _short(values: Iterable[float | None]) -> list[float | None]:
+    """Five significant digits, more than a screen shows; ``None`` for what is not finite: JSON lacks it."""
+    return [None if value is None else _number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

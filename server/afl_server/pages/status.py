@@ -1,0 +1,98 @@
+"""The run at a glance, as one JSON object: for ``/status``, ``afl status`` and the terminal of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from afl._version import __version__
+from afl.terminal.display import REFRESH_S, RunDisplay
+from afl.terminal.view import make_console, summary_table
+from afl_server.federation.snapshot import Snapshot
+from afl_server.pages.dual_window import DualWindow
+
+STATES = ("waiting for workers", "running", "over")
+
+
+def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
+    """The present state; durations in seconds.
+
+    ``workers_missing_seconds`` goes with ``workers_missing``: how long ago each was lost, ``None`` for one
+    that has not come yet.
+    """
+    now, run, step, counters = time.monotonic(), snapshot.run, snapshot.step, snapshot.counters
+    return {
+        "run_id": run.run_id,
+        "afl_version": __version__,
+        "state": state_of(snapshot),
+        "task": run.task,
+        "algorithm": run.algorithm,
+        "round": snapshot.closed,
+        "rounds": run.rounds,
+        "step": "evaluation" if step.kind.is_of_evaluation else "training",
+        "open_round": step.round,
+        "workers": run.workers,
+        "workers_missing": snapshot.missing,
+        "workers_missing_seconds": [snapshot.missing_for(worker, now) for worker in snapshot.missing],
+        "reports_missing": step.awaited,
+        "open_step_seconds": now - step.opened_at,
+        "seconds": now - snapshot.began_at,
+        "seconds_left": seconds_left(snapshot, now),
+        "last": snapshot.last and vars(snapshot.last),
+        "best": snapshot.best and vars(snapshot.best),
+        "uplink_bytes": counters.uplink.total,
+        "downlink_bytes": counters.downlink.total,
+        "uncompressed_bytes": counters.uncompressed_bytes,
+        "uplink_float_equivalents": counters.uplink.float_equivalents,
+        "downlink_float_equivalents": counters.downlink.float_equivalents,
+        "dual_weights": snapshot.dual_weights.tolist(),
+        "dual_history": dual_window.view(),
+        "directory": str(run.directory),
+    }
+
+
+def state_of(snapshot: Snapshot) -> str:
+    """One of ``STATES``."""
+    if snapshot.is_over:
+        return "over"
+    return "waiting for workers" if snapshot.last_round is None and snapshot.missing else "running"
+
+
+def seconds_left(snapshot: Snapshot, now: float) -> float | None:
+    """At the mean speed since the first round; ``None`` before the second, and while a worker is missing."""
+    if snapshot.first_closed is None or snapshot.missing:
+        return None
+    since, first = snapshot.first_closed
+    if snapshot.closed <= first:
+        return None
+    return (now - since) / (snapshot.closed - first) * (snapshot.run.rounds - snapshot.closed)
+
+
+@contextlib.asynccontextmanager
+async def live_view(state: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
+    """Redraw the run's state on the terminal while the block runs, and once at its end."""
+
+    async def redraw() -> None:
+        while True:
+            display.show(state())
+            await asyncio.sleep(REFRESH_S)
+
+    with RunDisplay(make_console()) as display:
+        redrawing = asyncio.create_task(redraw())
+        try:
+            yield
+        finally:
+            redrawing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await redrawing
+            display.show(state())
+
+
+def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    """The table at the end of a run; nothing of one that has closed no round."""
+    if summary["rounds"]:
+        make_console().print(summary_table(summary, directory))

@@ -1,0 +1,96 @@
+"""The compressor that docs/compressors.md shows, installed as the page says, through a real run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from support.pages import blocks
+
+KIT = Path(__file__).parents[2] / "unit" / "core"
+"""Where ``core_federation`` lies."""
+
+RUN = """
+import numpy as np
+from core_federation import Federation, Problem
+
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.compressors import create
+from afl.config import config_from_mapping
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.wire.settings import RunSettings
+
+config = config_from_mapping({
+    "workers": 3,
+    "task": {"name": "synthetic"},
+    "algorithm": {"name": "afl-com", "rounds": 6, "block": 6, "eta_w": 0.02, "eta_q": 0.0,
+                  "uplink": {"name": "window", "share": 0.2}},
+})
+settings = RunSettings.of_config(config).parameters
+assert settings.uplink == settings.downlink == CompressorChoice("window", {"share": 0.2})
+problem = Problem.random(3, 31)
+outcome = Federation(problem, settings, evaluate_every=2, chaos=1, seed=7).run()
+assert all(evaluation.diverged == () for evaluation in outcome.evaluations)
+
+w, e = problem.start.copy(), np.zeros((3, 31), np.float32)
+for t in range(1, 7):
+    start = SharedRandomness.from_int(7).stream(Purpose.COMPRESSOR, t).integer(31)
+    window = np.isin(np.arange(31), (start + np.arange(6)) % 31)
+    total = np.zeros(31, np.float32)
+    for i in range(3):
+        p = e[i] + np.float32(1 / 3) * problem.gradient(i, t, w)
+        total[window] += p[window]
+        e[i] = np.where(window, 0, p)
+    w = w - np.float32(0.02) * total
+for model in (outcome.server, *outcome.models):
+    assert model.tobytes() == w.tobytes()
+assert outcome.uplink_residuals.tobytes() == e.tobytes()
+assert not outcome.downlink_residual.any()
+assert create("window", 31, {"share": 0.2}).delta == 6 / 31
+print("the page's compressor ran")
+"""
+
+
+def block(language: str) -> str:
+    (found,) = blocks("docs/compressors.md", language)
+    return found.text
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder on the path with the package as an installer would leave it."""
+    (tmp_path / "window.py").write_text(block("python"), encoding="utf-8")
+    ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
+    information = tmp_path / "window-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: window\nVersion: 1.0\n", encoding="utf-8"
+    )
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (information / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_page_s_compressor_is_found_by_its_entry_point_and_runs(site: Path) -> None:
+    path = os.pathsep.join([str(site), str(KIT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=site,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the page's compressor ran\n"
+
+
+def test_it_is_about_twenty_lines() -> None:
+    code = [line for line in block("python").splitlines() if line.strip()]
+    assert len(code) <= 30

@@ -1,0 +1,72 @@
+"""A worker's connection, to a server in this process that sends what a test wants it to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from afl.config.address import Address
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import SERVICE
+from afl_worker.network import connection
+from afl_worker.network.connection import Connection, Lost
+
+ANSWER_S = 30.0
+
+
+@contextmanager
+def serving(*frames: bytes) -> Iterator[Address]:
+    """A server that sends these frames to whoever comes, and then ends the stream."""
+    handler = grpc.stream_stream_rpc_method_handler(lambda _requests, _context: iter(frames))
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
+        server.stop(0).wait(ANSWER_S)
+
+
+@contextmanager
+def connected(address: Address) -> Iterator[Connection]:
+    stream = Connection(address)
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def test_events_come_in_order_and_then_that_the_stream_has_ended() -> None:
+    with (
+        serving(pb.ServerFrame(welcome=pb.Welcome(run_id="run-1")).SerializeToString()) as address,
+        connected(address) as stream,
+    ):
+        assert stream.next_event(ANSWER_S) == pb.Welcome(run_id="run-1")
+        assert stream.next_event(ANSWER_S) == Lost("the server closed the stream")
+
+
+def test_bytes_that_are_no_frame_end_the_connection() -> None:
+    with serving(b"\xff") as address, connected(address) as stream:
+        ended = stream.next_event(ANSWER_S)
+        assert isinstance(ended, Lost)
+        assert ended.reason == "the server broke the protocol: a frame of 1 bytes that cannot be parsed"
+
+
+def test_a_receiving_thread_that_fails_says_that_nothing_more_will_come(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(connection, "lone_chunk_of_server", fails)
+    with caplog.at_level(logging.ERROR), serving(b"frame") as address, connected(address) as stream:
+        assert stream.next_event(ANSWER_S) == Lost("the receiving thread failed: RuntimeError('out of luck')")
+    (record,) = [record for record in caplog.records if record.name.startswith("afl.")]
+    assert (record.event, record.exc_info is not None) == ("receiver_failed", True)  # type: ignore[attr-defined]

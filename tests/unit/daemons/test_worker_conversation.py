@@ -1,0 +1,173 @@
+"""A worker's side of the conversation, without sockets: what a Welcome means, and what is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from afl.config import config_from_mapping
+from afl.config.address import Address
+from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position, Step
+from afl.core.randomness import SharedRandomness
+from afl.errors import ExitCode, ProtocolError
+from afl.tasks.initialization import build_vector
+from afl.tasks.registry import load_task
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import Frame, parse_worker_frame, position_message
+from afl.wire.settings import RunSettings
+from afl_server.model import model_payloads
+from afl_worker.conversation import CannotGoOnError, Conversation
+from afl_worker.options import WorkerOptions
+from afl_worker.training.timings import Spent
+
+SEED = 7
+DIM = 100_000
+FIRST = Position(1, 0)
+
+
+SETTINGS = RunSettings.of_config(
+    config_from_mapping(
+        {
+            "workers": 3,
+            "worker": {"journal": "off"},
+            "task": {"name": "synthetic", "batch_size": 4, "options": {"dim": DIM}},
+            "algorithm": {"name": "afl-br", "rounds": 10, "eta_w": 0.05, "eta_q": 0.1},
+        }
+    )
+)
+
+
+def welcome(
+    of: RunSettings, run_id: str = "run-1", expected: Sequence[tuple[int, Position, bool]] = ()
+) -> pb.Welcome:
+    return pb.Welcome(
+        run_id=run_id,
+        settings=of.to_message(),
+        seed=SharedRandomness.from_int(SEED).seed,
+        workers=[
+            pb.Expectation(worker=worker, position=position_message(position), held=held)
+            for worker, position, held in expected
+        ],
+    )
+
+
+def conversation(folder: Path, workers: tuple[int, ...] = (0, 1)) -> Conversation:
+    options = WorkerOptions(workers, Address("127.0.0.1", 1), journal=folder / "journals")
+    return Conversation(options, torch.device("cpu"), Spent())
+
+
+def model() -> CommittedStep:
+    vector = build_vector(
+        load_task("synthetic", {"dim": DIM}, allow_path=True), SharedRandomness.from_int(SEED)
+    )
+    payloads = model_payloads(vector, vector.values)
+    step = Step(FIRST, Kind.MODEL, tuple(payload.header for payload in payloads))
+    return CommittedStep(step, tuple(payload.data for payload in payloads), {})
+
+
+def trained(folder: Path, workers: tuple[int, ...] = (0, 1)) -> tuple[Conversation, list[list[Frame]]]:
+    """One that was welcomed and has answered the first step; with the frames of its reports."""
+    one = conversation(folder, workers)
+    ready = one.welcome(welcome(SETTINGS), SETTINGS)
+    assert ready.dim == DIM
+    assert not made(one.step(model()))
+    reports = made(one.step(CommittedStep(Step(FIRST, Kind.TRAIN), (), dict.fromkeys(workers, 0.5))))
+    return one, reports
+
+
+def made(reports: Iterable[Iterable[Frame]]) -> list[list[Frame]]:
+    return [list(frames) for frames in reports]
+
+
+def data_of(frames: Sequence[Frame]) -> bytes:
+    return b"".join(chunk.data for frame in frames for chunk in parse_worker_frame(frame.data).chunks)
+
+
+def test_a_worker_that_joins_again_says_what_it_has(tmp_path: Path) -> None:
+    one, _ = trained(tmp_path)
+    join = one.join()
+    assert (join.run_id, join.applied) == ("run-1", position_message(FIRST))
+    assert (conversation(tmp_path).join().run_id, conversation(tmp_path).join().applied) == (
+        "",
+        position_message(NOWHERE),
+    )
+    ready = one.welcome(welcome(SETTINGS), SETTINGS)
+    assert ready.layout_hash == join.layout_hash
+    assert [(each.worker, each.reported) for each in ready.workers] == [
+        (worker, position_message(FIRST)) for worker in (0, 1)
+    ]
+
+
+def test_only_what_the_server_lacks_is_sent_again_in_chunks_of_its_present_size(tmp_path: Path) -> None:
+    one, reports = trained(tmp_path)
+    assert [len(frames) for frames in reports] == [2, 2], "an opening, and a chunk"
+    again = replace(SETTINGS, chunk_bytes=65536, heartbeat=0.5, peer_timeout=7.0)
+    message = welcome(again, expected=[(0, FIRST, True), (1, FIRST, False)])
+    one.welcome(message, again)
+    (second,) = made(one.sent_again(message))
+    assert max(len(frame.data) for frame in second) < 66000
+    assert data_of(second) == data_of(reports[1])
+    assert parse_worker_frame(second[0].data).reports[0].worker == 1
+    for open_position in (Position(2, 0), NOWHERE):
+        message = welcome(again, expected=[(worker, open_position, False) for worker in (0, 1)])
+        assert not made(one.sent_again(message))
+
+
+@pytest.mark.parametrize("status", [AckStatus.ACCEPTED, AckStatus.LATE])
+def test_a_report_that_was_answered_is_not_sent_again(
+    tmp_path: Path, status: AckStatus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one, _ = trained(tmp_path)
+    one.answered(Ack(1, FIRST, status, "" if status is AckStatus.ACCEPTED else "the round is over"))
+    message = welcome(SETTINGS, expected=[(0, FIRST, False), (1, FIRST, False)])
+    one.welcome(message, SETTINGS)
+    (first,) = made(one.sent_again(message))
+    assert parse_worker_frame(first[0].data).reports[0].worker == 0
+    logged = [record.event for record in caplog.records if hasattr(record, "event")]
+    assert ("put_back" in logged) is (status is AckStatus.LATE)
+
+
+def test_other_settings_than_those_it_was_built_for_are_refused_by_name_and_the_server_told(
+    tmp_path: Path,
+) -> None:
+    one, _ = trained(tmp_path)
+    changed = replace(SETTINGS, parameters=replace(SETTINGS.parameters, eta_w=0.08), batch_size=3)
+    with pytest.raises(CannotGoOnError) as refused:
+        one.welcome(welcome(changed), changed)
+    said = str(refused.value.error)
+    assert "not those that this worker began with: batch_size is" in said
+    assert "eta_w is 0.05 here and 0.08 at the server" in said
+    assert "start this worker again" in said
+    assert refused.value.error.exit_code == ExitCode.CONFIG
+    assert "eta_w is 0.05" in refused.value.told.message
+
+
+def test_a_failure_names_the_worker_whose_step_it_was(tmp_path: Path) -> None:
+    one = conversation(tmp_path, (0, 1, 2))
+    one.welcome(welcome(SETTINGS), SETTINGS)
+    made(one.step(model()))
+    step = CommittedStep(Step(FIRST, Kind.TRAIN), (), {0: 0.5, 2: float("inf")}, frozenset({0, 2}))
+    reports = one.step(step)
+    assert parse_worker_frame(next(iter(next(reports))).data).reports[0].worker == 0
+    with pytest.raises(CannotGoOnError) as failed:
+        next(reports)
+    assert failed.value.told.worker == 2
+    assert FailureCause(int(failed.value.told.cause)) is FailureCause.NON_FINITE
+    assert str(failed.value.error).startswith("worker 2, round 1: ")
+
+
+@pytest.mark.parametrize("run_id", ["", "../elsewhere", "/etc", "a/b", "..", "a\n", "a" * 200])
+def test_a_run_id_that_leads_out_of_the_folder_is_refused(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(ProtocolError, match="run id"):
+        conversation(tmp_path).welcome(welcome(SETTINGS, run_id), SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_can_be_answered_before_a_welcome(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="can only follow a Welcome"):
+        conversation(tmp_path).answered(Ack(0, FIRST, AckStatus.LATE, "late"))

@@ -1,0 +1,255 @@
+"""A worker process's side of the conversation: what the server says in, frames out.
+
+Here are the decisions: what a Welcome means, what is sent again, what becomes of a late report, what the
+server is told of a failure. No sockets, threads or clock: :mod:`afl_worker.runtime` has those.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from afl._version import __version__
+from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Position
+from afl.core.randomness import SEED_BYTES
+from afl.daemon import events
+from afl.daemon.fault_points import reached
+from afl.errors import ADVICE_NON_FINITE, AflError, ConfigError, NonFiniteError, ProtocolError, place, placed
+from afl.user_code import as_failure, worth_tracing
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
+from afl.wire.settings import RunSettings
+from afl_worker.journal import remove_left_behind
+from afl_worker.options import WorkerOptions
+from afl_worker.training.setup import Training, set_up
+from afl_worker.training.timings import Spent
+
+LOG = logging.getLogger("afl.worker")
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
+
+
+class CannotGoOnError(Exception):
+    """This process cannot do what the server asks.
+
+    Attributes:
+        told: what the server is told of it.
+        error: what the process ends with.
+    """
+
+    def __init__(self, told: pb.Failure, error: AflError) -> None:
+        super().__init__(str(error))
+        self.told = told
+        self.error = error
+
+
+class Conversation:
+    """It lasts as long as the process, over any number of connections.
+
+    Args:
+        spent: to which the time in the task's code is added.
+    """
+
+    def __init__(self, options: WorkerOptions, device: torch.device, spent: Spent) -> None:
+        self._options = options
+        self._device = device
+        self._spent = spent
+        self._incarnation = os.urandom(16)
+        self._run_id = ""
+        self._settings: RunSettings | None = None
+        self._training: Training | None = None
+
+    @property
+    def largest_step(self) -> int:
+        """The most payload bytes that a step of this model may have."""
+        vector = self._trained.participant.vector
+        return 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+
+    def join(self) -> pb.Join:
+        """The first words of a connection."""
+        participant = self._training.participant if self._training else None
+        return pb.Join(
+            protocol=PROTOCOL,
+            package_version=__version__,
+            incarnation=self._incarnation,
+            run_id=self._run_id,
+            task=self._options.task or "",
+            layout_hash=participant.vector.layout_hash() if participant else b"",
+            applied=position_message(participant.applied if participant else NOWHERE),
+            workers=self._options.workers,
+        )
+
+    def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
+        """Get ready: build what the run needs, once in the process's life, or go on with it.
+
+        Args:
+            settings: the Welcome's.
+
+        Raises:
+            ProtocolError: if the Welcome cannot be meant for this version.
+            CannotGoOnError: if the task cannot be built, or the run's settings are not those that this
+                process was built for.
+        """
+        if self._training is None:
+            self._begin(welcome, settings)
+        else:
+            self._go_on_with(settings)
+            position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
+            LOG.info(
+                "joined again: run %s, %s",
+                welcome.run_id,
+                self._named(position),
+                extra=events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra,
+            )
+        self._run_id = welcome.run_id
+        training = self._trained
+        return pb.Ready(
+            layout_hash=training.participant.vector.layout_hash(),
+            dim=training.participant.vector.dim,
+            realization_digest=training.digest,
+            workers=[
+                pb.Standing(worker=worker, reported=position_message(training.participant.reported(worker)))
+                for worker in self._options.workers
+            ],
+        )
+
+    def sent_again(self, welcome: pb.Welcome) -> Iterator[Iterable[Frame]]:
+        """Reports for the open step that were made before a cut and that the server does not hold."""
+        for expectation in welcome.workers:
+            held = self._trained.participant.held(expectation.worker, position_of(expectation.position))
+            if held is not None and not expectation.held:
+                kind, (report, payloads) = held
+                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+
+    def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
+        """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
+
+        Raises:
+            ProtocolError: if the step does not follow from where the model is.
+            CannotGoOnError: if the task's code fails, or a number is not finite.
+        """
+        asked = [
+            worker
+            for worker in self._options.workers
+            if committed.participants is None or worker in committed.participants
+        ]
+        answered = 0
+        reached("worker.before-apply")
+        try:
+            for kind, (report, payloads) in self._trained.participant.take(committed):
+                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+                answered += 1
+        except ProtocolError:
+            raise
+        except Exception as error:  # whatever a task's code raises, the server must hear of it
+            worker = asked[min(answered, len(asked) - 1)]
+            raise self._failure(worker, committed.step.position, error) from error
+
+    def prepare(self, round_: int) -> None:
+        """Draw a coming round's randomness."""
+        self._trained.participant.prepare(round_)
+
+    def answered(self, ack: Ack) -> None:
+        """A report that counted is not kept; what a late one carried is part of a later one.
+
+        Raises:
+            ProtocolError: if there can be no report yet.
+            CannotGoOnError: if what was late makes a number that is not finite.
+        """
+        participant = self._trained.participant
+        if ack.status is AckStatus.ACCEPTED:
+            participant.counted(ack.worker, ack.position)
+            return
+        round_ = ack.position.round
+        LOG.warning(
+            "the server answers worker %d, %s: %s",
+            ack.worker,
+            self._named(ack.position),
+            ack.reason,
+            extra=events.ReportAnswered(
+                worker=ack.worker, round=round_, status=ack.status.name.lower()
+            ).extra,
+        )
+        try:
+            was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
+        except NonFiniteError as error:
+            raise self._failure(ack.worker, ack.position, error) from error
+        if was_put_back:
+            LOG.info(
+                "worker %d: its report for %s was late; what it carried is sent later",
+                ack.worker,
+                self._named(ack.position),
+                extra=events.PutBack(worker=ack.worker, round=round_).extra,
+            )
+
+    def finished(self, run_id: str) -> None:
+        """The run is complete: nothing will go on from a journal."""
+        if self._training is not None:
+            self._training.journals.remove()
+        elif RUN_ID.fullmatch(run_id):
+            # A process of these workers before this one may have been killed as the run ended.
+            remove_left_behind(self._options.journal, run_id, self._options.workers)
+
+    @property
+    def _trained(self) -> Training:
+        if self._training is None:
+            raise ProtocolError("a message that can only follow a Welcome")
+        return self._training
+
+    @property
+    def _agreed(self) -> RunSettings:
+        assert self._settings is not None
+        return self._settings
+
+    def _named(self, position: Position) -> str:
+        """The update rounds of a position, for a message."""
+        return self._agreed.parameters.named(position.round)
+
+    def _begin(self, welcome: pb.Welcome, settings: RunSettings) -> None:
+        if len(welcome.seed) != SEED_BYTES:
+            raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
+        if not RUN_ID.fullmatch(welcome.run_id):
+            raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
+        self._settings = settings
+        try:
+            self._training = set_up(self._options, self._device, welcome, settings, self._spent)
+        except Exception as error:  # a task's data and model may be anything; the server hears of it
+            raise self._failure(self._options.workers[0], NOWHERE, error) from error
+
+    def _go_on_with(self, settings: RunSettings) -> None:
+        """Take what the server may have changed meanwhile; this process was built for all the rest."""
+        different = self._agreed.differences(settings)
+        if different:
+            error = ConfigError(
+                f"the server's settings are not those that this worker began with: {'; '.join(different)}; "
+                "give the server the run's own configuration, or start this worker again to take part by the "
+                "server's"
+            )
+            raise self._failure(self._options.workers[0], NOWHERE, error)
+        self._settings = settings
+
+    def _failure(self, worker: int, position: Position, error: Exception) -> CannotGoOnError:
+        cause = FailureCause.TASK
+        if isinstance(error, NonFiniteError):
+            cause = FailureCause.NON_FINITE
+            error = NonFiniteError(f"{error}; {ADVICE_NON_FINITE}")
+        elif isinstance(error.__cause__ or error, torch.cuda.OutOfMemoryError | MemoryError):
+            cause = FailureCause.OUT_OF_MEMORY
+        failure = as_failure(error)
+        raised = worth_tracing(failure)
+        told = pb.Failure(
+            worker=worker,
+            position=position_message(position),
+            cause=number(cause),
+            message=str(failure),
+            traceback="" if raised is None else "".join(traceback.format_exception(raised)),
+        )
+        final = placed(place(worker, self._named(position)), failure)
+        final.__cause__ = failure
+        return CannotGoOnError(told, final)

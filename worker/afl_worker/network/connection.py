@@ -1,0 +1,246 @@
+"""gRPC on the worker: one stream, as events. No other module here knows gRPC's types."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from afl.config.address import Address
+from afl.core.messages import Ack, CommittedStep, GoodbyeStatus
+from afl.daemon import events
+from afl.daemon.fault_points import reached
+from afl.errors import ProtocolError
+from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
+from afl.wire.fast_chunk import lone_chunk_of_server
+from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+from afl.wire.transport import channel_options
+from afl_worker.network.credentials import CredentialFiles, Credentials
+from afl_worker.network.errors import CUT, plain_reason, why_closed
+
+LOG = logging.getLogger("afl.worker")
+
+HANDSHAKE_HEARTBEAT_S = 5.0
+"""Heartbeats until the Welcome names the run's own interval."""
+
+HANDSHAKE_TIMEOUT_S = 30.0
+"""Silence that ends a connection until the Welcome names the run's own limit."""
+
+LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
+"""The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
+
+PLAINTEXT = CredentialFiles()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The stream ended without a goodbye."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The server said goodbye; ``run_id`` names the run that is complete, if that is why."""
+
+    status: GoodbyeStatus
+    reason: str
+    run_id: str = ""
+
+
+Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
+
+
+class Connection:
+    """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
+
+    Args:
+        use_proxy: whether proxy environment variables apply; never for loopback.
+        files: what this worker shows of itself, and what it knows the server by.
+
+    Raises:
+        ConfigError: if one of those files cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        use_proxy: bool = True,
+        files: CredentialFiles = PLAINTEXT,
+    ) -> None:
+        credentials = files.read()
+        options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+        self._use_proxy = use_proxy and not address.is_loopback
+        if not self._use_proxy:
+            options.append(("grpc.enable_http_proxy", 0))
+        # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
+        options.append(("grpc.use_local_subchannel_pool", 1))
+        self._assembler: StepAssembler | None = None
+        self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._heard = time.monotonic()
+        self._has_heard = False
+        self._silence = ""
+        self._heartbeat = HANDSHAKE_HEARTBEAT_S
+        self._peer_timeout = HANDSHAKE_TIMEOUT_S
+        self._closed = threading.Event()
+        self._taken = threading.Event()
+        self._hurry = threading.Event()
+        """Ends the wait for the next heartbeat."""
+        self._address = address
+        self._files = files
+        self._channel = _channel(str(address), credentials, options)
+        call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
+        token = credentials.token
+        metadata = (("authorization", f"Bearer {token}"),) if token else None
+        self._call = call(self._requests(), metadata=metadata)
+        self._threads = [
+            threading.Thread(target=self._receive, name="afl-receive", daemon=True),
+            threading.Thread(target=self._beat, name="afl-heartbeat", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more can come from the server."""
+        return self._threads[0].is_alive()
+
+    def send(self, frames: Iterable[Frame]) -> None:
+        """Queue frames; they are built as the stream takes them."""
+        self._taken.clear()
+        self._outbox.put(frames)
+
+    def wait_taken(self, timeout_s: float) -> None:
+        """Wait, bounded, until gRPC has taken what is queued: until then it needs the interpreter."""
+        self._taken.wait(timeout_s)
+
+    def send_control(self, **parts: object) -> None:
+        """Queue one frame of control parts."""
+        self.send((control(pb.WorkerFrame(**parts)),))  # type: ignore[arg-type]
+
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for the next event; ``None`` if there is none within ``timeout_s``."""
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def set_liveness(self, *, heartbeat: float, peer_timeout: float) -> None:
+        """The run's own interval and limit, in seconds."""
+        self._heartbeat = heartbeat
+        self._peer_timeout = peer_timeout
+        self._hurry.set()
+
+    def expect_steps(self, workers: tuple[int, ...], largest: int) -> None:
+        """Collect steps from now on; of the session's workers, with at most so many payload bytes."""
+        self._assembler = StepAssembler(workers, largest)
+
+    def recycle(self, committed: CommittedStep) -> None:
+        """The step has been applied: its memory may serve another."""
+        if self._assembler is not None:
+            self._assembler.recycle(committed)
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
+        self._outbox.put(None)
+        if drain_s:
+            self._threads[0].join(drain_s)
+        self._closed.set()
+        self._hurry.set()
+        self._call.cancel()
+        self._channel.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _requests(self) -> Iterator[bytes]:
+        while (frames := self._outbox.get()) is not None:
+            for frame in frames:
+                yield frame.data
+                reached("worker.mid-chunk")
+            if self._outbox.empty():
+                self._taken.set()
+
+    def _receive(self) -> None:
+        try:
+            for data in self._call:
+                self._heard = time.monotonic()
+                self._has_heard = True
+                chunk = lone_chunk_of_server(data)
+                if chunk is not None and self._assembler is not None:
+                    self._assembler.add(chunk)
+                elif self._handle(parse_server_frame(data)):
+                    return
+            self._inbox.put(Lost("the server closed the stream"))
+        except grpc.RpcError as error:
+            self._inbox.put(Lost(self._silence or self._described(error)))
+        except ProtocolError as error:
+            self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+        except Exception as error:
+            # Whatever it is, who waits for the next event must hear that none will come.
+            LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
+            self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
+
+    def _handle(self, frame: pb.ServerFrame) -> bool:
+        """Turn a frame into events; whether it was the last."""
+        if frame.HasField("welcome"):
+            self._inbox.put(frame.welcome)
+        if self._assembler is not None:
+            committed = self._assembler.feed(frame)
+            if committed is not None:
+                self._inbox.put(committed)
+        for message in frame.acks:
+            self._inbox.put(ack_of(message))
+        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
+            self.send_control(heartbeat=pb.Heartbeat())
+        if frame.HasField("goodbye"):
+            try:
+                status = GoodbyeStatus(frame.goodbye.status)
+            except ValueError:
+                raise ProtocolError(f"unknown status of a goodbye: {frame.goodbye.status}") from None
+            self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
+            return True
+        return False
+
+    def _described(self, error: grpc.RpcError) -> str:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        name = code.name.lower().replace("_", " ") if code else "error"
+        details = str(error.details() if isinstance(error, grpc.Call) else error)
+        LOG.debug("gRPC says: %s: %s", name, details)
+        reason = plain_reason(name, details, self._address, self._files)
+        if reason == CUT and not self._has_heard and not self._closed.is_set():
+            return why_closed(self._address, self._files, use_proxy=self._use_proxy) or reason
+        return reason
+
+    def _beat(self) -> None:
+        while True:
+            self._hurry.wait(self._heartbeat)
+            self._hurry.clear()
+            if self._closed.is_set():
+                return
+            self.send_control(heartbeat=pb.Heartbeat())
+            silence = time.monotonic() - self._heard
+            if silence > self._peer_timeout:
+                self._silence = f"nothing heard from the server for {silence:.0f} s"
+                self._call.cancel()
+
+
+def _channel(address: str, credentials: Credentials, options: list[tuple[str, int | str]]) -> grpc.Channel:
+    if credentials.authorities is None:
+        return grpc.insecure_channel(address, options=options)
+    if credentials.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
+    pair = credentials.pair
+    secure = grpc.ssl_channel_credentials(
+        credentials.authorities,
+        None if pair is None else pair.key,
+        None if pair is None else pair.certificate,
+    )
+    return grpc.secure_channel(address, secure, options=options)

@@ -1,0 +1,102 @@
+"""A worker's process: signals, pages for probes, and how the run's end becomes an exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from types import FrameType
+
+from afl.config.address import Address
+from afl.daemon import events
+from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
+from afl.errors import AflError, ExitCode
+from afl.user_code import worth_tracing
+from afl_worker.options import STOP_SIGNALS, WorkerOptions
+from afl_worker.runtime import Runtime
+
+LOG = logging.getLogger("afl.worker")
+
+
+class SignalError(BaseException):
+    """A signal asked the process to end.
+
+    No ``Exception``: it is not the task's, and passes what catches those.
+    """
+
+
+def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:
+    """Take part in a run until it is over; returns the exit code.
+
+    Args:
+        http: where to serve pages for probes.
+        stays: wait for a signal once the run is complete.
+
+    Raises:
+        ConfigError: if there is no such device.
+    """
+    runtime = Runtime(options)
+    for number in STOP_SIGNALS:
+        signal.signal(number, interrupt)
+    pages: WorkerPages | None = None
+    try:
+        if http is not None:
+            pages = WorkerPages(runtime, http)
+        reason = runtime.run()
+        LOG.info("%s", reason, extra=events.Ended(code=0).extra)
+        if stays:
+            _wait_for_a_signal()
+    except AflError as error:
+        LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
+            "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=worth_tracing(error)
+        )
+        return error.exit_code
+    except SignalError as error:
+        if runtime.is_over:
+            return ExitCode.OK
+        LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
+        runtime.leave(f"stopped by {error}")
+        return ExitCode.INTERRUPTED
+    finally:
+        if pages is not None:
+            pages.close()
+    return ExitCode.OK
+
+
+class WorkerPages(HttpPages):
+    """Says whether the process answers, and whether it takes part: /healthz, /readyz.
+
+    Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
+
+    Raises:
+        AddressError: if the address cannot be listened on.
+    """
+
+    def __init__(self, runtime: Runtime, address: Address) -> None:
+        self._runtime = runtime
+        super().__init__(address, "--http")
+
+    def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
+        """For probes."""
+        if path == "/healthz":
+            return text("200 OK", "ok\n")
+        if path != "/readyz":
+            return text("404 Not Found", "try /healthz or /readyz\n")
+        if self._runtime.is_over:
+            return OVER
+        if self._runtime.has_session:
+            return text("200 OK", "ready\n")
+        return text("503 Service Unavailable", "no session with the server\n")
+
+
+def _wait_for_a_signal() -> None:
+    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
+    while True:
+        signal.pause()
+
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """Raise :class:`SignalError`, once."""
+    # A second signal, of either kind, ends the process at once.
+    for each in STOP_SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    raise SignalError(signal.Signals(number).name)

@@ -1,0 +1,255 @@
+"""Losses and gradients of the task's model on each hosted worker's data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import Purpose, SharedRandomness
+from afl.errors import DataError, TaskError
+from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
+from afl.tasks.dtypes import telling_types
+from afl_worker.training.timings import Spent
+
+DRAWN_AHEAD = 8
+"""Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
+three times as long (measured)."""
+
+
+@dataclass(frozen=True)
+class _Local:
+    train: Examples
+    test: Examples
+    train_count: int
+    test_count: int
+    batch_size: int
+
+
+@dataclass
+class _Drawn:
+    """A worker's minibatches of :data:`DRAWN_AHEAD` rounds.
+
+    Their memory is taken at the start: taken between a model's temporary vectors, it would lie in the gaps
+    that they leave, and the next ones would need new memory for each worker (measured).
+
+    Attributes:
+        indices: int64 ``[DRAWN_AHEAD, batch_size]``.
+        first: the first of the rounds; ``None`` before any draw.
+    """
+
+    indices: Tensor
+    first: int | None = None
+
+
+class TaskOracle:
+    """Computes at the module's present parameters.
+
+    Args:
+        data: by hosted worker.
+        batch_size: examples of a minibatch.
+        spent: to which the time of gradients, losses and evaluations is added.
+
+    Raises:
+        DataError: if a worker has no training or test examples, or fewer than a batch and the task does
+            not allow a smaller one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        vector: ParameterVector,
+        data: Mapping[int, WorkerData],
+        randomness: SharedRandomness,
+        *,
+        batch_size: int,
+        evaluation_batch_size: int,
+        device: torch.device | str = "cpu",
+        spent: Spent | None = None,
+    ) -> None:
+        self._spent = spent or Spent()
+        self._task = task
+        self._vector = vector
+        self._randomness = randomness
+        self._device = torch.device(device)
+        self._evaluation_batch_size = evaluation_batch_size
+        self._local = {
+            worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
+        }
+        self._drawn = {
+            (worker, purpose): _Drawn(torch.empty((DRAWN_AHEAD, local.batch_size), dtype=torch.int64))
+            for worker, local in self._local.items()
+            for purpose in (Purpose.MINIBATCH, Purpose.LOSS_MINIBATCH)
+        }
+        vector.buffers.host(data)
+
+    def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
+        """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
+        the task draws from PyTorch's own generator, dropout for one."""
+        with self._spent:
+            return self._gradient(worker, round_, scale)
+
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
+        local = self._local[worker]
+        self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
+        batch = self.minibatch(worker, round_)
+        module = self.module(worker, training=True)
+        self._vector.clear_gradient()
+        with telling_types(module, batch):
+            loss = self._task.loss(module, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TaskError(
+                f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed: "
+                "the mean over the batch, without .item()"
+            )
+        if not loss.requires_grad:
+            raise TaskError(
+                f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters; "
+                "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
+            )
+        with telling_types(module, batch):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
+
+    def train_examples(self, worker: int) -> int:
+        """All of them, not only a minibatch's."""
+        return self._local[worker].train_count
+
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """On a minibatch of its own, as evaluation sees the model, without a gradient."""
+        with self._spent:
+            self._seed(Purpose.TASK_IN_LOSS, worker, round_)
+            batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
+            module = self.module(worker, training=False)
+            with torch.no_grad(), telling_types(module, batch):
+                loss = self._task.loss(module, batch)
+            return float(loss), self.batch_size(worker)
+
+    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
+        """Example-weighted means over the test data, in order, in float64."""
+        count, size = self._local[worker].test_count, self._evaluation_batch_size
+        totals: dict[str, float] = {}
+        with self._spent:
+            self._seed(Purpose.TASK_IN_EVALUATION, worker)
+            for start in range(0, count, size):
+                stop = min(start + size, count)
+                for name, value in self.metrics(worker, start, stop).items():
+                    totals[name] = totals.get(name, 0.0) + value * (stop - start)
+        return {name: total / count for name, total in totals.items()}, count
+
+    def metrics(self, worker: int, start: int, stop: int) -> dict[str, float]:
+        """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""
+        module = self.module(worker, training=False)
+        batch = self._batch(self._local[worker].test, torch.arange(start, stop))
+        with torch.no_grad():
+            return self._metrics(module, batch)
+
+    def _metrics(self, module: nn.Module, batch: Batch) -> dict[str, float]:
+        what = f"{type(self._task).__name__}.metrics"
+        with telling_types(module, batch):
+            found: object = self._task.metrics(module, batch)
+        if not isinstance(found, Mapping) or "loss" not in found:
+            got = (
+                f"the keys {', '.join(map(str, found))}" if isinstance(found, Mapping) else _described(found)
+            )
+            raise TaskError(f"{what} returned {got}; a dict of scalar tensors with a `loss` is needed")
+        numbers = {}
+        for name, value in found.items():
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TaskError(
+                    f"{what} returned {_described(value)} as {name}; a scalar tensor is needed, the mean "
+                    "over the batch"
+                ) from error
+        return numbers
+
+    def _seed(self, purpose: Purpose, worker: int, round_: int = 0) -> None:
+        """Seed PyTorch's generator of the device.
+
+        ``torch.manual_seed`` would seed those of all devices, and takes ninety times as long (measured).
+        """
+        seed = int(self._randomness.stream(purpose, round_, worker).words(1)[0])
+        if self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+
+    def batch_size(self, worker: int) -> int:
+        """Examples of a minibatch of the worker's."""
+        return self._local[worker].batch_size
+
+    def minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Batch:
+        """The worker's minibatch of a round."""
+        local = self._local[worker]
+        if local.batch_size == local.train_count:
+            # What the draw would give, without it.
+            chosen = torch.arange(local.train_count)
+        else:
+            chosen = self._draw(worker, round_, purpose)
+        return self._batch(local.train, chosen)
+
+    def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
+        drawn, local = self._drawn[worker, purpose], self._local[worker]
+        if drawn.first is None or not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
+            drawn.first = None
+            for ahead, indices in enumerate(drawn.indices):
+                stream = self._randomness.stream(purpose, round_ + ahead, worker)
+                indices.copy_(torch.from_numpy(stream.subset(local.train_count, local.batch_size)))
+            drawn.first = round_
+        return drawn.indices[round_ - drawn.first]
+
+    def module(self, worker: int, *, training: bool) -> nn.Module:
+        """The module with the worker's buffers, in training or evaluation mode."""
+        self._vector.buffers.select(worker)
+        module = self._vector.module
+        if module.training is not training:
+            module.train(training)
+        return module
+
+    def _batch(self, examples: Examples, chosen: Tensor) -> Batch:
+        if isinstance(examples, torch.utils.data.Dataset):
+            return _on_device(take_batch(examples, chosen), self._device)
+        return take_batch(examples, chosen.to(self._device))
+
+
+def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: torch.device) -> _Local:
+    for examples, what in ((own.train, "train"), (own.test, "test")):
+        problem = form_problem(examples)
+        if problem:
+            raise DataError(f"what the task gives worker {worker} as {what} cannot be used: {problem}")
+    train_count, test_count = example_count(own.train), example_count(own.test)
+    for count, what in ((train_count, "training"), (test_count, "test")):
+        if count == 0:
+            raise DataError(
+                f"worker {worker} has no {what} examples ({train_count} training, {test_count} test); "
+                "each worker needs at least one of each: look at how the task divides its data"
+            )
+    if train_count < batch_size:
+        if not task.allow_smaller_batch:
+            raise DataError(
+                f"worker {worker} has {train_count} training examples, fewer than task.batch_size "
+                f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
+            )
+        batch_size = train_count
+    return _Local(
+        _on_device(own.train, device), _on_device(own.test, device), train_count, test_count, batch_size
+    )
+
+
+def _on_device(data: Batch, device: torch.device) -> Batch:
+    """Tensors, also in tuples, lists and mappings, moved; anything else as it is."""
+    if isinstance(data, Tensor):
+        return data.to(device)
+    if isinstance(data, tuple | list):
+        return tuple(_on_device(part, device) for part in data)
+    if isinstance(data, dict):
+        return {key: _on_device(part, device) for key, part in data.items()}
+    return data
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,142 @@
+"""What a worker process trains with: built once the server has said what the run is."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from afl.core.algorithms.registry import worker_side
+from afl.core.participant import Participant
+from afl.core.randomness import SharedRandomness
+from afl.daemon import events
+from afl.errors import ConfigError
+from afl.security.identity import WorkerIds
+from afl.tasks.base import TaskContext
+from afl.tasks.initialization import build_vector, realization_digest
+from afl.tasks.registry import load_task
+from afl.tasks.worker_data import worker_data
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import position_of
+from afl.wire.settings import RunSettings
+from afl_worker.journal import Journals
+from afl_worker.options import WorkerOptions
+from afl_worker.training.batched import BatchedOracle
+from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.timings import Spent
+
+LOG = logging.getLogger("afl.worker")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The hosted workers over their model, and where they keep what must outlive the process.
+
+    Attributes:
+        digest: 16 bytes that the server must have too: of what both draw in round 1.
+    """
+
+    participant: Participant
+    journals: Journals
+    digest: bytes
+
+
+def set_up(
+    options: WorkerOptions, device: torch.device, welcome: pb.Welcome, settings: RunSettings, spent: Spent
+) -> Training:
+    """Build the task, its data and its model, and go on from the workers' journals if there are any.
+
+    Args:
+        welcome: whose seed and run id were checked.
+        spent: to which the time in the task's code is added.
+
+    Raises:
+        Exception: whatever the task's own code raises.
+        AflError: if the task, the algorithm's compressors or the journals cannot be used.
+    """
+    randomness = SharedRandomness(welcome.seed)
+    torch.set_num_threads(settings.threads)
+    task = load_task(
+        options.task or settings.task,
+        settings.task_options,
+        allow_path=options.task is not None,
+        local=options.task_options,
+    )
+    vector = build_vector(task, randomness, device)
+    context = TaskContext(settings.workers, randomness)
+    oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
+        task,
+        vector,
+        {worker: worker_data(task, worker, context) for worker in options.workers},
+        randomness,
+        batch_size=settings.batch_size,
+        evaluation_batch_size=settings.evaluation_batch_size,
+        device=device,
+        spent=spent,
+    )
+    side = worker_side(
+        settings.parameters,
+        vector.dim,
+        randomness,
+        options.workers,
+        device,
+        keeps_old=settings.skips_non_finite,
+    )
+    journals = Journals(
+        options.journal, welcome.run_id, vector.layout_hash(), options.workers, settings.journal
+    )
+    participant = Participant(
+        vector,
+        side,
+        oracle,
+        options.workers,
+        keeper=journals if journals.is_on else None,
+        skips_non_finite=settings.skips_non_finite,
+    )
+    kept = journals.read()
+    participant.resume(kept, position_of(welcome.buffers_averaged))
+    for worker, entry in kept.items():
+        LOG.info(
+            "worker %d goes on from its journal: its report of %s",
+            worker,
+            settings.parameters.named(entry.report.position.round),
+            extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,
+        )
+    LOG.info(
+        "run %s: %s on %s as %s of %d, on %s",
+        welcome.run_id,
+        settings.algorithm,
+        settings.task,
+        WorkerIds.of(options.workers).named,
+        settings.workers,
+        device,
+        extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
+    )
+    # What is there by now stays: the collector need not look at it again in every round.
+    gc.collect()
+    gc.freeze()
+    return Training(participant, journals, realization_digest(side))
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device that ``--device`` names; ``auto`` is CUDA where there is any.
+
+    Raises:
+        ConfigError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu or auto")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"--device {name}: the devices here are cuda:0 to cuda:{count - 1}; name one of them"
+        )
+    return device

@@ -1,0 +1,61 @@
+"""Where a worker's time goes, round by round."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from afl.config.quantities import shown_seconds
+
+
+class Spent:
+    """Seconds of wall-clock time and of this thread's CPU time; ``with`` it, a block's are added."""
+
+    __slots__ = ("_cpu", "_wall", "cpu", "wall")
+
+    def __init__(self, wall: float = 0.0, cpu: float = 0.0) -> None:
+        self.wall = wall
+        self.cpu = cpu
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter() - self._wall
+        self.cpu += time.thread_time() - self._cpu
+
+
+@dataclass
+class Timings:
+    """Totals by phase over the process's life.
+
+    Attributes:
+        compute: losses, gradients and evaluations; the oracle counts it.
+        codec: error feedback, compression, coding, the model's step, and the compute within.
+        prepare: the next round's randomness, while others wait for the network.
+        wait: for the server, which waits for the other workers.
+    """
+
+    compute: Spent = field(default_factory=Spent)
+    codec: Spent = field(default_factory=Spent)
+    prepare: Spent = field(default_factory=Spent)
+    wait: Spent = field(default_factory=Spent)
+    steps: int = 0
+
+    def seconds(self) -> dict[str, float]:
+        """For the log, by phase and clock."""
+        codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
+        phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
+        seconds: dict[str, float] = {}
+        for name, spent in phases.items():
+            seconds[f"{name}_wall"] = round(spent.wall, 6)
+            seconds[f"{name}_cpu"] = round(spent.cpu, 6)
+        return seconds
+
+    def __str__(self) -> str:
+        codec = self.codec.wall - self.compute.wall
+        return (
+            f"{self.steps} steps: {shown_seconds(self.compute.wall)} in the task's code, "
+            f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server "
+            "and the other workers"
+        )
