@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final
 
-from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
+from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.randomness import SharedRandomness
@@ -103,4 +103,7 @@ def _loaded(point: EntryPoint) -> Algorithm:
             f"{where} takes {unknown[0]!r}, which is none of {', '.join(sorted(SHARED_OPTIONS))}; an option "
             "of its own belongs in `options`"
         )
+    taken = sorted({option.name for option in found.options} & {*KEYS, "weigh_by_samples"})
+    if taken:
+        raise ConfigError(f"{where} calls an option of its own {taken[0]!r}, a name that is taken")
     return found
