@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -69,8 +70,8 @@ class AlgorithmOption:
             case "count":
                 return type(value) is int and self.least <= value <= self.most
             case "number":
-                is_number = type(value) in {int, float}
-                return is_number and self.least <= value <= self.most and abs(value) < math.inf
+                is_finite = type(value) in {int, float} and abs(value) <= sys.float_info.max
+                return is_finite and self.least <= value <= self.most
 
     @property
     def accepted(self) -> str:
