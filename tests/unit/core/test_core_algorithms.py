@@ -40,7 +40,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def installed(attribute: str) -> None:
         point = EntryPoint("mine", f"{__name__}:{attribute}", registry.GROUP)
-        monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
+        monkeypatch.setattr(
+            registry, "entry_points", lambda group: [point] if group == registry.GROUP else []
+        )
         registry.algorithm_named.cache_clear()
 
     yield installed
@@ -68,19 +70,28 @@ def test_what_is_no_algorithm_is_refused_with_its_entry_point(
     install: Any, attribute: str, message: str
 ) -> None:
     install(attribute)
-    with pytest.raises(ConfigError, match=rf"the entry point 'mine' of afl.algorithms, .*:{attribute}, {message}"):
+    with pytest.raises(
+        ConfigError, match=rf"the entry point 'mine' of afl.algorithms, .*:{attribute}, {message}"
+    ):
         registry.algorithm_named("mine")
 
 
 def test_what_is_not_installed_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="no entry point of that name is in the group afl.algorithms; did you"):
+    with pytest.raises(
+        ConfigError, match=r"no entry point of that name is in the group afl\.algorithms; did you"
+    ):
         registry.algorithm_named("afl-con")
 
 
 @pytest.mark.parametrize(
     ("option", "right", "wrong", "words"),
     [
-        (AlgorithmOption("x", "x", least=0.0, most=1.0), [0, 1, 0.5], [-0.1, 2, True, "0.5"], "a number from 0 to 1"),
+        (
+            AlgorithmOption("x", "x", least=0.0, most=1.0),
+            [0, 1, 0.5],
+            [-0.1, 2, True, "0.5"],
+            "a number from 0 to 1",
+        ),
         (AlgorithmOption("x", "x"), [1e300, -3], [float("inf"), float("nan"), 10**400, None], "a number"),
         (AlgorithmOption("x", "x", most=2.0), [2.0, -9], [2.1], "a number of at most 2"),
         (AlgorithmOption("x", "x", "count", least=1), [1, 7], [0, 1.0, True], "a whole number from 1"),
