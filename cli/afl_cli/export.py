@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from afl.config.quantities import shown_bytes
-from afl.errors import ExitCode
+from afl.errors import ConfigError, ExitCode
 from afl.runs.files import MODEL_NAMES
 from afl.terminal.view import facts, make_console
 
@@ -36,29 +36,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--description", metavar="TEXT", help="what the data is (default: run.description of the run)"
     )
     parser.add_argument(
-        "--torchscript",
+        "--onnx",
         action="store_true",
-        help="also the module as TorchScript, which loads without its code",
+        help="also the module as ONNX, which runs without its code (the extra afl[onnx])",
     )
-    parser.add_argument("--onnx", action="store_true", help="also the module as ONNX (the extra afl[onnx])")
+    parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--task",
         metavar="MODULE:CLASS",
-        help="the task's class, for --torchscript and --onnx of a task that is not installed",
+        help="the task's class, for --onnx of a task that is not installed",
     )
     parser.add_argument(
         "--input",
         metavar="SHAPE",
-        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --torchscript and --onnx where worker "
-        "0's data is not on this machine",
+        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx where worker 0's "
+        "data is not on this machine",
     )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Write it, and say what it is."""
+    if options.torchscript:
+        raise ConfigError(
+            "--torchscript: PyTorch has deprecated TorchScript, and afl no longer writes it; use --onnx, or "
+            "afl.load_model with the module's code, which torch.export takes too"
+        )
     # PyTorch takes seconds to import.
     from afl.runs.export.export import Request, export  # noqa: PLC0415
-    from afl.runs.export.programs import FILES  # noqa: PLC0415
 
     card = export(
         Request(
@@ -66,7 +70,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             options.model,
             options.out,
             force=options.force,
-            programs=[form for form in FILES if getattr(options, form)],
+            onnx=options.onnx,
             task=options.task,
             input=options.input,
             description=options.description,

@@ -11,10 +11,9 @@ from typing import Protocol
 from afl.errors import AflError, ExitCode
 from afl.terminal.failures import failed
 from afl.terminal.parser import make_parser
-from afl_cli import certs, check, export, new, plot, simulate, status
+from afl_cli import certs, check, export, new, plot, simulate, status, theory
 from afl_cli.federation import demo, run
 from afl_cli.inspect import command as inspection
-from afl_cli.theory import command as theory
 
 
 class Command(Protocol):

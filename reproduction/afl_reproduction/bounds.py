@@ -35,17 +35,10 @@ from afl.core.messages import Kind
 from afl.core.randomness import SharedRandomness
 from afl.tasks import Task, TaskContext
 from afl.tasks.synthetic import Synthetic
-from afl.theory import (
-    Constants,
-    block_length,
-    bound,
-    covering,
-    dual_step,
-    primal_step,
-    theory_ratio,
-)
+from afl.theory import block_length, dual_step, primal_step, theory_ratio
 from afl_lab.simulation.driver import Driver
 from afl_reproduction.stationarity import delta_phi, mean_square
+from afl_reproduction.theorems import Constants, bound, covering
 
 METHODS: Final[Mapping[str, str]] = {
     "afl-br": "identity",

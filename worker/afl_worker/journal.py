@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.disk_usage import JOURNAL_SPARE
 from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report
 from afl.core.participant import Kept
-from afl.core.sizes import JOURNAL_SPARE
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
-from afl.theory.sparsity import theory_ratio
+from afl.theory import theory_ratio
 
 ENTRY_POINTS: Final = "afl.compressors"
 """The entry point group through which compressors are found, the built-in ones and users' own."""

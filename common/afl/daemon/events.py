@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 EVENTS: dict[str, type[Event]] = {}
 """Every event by its name."""
@@ -32,13 +32,18 @@ Worker = Annotated[int, "the worker's id"]
 Workers = Annotated[Sequence[int], "the workers' ids"]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happens; a subclass's docstring says what, its name is the event's in CamelCase."""
+    """Something that happens; a subclass, which is a frozen dataclass too, says what in its docstring.
+
+    Its name is the event's in CamelCase, its annotations are the fields of the event's line.
+    """
 
     name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         assert cls.name not in EVENTS, cls.name
         EVENTS[cls.name] = cls
@@ -68,7 +73,6 @@ def check_line(line: Mapping[str, Any]) -> str:
 # The server's life.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Listening(Event):
     """The server is up and lets workers in."""
 
@@ -80,7 +84,6 @@ class Listening(Event):
     directory: Annotated[str, "the run directory"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
     """A server has read a run's state and goes on with it."""
 
@@ -88,14 +91,12 @@ class Resumed(Event):
     round: SynchronizationRound
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stopping(Event):
     """A server that was asked to stop, or has given up waiting for workers, ends after its open step."""
 
     reason: Reason
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunAborted(Event):
     """The run ends before its last round."""
 
@@ -103,7 +104,6 @@ class RunAborted(Event):
     reason: Reason
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOver(Event):
     """The server ends: the run is over, or can be gone on with."""
 
@@ -111,29 +111,24 @@ class RunOver(Event):
     summary: Annotated[Mapping[str, Any] | None, "what summary.json holds; null if it could not be written"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunComplete(Event):
     """A server that stays (--stay) found its run complete."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Staying(Event):
     """A daemon that stays (--stay) has nothing left to do, and waits to be stopped."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PageFailed(Event):
     """A request over HTTP met a fault of the program; its traceback follows."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrackerFailed(Event):
     """A tracker failed for the first time in this process; the run goes on, and it is given what follows."""
 
     tracker: TrackerName
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrackerLeft(Event):
     """A tracker was not done at the end and is left behind."""
 
@@ -141,7 +136,6 @@ class TrackerLeft(Event):
     rounds: ToldRounds
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrackerEnded(Event):
     """A tracker is done with the run, or with this process's part of it."""
 
@@ -150,7 +144,6 @@ class TrackerEnded(Event):
     failures: Annotated[int, "how often it has failed in this process"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CanGoOn(Event):
     """The run is not over: the same command, or --resume, goes on with it."""
 
@@ -160,7 +153,6 @@ class CanGoOn(Event):
 # Sessions.
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerReady(Event):
     """A process is let in and takes steps."""
 
@@ -168,7 +160,6 @@ class WorkerReady(Event):
     workers: Workers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Refused(Event):
     """A peer may not come in, or not stay."""
 
@@ -178,7 +169,6 @@ class Refused(Event):
     left_out: LeftOut
 
 
-@dataclass(frozen=True, kw_only=True)
 class SessionEnded(Event):
     """The stream of a process that had joined has ended, in whatever way."""
 
@@ -186,7 +176,6 @@ class SessionEnded(Event):
     workers: Workers
 
 
-@dataclass(frozen=True, kw_only=True)
 class SessionBroke(Event):
     """A fault of the server's in one session, with its traceback; the worker comes back."""
 
@@ -194,7 +183,6 @@ class SessionBroke(Event):
     workers: Workers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Goodbye(Event):
     """A worker process has said that it goes."""
 
@@ -203,7 +191,6 @@ class Goodbye(Event):
     reason: Reason
 
 
-@dataclass(frozen=True, kw_only=True)
 class PeerTimeout(Event):
     """Nothing came from a process for server.peer_timeout, and its session is ended."""
 
@@ -212,7 +199,6 @@ class PeerTimeout(Event):
     seconds: Annotated[float, "how long nothing came"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotReading(Event):
     """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
 
@@ -221,7 +207,6 @@ class NotReading(Event):
     left_out: LeftOut
 
 
-@dataclass(frozen=True, kw_only=True)
 class Replaced(Event):
     """A process did not answer when another came with one of its ids, and has lost them."""
 
@@ -229,14 +214,12 @@ class Replaced(Event):
     workers: Workers
 
 
-@dataclass(frozen=True, kw_only=True)
 class LostResidual(Event):
     """A worker came back without the uplink residual that it had."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerAhead(Event):
     """A worker has reported of a round that the server, put back to an old state, has yet to open."""
 
@@ -244,7 +227,6 @@ class WorkerAhead(Event):
     round: SynchronizationRound
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerFailed(Event):
     """A worker could not do a step; the message ends with its traceback."""
 
@@ -255,7 +237,6 @@ class WorkerFailed(Event):
 # Rounds.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluation(Event):
     """All workers have evaluated the model."""
 
@@ -265,14 +246,12 @@ class Evaluation(Event):
     max_loss: Annotated[float, "the highest loss"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Absent(Event):
     """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
 
     workers: Annotated[Sequence[int], "without whom; none: all are there again"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NonFinite(Event):
     """A worker's loss, gradient or metric was not finite, and its report is done without."""
 
@@ -280,14 +259,12 @@ class NonFinite(Event):
     round: SynchronizationRound
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoundRestarted(Event):
     """A worker died in the middle of a report that was summed already: the sum begins again."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigestMismatch(Event):
     """A worker's model is not the server's; unless the run is over, it is sent the model."""
 
@@ -295,7 +272,6 @@ class DigestMismatch(Event):
     round: Annotated[int, "the update rounds behind the model"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepFailed(Event):
     """A fault of the server's while it closed a step, with its traceback; the server ends with code 1."""
 
@@ -305,50 +281,42 @@ class StepFailed(Event):
 # The run directory.
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiskFailed(Event):
     """A model or the last checkpoint could not be written."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DescriptorsShort(Event):
     """A file cannot be opened for want of a file descriptor; it is tried again until there is one."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
     """A checkpoint could not be written; the log goes on and has all that it would have had."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointDamaged(Event):
     """A checkpoint cannot be used; the one before it is taken."""
 
     file: File
 
 
-@dataclass(frozen=True, kw_only=True)
 class LogCut(Event):
     """The last outcome was not written whole; its step is open again."""
 
     file: File
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoundsLost(Event):
     """Outcomes in the state folder are missing or damaged; the run goes on from before them."""
 
     rounds: Annotated[int, "the synchronization rounds that metrics.jsonl knows of and that are lost"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MetricsLost(Event):
     """metrics.jsonl is shorter than the state says: lines of earlier rounds are lost."""
 
     file: File
 
 
-@dataclass(frozen=True, kw_only=True)
 class SummaryDamaged(Event):
     """summary.json cannot be read; the state says how far the run is."""
 
@@ -358,7 +326,6 @@ class SummaryDamaged(Event):
 # Certificates and tokens.
 
 
-@dataclass(frozen=True, kw_only=True)
 class CertificateExpires(Event):
     """The daemon's own certificate expires within two weeks, or has expired."""
 
@@ -366,21 +333,18 @@ class CertificateExpires(Event):
     expires: Annotated[float, "when, in Unix time"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SecretIsReadable(Event):
     """A file with a key or token can be read by every user of the machine."""
 
     file: File
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reloaded(Event):
     """Certificates or tokens have been replaced and are used from now on."""
 
     what: Annotated[str, "server.tls or server.tokens"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReloadFailed(Event):
     """Certificates or tokens have been replaced and cannot be used; those before stay in use."""
 
@@ -390,7 +354,6 @@ class ReloadFailed(Event):
 # The worker's life.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Joined(Event):
     """The task, its data and its model are built, and the worker takes part."""
 
@@ -398,7 +361,6 @@ class Joined(Event):
     device: Annotated[str, "where it computes: cpu, cuda:0, ..."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class JoinedAgain(Event):
     """The same process is welcomed again after a cut."""
 
@@ -406,7 +368,6 @@ class JoinedAgain(Event):
     round: SynchronizationRound
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reconnecting(Event):
     """There is no session with the server; the next try comes soon."""
 
@@ -414,7 +375,6 @@ class Reconnecting(Event):
     reason: Reason
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportAnswered(Event):
     """A report was not plainly accepted."""
 
@@ -423,7 +383,6 @@ class ReportAnswered(Event):
     status: Annotated[str, "duplicate, late or refused"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PutBack(Event):
     """A report was late; what it carried is in the residual and sent later."""
 
@@ -431,7 +390,6 @@ class PutBack(Event):
     round: SynchronizationRound
 
 
-@dataclass(frozen=True, kw_only=True)
 class JournalRead(Event):
     """A worker goes on from its journal."""
 
@@ -439,19 +397,16 @@ class JournalRead(Event):
     round: Annotated[int, "the synchronization round of the report in it"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class JournalDamaged(Event):
     """An entry of a journal is not whole; the one before it counts, if there is one."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReceiverFailed(Event):
     """A fault of the worker's in the thread that receives, with its traceback; it connects again."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Timings(Event):
     """Where the process's time went, at the end of the run; in seconds of wall-clock and of CPU time."""
 
@@ -466,7 +421,6 @@ class Timings(Event):
     wait_cpu: Annotated[float, "the same"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     """The worker process ends."""
 

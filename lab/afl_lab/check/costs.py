@@ -12,9 +12,9 @@ from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.compressors import create
+from afl.core.disk_usage import MODEL_FILES, disks, keeps_residuals
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
 from afl_lab.check.findings import Report, blaming

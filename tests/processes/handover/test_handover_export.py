@@ -22,7 +22,7 @@ from torch import nn
 import afl
 from afl.config import config_digest, config_from_mapping, load_config
 from afl.runs.durable import lock
-from afl.runs.export.programs import write_program
+from afl.runs.export.onnx import write_program
 from afl.runs.files import model_digest
 from afl.tasks.registry import load_task
 from afl_cli.main import main
@@ -382,19 +382,12 @@ def test_the_states_of_a_run(folder: Path, tmp_path: Path) -> None:
     assert state() == "finished"
 
 
-def test_torchscript_answers_as_the_module(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    arguments = [folder / "run", "--out", out, "--torchscript", "--task", "site_tasks:Sites"]
-    assert export(*arguments) == 0
-    (program,) = card_of(out)["programs"]
-    assert program["any_batch"]
-    assert program["largest_difference"] <= program["tolerance"] < 1e-2
-    with pytest.warns(FutureWarning):
-        loaded = torch.jit.load(str(out / program["file"]))
-    inputs = torch.randn(7, 4)
-    task = load_task("site_tasks:Sites", {}, allow_path=True)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(inputs), afl.load_model(out, task)(inputs))
+def test_torchscript_is_refused_with_what_to_use(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(folder / "run", "--out", tmp_path / "out", "--torchscript") == 2
+    assert "no longer writes it; use --onnx" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @needs_onnx
@@ -423,14 +416,12 @@ def test_what_a_program_needs_is_asked_for(
         assert not out.exists(), "a folder is written whole or not at all"
         return capsys.readouterr().err
 
-    assert "add --task site_tasks:Sites" in refused("--torchscript")
-    away = refused("--torchscript", "--task", "site_tasks:Away")
+    assert "add --task site_tasks:Sites" in refused("--onnx")
+    away = refused("--onnx", "--task", "site_tasks:Away")
     assert "worker 0's data is not here (the sites keep their data)" in away
     assert "--input 2x1x28x28" in away
-    assert "no batch of at least two" in refused(
-        "--torchscript", "--task", "site_tasks:Away", "--input", "1x4"
-    )
-    wrong = refused("--torchscript", "--task", "site_tasks:Away", "--input", "2x3")
+    assert "no batch of at least two" in refused("--onnx", "--task", "site_tasks:Away", "--input", "1x4")
+    wrong = refused("--onnx", "--task", "site_tasks:Away", "--input", "2x3")
     assert "the model does not take a batch of shape [2, 3] and type float32" in wrong
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.setitem(sys.modules, "onnx.reference", None)
@@ -443,7 +434,7 @@ def test_statistics_that_stayed_at_the_workers_make_no_program(
 ) -> None:
     run = run_of(folder, "local", task={"name": "site_tasks:LocalSites", "batch_size": 8})
     out = tmp_path / "out"
-    arguments = [run, "--out", out, "--torchscript", "--task", "site_tasks:LocalSites"]
+    arguments = [run, "--out", out, "--onnx", "--task", "site_tasks:LocalSites"]
     assert export(*arguments) == 2
     assert 'stayed at the workers (buffers = "local" in the task)' in capsys.readouterr().err
     assert export(run, "--out", out) == 0
@@ -451,17 +442,19 @@ def test_statistics_that_stayed_at_the_workers_make_no_program(
     assert "stayed at the workers and are not in the file" in (out / "README.md").read_text(encoding="utf-8")
 
 
+@needs_onnx
 def test_a_program_that_answers_otherwise_is_not_handed_over(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(folder, "random", task={"name": "site_tasks:Random", "batch_size": 8})
     out = tmp_path / "out"
-    assert export(run, "--out", out, "--torchscript", "--task", "site_tasks:Random") == 2
+    assert export(run, "--out", out, "--onnx", "--task", "site_tasks:Random") == 2
     assert "differs from the module's by" in capsys.readouterr().err
     assert not out.exists()
 
 
-def test_modules_with_several_outputs(tmp_path: Path) -> None:
+@needs_onnx
+def test_modules_with_several_outputs_and_one_that_cannot_be_exported(tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"a": x * 2, "b": x.sum(dim=1)}
@@ -470,7 +463,12 @@ def test_modules_with_several_outputs(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return x * 2, x.sum(dim=1)
 
-    program = write_program("torchscript", Pair().eval(), torch.ones(2, 3), tmp_path)
-    assert program.largest_difference == 0.0
-    with pytest.raises(afl.AflError, match="torch's exporter refuses Two"):
-        write_program("torchscript", Two().eval(), torch.ones(2, 3), tmp_path)
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if float(x.sum()) > 0 else x
+
+    for module in (Pair(), Two()):
+        program = write_program(module.eval(), torch.ones(2, 3), tmp_path)
+        assert program.largest_difference == 0.0
+    with pytest.raises(afl.AflError, match="torch's exporter refuses Branching"):
+        write_program(Branching().eval(), torch.ones(2, 3), tmp_path)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afl.theory import Bound, Constants, Theorem, bound, covering, rounds_needed, theory_ratio
+from afl.theory import theory_ratio
+from afl_reproduction.theorems import Bound, Constants, Theorem, bound, covering
 
 # Gamma_w = 5. With T = 10^4: T^(1/4) = 10, T^(1/2) = 100, T^(3/4) = 1000.
 CONSTANTS = Constants(smoothness=2.0, gradient_bound=3.0, sigma_w=4.0, sigma_q=0.25, delta_phi=0.5)
@@ -52,7 +53,6 @@ def test_every_term(theorem: Theorem, delta: float, own_terms: dict[str, Fractio
         {name: float(value) for name, value in expected.items()}, rel=1e-14
     )
     assert found.value == pytest.approx(float(sum(expected.values())), rel=1e-14)
-    assert found.norm == pytest.approx(math.sqrt(float(sum(expected.values()))), rel=1e-14)
 
 
 @pytest.mark.parametrize("theorem", Theorem)
@@ -159,25 +159,11 @@ def test_at_delta_one_compression_still_costs_what_the_residual_bounds_give_away
     assert at_ten_thousand(Theorem.AFL_COM).value - exact == pytest.approx(72 * 1.5 + 27 * 0.015)
 
 
-def test_nothing_is_said_by_a_bound_above_g_squared() -> None:
-    assert at_ten_thousand(Theorem.AFL_BR).is_vacuous
-    assert at_ten_thousand(Theorem.AFL_BR).trivial == 9
+def test_far_out_the_bound_is_below_g_squared() -> None:
+    assert at_ten_thousand(Theorem.AFL_BR).value > at_ten_thousand(Theorem.AFL_BR).trivial == 9
     far = bound(Theorem.AFL_BR, CONSTANTS, workers=10, rounds=10**8)
     # A tenth of each term in T^(1/4), a hundredth of the next: 1.0414 + 0.025 and less than 0.0001.
     assert far.value == pytest.approx(0.32 + 0.6 + 0.12139417 + 0.025 + 0.0000125, rel=1e-7)
-    assert not far.is_vacuous
-
-
-@given(_constants, st.integers(2, 1000), st.floats(0.05, 20.0), st.floats(0.05, 1.0))
-def test_the_rounds_needed_are_the_fewest(
-    constants: Constants, workers: int, epsilon: float, delta: float
-) -> None:
-    def value(rounds: int) -> float:
-        return bound(Theorem.AFL_COM_AI, constants, workers=workers, rounds=rounds, delta=delta).value
-
-    needed = rounds_needed(Theorem.AFL_COM_AI, constants, workers=workers, epsilon=epsilon, delta=delta)
-    assert value(needed) <= epsilon**2
-    assert needed == 9 or value(needed - 1) >= epsilon**2 * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("workers", [3, 10, 100, 1000])

@@ -33,13 +33,9 @@ def fresh_files() -> Iterator[tuple[Path, str]]:
     Raises:
         ValueError: if a document has not the markers of each of its tables once.
     """
-    # Only developers have what makes the dashboard.
-    from afl_tools.monitoring import dashboard  # noqa: PLC0415
-
     for path, made in TABLES.items():
         yield path, with_tables(path.read_text(encoding="utf-8"), made)
     yield rules.OPERATOR_RULES, rules.operator_rules()
-    yield dashboard.FILE, dashboard.dashboard_json()
 
 
 def with_tables(text: str, made: Tables) -> str:

@@ -1,1 +1,1 @@
-"""What watches a federation: alerts, the dashboard, and tables of what is logged and alerted on."""
+"""What watches a federation: alerts, and tables of what is logged and alerted on."""

@@ -175,8 +175,6 @@ def _loading(card: Mapping[str, Any]) -> str:
             f"differed from the module's by at most {program['largest_difference']:.2g} "
             f"(allowed: {program['tolerance']:.2g})."
         )
-        for note in program["notes"]:
-            text += f" Note: {note}"
     return text
 
 

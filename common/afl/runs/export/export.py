@@ -1,4 +1,4 @@
-"""Writes one of a run's models into a folder of its own, with a card, and optionally as programs."""
+"""Writes one of a run's models into a folder of its own, with a card, and optionally as ONNX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from afl.errors import AflError, ConfigError, StorageError, why_unwritable
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
-from afl.runs.export.programs import Format, parsed_input, write_program
+from afl.runs.export.onnx import parsed_input, write_program
 from afl.runs.export.source import Source, find
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.registry import load_task
@@ -29,7 +29,7 @@ from afl.tasks.worker_data import worker_data
 PAGE_FILE = "README.md"
 
 SAMPLE = 2
-"""Examples that programs are made and checked with: one would hide what a batch's size is mixed up with."""
+"""Examples that a program is made and checked with: one would hide what a batch's size is mixed up with."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Request:
     Attributes:
         model: ``final``, ``random`` or ``best``.
         force: replace what an earlier export wrote to ``out``.
-        programs: also to be written.
-        task: ``package.module:Class``, for programs of a task that is not installed.
-        input: the shape of a batch, for programs; by default examples of worker 0 are taken.
+        onnx: whether the module is also written as ONNX.
+        task: ``package.module:Class``, for ONNX of a task that is not installed.
+        input: the shape of a batch, for ONNX; by default examples of worker 0 are taken.
         description: of the data, in place of the configuration's.
     """
 
@@ -49,7 +49,7 @@ class Request:
     model: str
     out: Path
     force: bool = False
-    programs: Sequence[Format] = ()
+    onnx: bool = False
     task: str | None = None
     input: str | None = None
     description: str | None = None
@@ -68,7 +68,7 @@ def export(request: Request) -> dict[str, Any]:
     try:
         with _replacing_folder(request.out) as folder:
             found = find(request.directory, request.model, folder / MODEL_FILE)
-            programs = _programs(request, found, folder) if request.programs else []
+            programs = [_program(request, found, folder)] if request.onnx else []
             card = card_of(found, request.description, programs)
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
             (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
@@ -111,8 +111,8 @@ def _replacing_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(temporary)
 
 
-def _programs(request: Request, found: Source, folder: Path) -> list[dict[str, Any]]:
-    """Write and check the programs; what the card says of each."""
+def _program(request: Request, found: Source, folder: Path) -> dict[str, Any]:
+    """Write and check the program; what the card says of it."""
     task = _task(request, found)
     with warnings.catch_warnings():
         # Of initial statistics, which are refused here, or constant.
@@ -125,7 +125,7 @@ def _programs(request: Request, found: Source, folder: Path) -> list[dict[str, A
             'alone, or train with buffers = "mean"'
         )
     sample = parsed_input(request.input) if request.input is not None else _sample(found, task)
-    return [write_program(form, module, sample, folder).described() for form in request.programs]
+    return write_program(module, sample, folder).described()
 
 
 def _task(request: Request, found: Source) -> Task:

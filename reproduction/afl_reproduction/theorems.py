@@ -1,7 +1,7 @@
 """The right-hand sides of the paper's convergence theorems, term by term.
 
 All bound ``E ||grad Phi_{1/(2L)}(w_r)||^2`` for r uniform on 1..T, with the step sizes and block length of
-:mod:`afl.theory.steps`: Theorem 1 for AFL-BR, Theorem 2 for AFL-Com with any delta-approximate compressor,
+:mod:`afl.theory`: Theorem 1 for AFL-BR, Theorem 2 for AFL-Com with any delta-approximate compressor,
 Theorem 3 for AFL-Com with an additive and idempotent one and shared randomness. With
 ``Gamma_w^2 = G^2 + sigma_w^2``, T4 for ``T^(1/4)``, and the compression factor c of the theorem::
 
@@ -22,7 +22,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from afl.theory.steps import FEWEST_ROUNDS, fourth_root
+from afl.theory import fourth_root
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,6 @@ class Theorem(enum.IntEnum):
     AFL_COM = 2
     AFL_COM_AI = 3
 
-    @property
-    def subject(self) -> str:
-        """What it is about."""
-        return _SUBJECTS[self]
-
-
-_SUBJECTS = {
-    Theorem.AFL_BR: "AFL-BR",
-    Theorem.AFL_COM: "AFL-Com with a general compressor",
-    Theorem.AFL_COM_AI: "AFL-Com with an additive and idempotent compressor and shared randomness",
-}
-
 
 @dataclass(frozen=True)
 class Term:
@@ -80,12 +68,10 @@ class Term:
 
     Attributes:
         name: what it comes from, in a word or two.
-        meaning: the same in a sentence.
         formula: as in the theorem, with T, m, L, G and so on.
     """
 
     name: str
-    meaning: str
     formula: str
     value: float
 
@@ -108,16 +94,6 @@ class Bound:
         """The sum of the terms: bounds the mean over rounds of the squared norm."""
         return math.fsum(term.value for term in self.terms)
 
-    @property
-    def norm(self) -> float:
-        """Its square root: bounds the expected norm (Jensen)."""
-        return math.sqrt(self.value)
-
-    @property
-    def is_vacuous(self) -> bool:
-        """Whether it says nothing that is not known without it."""
-        return self.value >= self.trivial
-
 
 def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, delta: float = 1.0) -> Bound:
     """A theorem's bound for m workers and T rounds.
@@ -137,31 +113,26 @@ def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, 
     terms = [
         Term(
             "start",
-            "the first model is not the best",
             "32 L Delta_Phi / T^(1/4)",
             32 * smoothness * constants.delta_phi / root4,
         ),
         Term(
             "drift",
-            "the worst mixture moves in a block",
             drift_formula,
             drift * gradient * gamma / root4,
         ),
         Term(
             "dual weights",
-            "the worst worker hides in noise",
             "16 L sigma_q sqrt(ln m) / T^(1/4)",
             16 * smoothness * constants.sigma_q * math.sqrt(math.log(workers)) / root4,
         ),
         Term(
             "restarts",
-            "blocks begin with equal weights",
             "10 Gamma_w^2 / T^(1/2)",
             10 * gamma**2 / root2,
         ),
         Term(
             "gradient noise",
-            "steps follow noisy gradients",
             "Gamma_w^2 / (2 T^(3/4))",
             gamma**2 / (2 * root2 * root4),
         ),
@@ -170,34 +141,11 @@ def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, 
         terms.append(
             Term(
                 "residuals",
-                "compression holds a part back",
                 residual_formula,
                 residual * gradient * gamma / (root2 * root4),
             )
         )
     return Bound(theorem, delta, tuple(terms), gradient**2)
-
-
-def rounds_needed(
-    theorem: Theorem, constants: Constants, *, workers: int, epsilon: float, delta: float = 1.0
-) -> int:
-    """The least ``T >= 9`` whose bound is at most ``epsilon^2``: an epsilon-stationary model in expectation.
-
-    The bound falls in T, so it is found by bisection.
-    """
-    assert epsilon > 0
-
-    def suffices(rounds: int) -> bool:
-        value = bound(theorem, constants, workers=workers, rounds=rounds, delta=delta).value
-        return value <= epsilon**2
-
-    low, high = FEWEST_ROUNDS - 1, FEWEST_ROUNDS
-    while not suffices(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return high
 
 
 def covering(uplink_delta: float, downlink_delta: float, *, downlink_loses: bool) -> tuple[Theorem, float]:

@@ -1,4 +1,4 @@
-"""A module as a program that runs without its Python code: TorchScript or ONNX, by torch's own exporters."""
+"""A module as a program that runs without its Python code: ONNX, by torch's own exporter."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.jit._trace import TracerWarning
 
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.optional_dependencies import require
 
-Format: TypeAlias = Literal["torchscript", "onnx"]
-
-FILES: Mapping[Format, str] = {"torchscript": "model.torchscript.pt", "onnx": "model.onnx"}
-
-NAMES: Mapping[Format, str] = {"torchscript": "TorchScript", "onnx": "ONNX"}
+FILE: Final = "model.onnx"
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """Of an output, relative to its largest magnitude (or to 1); 1e-4 for others: other kernels sum in
@@ -46,30 +41,26 @@ class Program:
         any_batch: whether it takes batches of other sizes than the sample's.
         largest_difference: of its outputs from the module's, on the sample.
         tolerance: what was allowed.
-        notes: what the exporter warned of.
     """
 
-    format: Format
     sample: Tensor
     any_batch: bool
     largest_difference: float
     tolerance: float
-    notes: Sequence[str]
 
     def described(self) -> dict[str, Any]:
         """For the card."""
         return {
-            "file": FILES[self.format],
-            "format": NAMES[self.format],
+            "file": FILE,
+            "format": "ONNX",
             "input": f"{list(self.sample.shape)} {str(self.sample.dtype).removeprefix('torch.')}",
             "any_batch": self.any_batch,
             "largest_difference": self.largest_difference,
             "tolerance": self.tolerance,
-            "notes": list(self.notes),
         }
 
 
-def write_program(form: Format, module: nn.Module, sample: Tensor, folder: Path) -> Program:
+def write_program(module: nn.Module, sample: Tensor, folder: Path) -> Program:
     """Write the module (in evaluation mode, on the CPU) into ``folder``, load it again, and compare.
 
     Args:
@@ -79,41 +70,41 @@ def write_program(form: Format, module: nn.Module, sample: Tensor, folder: Path)
         ConfigError: if a package is missing.
         ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
     """
-    path = folder / FILES[form]
+    path = folder / FILE
     _answered(module, sample)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        # Of the exporter's own future, not of the model.
+        warnings.simplefilter("ignore")
         try:
-            run = _MAKERS[form](module, sample, path)
+            run = _exported(module, sample, path)
         except AflError:
             raise
         except Exception as error:
-            # Exporters raise whatever the module's code or their own analysis does.
+            # The exporter raises whatever the module's code or its own analysis does.
             raise ProgramError(
-                f"{NAMES[form]}: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
+                f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
             ) from error
-    notes = sorted({_first_line(entry.message) for entry in caught if _is_of_model(entry.category)})
-    difference, tolerance = _compare(form, module, sample, run)
+    difference, tolerance = _compare(module, sample, run)
     any_batch = True
     try:
         # One example more than the program was made with.
         more = torch.cat([sample, sample[:1]])
-        other, other_tolerance = _compare(form, module, more, run)
+        other, other_tolerance = _compare(module, more, run)
     except ProgramError:
         any_batch = False
     else:
         difference, tolerance = max(difference, other), max(tolerance, other_tolerance)
-    return Program(form, sample, any_batch, difference, tolerance, notes)
+    return Program(sample, any_batch, difference, tolerance)
 
 
-def _compare(form: Format, module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
+def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
     wanted = _answered(module, sample)
     try:
         found = run(sample)
     except Exception as error:
-        raise ProgramError(f"{NAMES[form]}: the program cannot be run: {_first_line(error)}") from error
+        raise ProgramError(f"ONNX: the program cannot be run: {_first_line(error)}") from error
     if [array.shape for array in wanted] != [array.shape for array in found]:
-        raise ProgramError(f"{NAMES[form]}: the program's outputs have other shapes than the module's")
+        raise ProgramError("ONNX: the program's outputs have other shapes than the module's")
     largest, allowed = 0.0, 0.0
     precision = max(TOLERANCES.get(p.dtype, 1e-4) for p in [*module.parameters(), sample])
     for one, other in zip(wanted, found, strict=True):
@@ -124,7 +115,7 @@ def _compare(form: Format, module: nn.Module, sample: Tensor, run: _Run) -> tupl
         # Written so that NaN fails.
         if not difference <= tolerance:
             raise ProgramError(
-                f"{NAMES[form]}: the program's output differs from the module's by {difference:.3g} on a "
+                f"ONNX: the program's output differs from the module's by {difference:.3g} on a "
                 f"sample (allowed: {tolerance:.3g}); does the model draw random numbers, or keep a state?"
             )
         largest, allowed = max(largest, difference), max(allowed, tolerance)
@@ -156,19 +147,7 @@ def outputs_of(value: object) -> _Outputs:
     raise ProgramError(f"the model's output holds {type(value).__name__}; a program gives tensors only")
 
 
-def _torchscript(module: nn.Module, sample: Tensor, path: Path) -> _Run:
-    traced = torch.jit.trace(module, (sample,), check_trace=False)  # type: ignore[no-untyped-call]
-    traced.save(str(path))
-    loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-
-    def run(inputs: Tensor) -> _Outputs:
-        with torch.no_grad():
-            return outputs_of(loaded(inputs))
-
-    return run
-
-
-def _onnx(module: nn.Module, sample: Tensor, path: Path) -> _Run:
+def _exported(module: nn.Module, sample: Tensor, path: Path) -> _Run:
     reference = require("onnx.reference", "write ONNX", "onnx")
     require("onnxscript", "write ONNX", "onnx")
     shapes = ({0: torch.export.Dim.AUTO},)
@@ -182,12 +161,6 @@ def _onnx(module: nn.Module, sample: Tensor, path: Path) -> _Run:
         return [np.asarray(array, dtype=np.float64) for array in evaluator.run(None, {name: inputs.numpy()})]
 
     return run
-
-
-_MAKERS: Mapping[Format, Callable[[nn.Module, Tensor, Path], _Run]] = {
-    "torchscript": _torchscript,
-    "onnx": _onnx,
-}
 
 
 def parsed_input(text: str) -> Tensor:
@@ -209,11 +182,6 @@ def parsed_input(text: str) -> Tensor:
     if dtype.is_floating_point:
         return torch.randn(dimensions, generator=generator).to(dtype)
     return torch.randint(0, 2, dimensions, generator=generator).to(dtype)
-
-
-def _is_of_model(category: type[Warning]) -> bool:
-    """Whether a warning is about the model, and not about the exporter's own future."""
-    return issubclass(category, TracerWarning)
 
 
 def _first_line(error: object) -> str:

@@ -1,4 +1,4 @@
-"""The step sizes and the block length that the paper's convergence theorems set.
+"""What the paper's convergence theorems set: step sizes, block length, how much a compressor may drop.
 
 Theorem 1 (AFL-BR), Theorem 2 (AFL-Com with a general contractive compressor) and Theorem 3 (AFL-Com with
 an additive and idempotent compressor and shared randomness) all set the same three values::
@@ -15,7 +15,22 @@ every machine; a mathematical library's ``pow`` is not.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Literal, TypeAlias
+
+__all__ = [
+    "FEWEST_ROUNDS",
+    "FEWEST_WORKERS",
+    "CompressorClass",
+    "block_length",
+    "dual_step",
+    "is_covered",
+    "primal_step",
+    "theory_ratio",
+]
+
+CompressorClass: TypeAlias = Literal["contractive", "additive-idempotent"]
+"""Any delta-approximate compressor (Definition 3), or one of the class C_AI used with shared randomness
+(Definition 4)."""
 
 FEWEST_ROUNDS: Final = 9
 """The least T that the theorems speak of."""
@@ -50,3 +65,20 @@ def fourth_root(rounds: int) -> float:
 def is_covered(rounds: int, workers: int) -> bool:
     """Whether the theorems speak of a run of this size."""
     return rounds >= FEWEST_ROUNDS and workers >= FEWEST_WORKERS
+
+
+def theory_ratio(compressor_class: CompressorClass, workers: int) -> float:
+    """The smallest delta = k/d, up to a constant, that keeps AFL-BR's rate with m workers.
+
+    ``(ln m)^(-1/4)`` for contractive compressors such as Top-k (Theorem 2), ``(ln m)^(-1/2)`` for
+    additive and idempotent ones such as Rand-k with shared randomness (Theorem 3). The paper gives the order,
+    ``k = Theta(d (log m)^(-1/4))``; the constant taken here is 1. At most 1, which it is for ``m <= e``.
+    """
+    assert workers >= 1
+    if workers == 1:
+        return 1.0
+    root = math.sqrt(math.log(workers))
+    if compressor_class == "additive-idempotent":
+        return min(1.0, 1.0 / root)
+    assert compressor_class == "contractive"
+    return min(1.0, 1.0 / math.sqrt(root))

@@ -1,0 +1,328 @@
+"""``afl theory``: what the paper's theorems say of a run before it is started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from afl.config import Config, check_compressor, load_config
+from afl.config.compressors import IDENTITY, THEORY, resolved_options
+from afl.core.algorithms.registry import algorithm_named
+from afl.errors import AflError, ConfigError, ExitCode
+from afl.terminal.view import make_console
+from afl.theory import (
+    FEWEST_ROUNDS,
+    FEWEST_WORKERS,
+    CompressorClass,
+    block_length,
+    dual_step,
+    is_covered,
+    primal_step,
+    theory_ratio,
+)
+
+HELP = "step sizes, block length and compression from the paper"
+
+LARGEST: Final = 1e12
+
+_GIVEN_BY_CONFIG: Final = {
+    "workers": "workers",
+    "rounds": "algorithm.rounds",
+    "compressor": "algorithm.uplink.name",
+    "ratio": "algorithm.uplink.ratio",
+}
+"""Options, and the key that says the same in a configuration."""
+
+_STEPS: Final = (
+    ("block", "ceil(sqrt T)", "rounds from restart to restart of the weights", ""),
+    ("eta_w", "1 / (8 L T^(3/4))", "step on the parameters", "--smoothness"),
+    ("eta_q", "2 sqrt(ln m) / (sigma_q T^(1/4))", "step on the dual weights, per unit of loss", "--sigma-q"),
+)
+
+_RATIOS: Final[Mapping[CompressorClass, tuple[str, str]]] = {
+    "contractive": ("top-k, and any delta-approximate one", "(ln m)^(-1/4)"),
+    "additive-idempotent": ("rand-k both ways, with shared randomness", "(ln m)^(-1/2)"),
+}
+
+_Choice = tuple[str, Mapping[str, Any]]
+"""A compressor's name and options."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.description = (
+        "Step sizes and block length for a run's size, and how much may be dropped; see docs/theory.md."
+    )
+    whole = _reader(int, lambda n: 1 <= n <= LARGEST, f"a whole number from 1 to {LARGEST:g}")
+    positive = _reader(float, lambda x: 0 < x <= LARGEST, f"a number above 0 to {LARGEST:g}")
+    share = _reader(float, lambda x: 0 < x <= 1, "a number above 0 and at most 1, nor theory")
+    size = parser.add_argument_group("the run")
+    size.add_argument("--workers", type=whole, metavar="m", help="number of workers")
+    size.add_argument("--rounds", type=whole, metavar="T", help="number of update rounds")
+    size.add_argument("--dim", type=whole, metavar="d", help="number of trainable parameters")
+    size.add_argument("--compressor", metavar="NAME", help="compressor both ways, such as rand-k")
+    size.add_argument(
+        "--ratio",
+        type=lambda text: text if text == THEORY else share(text),
+        metavar="SHARE",
+        help="share of the coordinates it keeps",
+    )
+    size.add_argument(
+        "--config", type=Path, metavar="FILE", help="take these, and L and sigma_q, from a configuration"
+    )
+    size.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the configuration; may be repeated",
+    )
+    problem = parser.add_argument_group("constants of the problem (estimates will do)")
+    problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
+    problem.add_argument(
+        "--sigma-q", type=positive, metavar="s", help="sub-Gaussian parameter of a minibatch's loss"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Print it.
+
+    Raises:
+        ConfigError: if something needed is missing, given twice, or wrong.
+    """
+    found = _of_configuration(options) if options.config is not None else _of_options(options)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return ExitCode.OK
+    console = make_console()
+    for part in _shown(found):
+        console.print(part)
+    return ExitCode.OK
+
+
+def _of_options(options: argparse.Namespace) -> dict[str, Any]:
+    for name in ("workers", "rounds"):
+        if getattr(options, name) is None:
+            raise ConfigError(f"--{name} is missing; give it, or --config with a server's configuration")
+    if options.set:
+        raise ConfigError(
+            f"--set {options.set[0]} overrides a configuration, and there is none: add --config"
+        )
+    if options.compressor is None and options.ratio is not None:
+        raise ConfigError("--ratio needs --compressor, such as --compressor rand-k")
+    name = options.compressor or IDENTITY
+    if name != IDENTITY and options.dim is None:
+        raise ConfigError(f"--compressor {name} needs --dim: its contraction delta depends on the dimension")
+    choice = name, {} if options.ratio is None else {"ratio": options.ratio}
+    return _answer(options, (choice, choice), [])
+
+
+def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
+    for option, key in _GIVEN_BY_CONFIG.items():
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option} and --config both say it; use --set {key}=... instead")
+    config = load_config(options.config, options.set)
+    algorithm = config.algorithm
+    for name in ("smoothness", "sigma_q"):
+        written = getattr(algorithm, name)
+        if written is None:
+            continue
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is also algorithm.{name} of {options.config}; leave out --{flag}")
+        setattr(options, name, written)
+    options.workers, options.rounds = config.workers, algorithm.rounds
+    warnings = _warnings(config)
+    if options.dim is None:
+        options.dim, problem = _model_size(config)
+        warnings += [problem] if problem else []
+    up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
+    return _answer(options, ((up.name, up.options), (down.name, down.options)), warnings)
+
+
+def _answer(
+    known: argparse.Namespace, compressors: tuple[_Choice, _Choice], warnings: list[str]
+) -> dict[str, Any]:
+    """Everything that the theory says of what is known, as ``--json`` prints it."""
+    workers, rounds, dim = known.workers, known.rounds, known.dim
+    few = [
+        f"{name} {value} (at least {least})"
+        for name, value, least in (("m =", workers, FEWEST_WORKERS), ("T =", rounds, FEWEST_ROUNDS))
+        if value < least
+    ]
+    if few:
+        uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
+        warnings = [uncovered, *warnings]
+    smoothness, sigma_q = known.smoothness, known.sigma_q
+    ratios = {kind: theory_ratio(kind, workers) for kind in _RATIOS}
+    return {
+        "workers": workers,
+        "rounds": rounds,
+        "dim": dim,
+        "covered": is_covered(rounds, workers),
+        "warnings": warnings,
+        "step_sizes": {
+            "block": block_length(rounds),
+            "eta_w": None if smoothness is None else primal_step(rounds, smoothness),
+            "eta_q": None if sigma_q is None else dual_step(rounds, workers, sigma_q),
+        },
+        "constants": {"smoothness": smoothness, "sigma_q": sigma_q},
+        "ratios": [
+            {
+                "example": _RATIOS[kind][0].split(" ")[0].rstrip(","),
+                "class": kind,
+                "ratio": ratio,
+                "k": None if dim is None else max(1, round(ratio * dim)),
+            }
+            for kind, ratio in ratios.items()
+        ],
+        "compression": _compression(*compressors, dim, workers),
+    }
+
+
+def _warnings(config: Config) -> list[str]:
+    """Where the configuration is not the run that the theorems speak of."""
+    algorithm = config.algorithm
+    if not algorithm_named(algorithm.name).has_theorems:
+        return [
+            f"the configuration runs {algorithm.name}; what follows is said of afl-br and afl-com, not of it"
+        ]
+    own = [
+        f"{step} = {value}"
+        for step, value in (("eta_w", algorithm.eta_w), ("eta_q", algorithm.eta_q))
+        if value != THEORY
+    ]
+    if algorithm.block_length != block_length(algorithm.rounds):
+        own.append(f"block = {algorithm.block_length}")
+    if not own:
+        return []
+    return [f"the configuration sets {', '.join(own)}; the theorems speak of the values below alone"]
+
+
+def _model_size(config: Config) -> tuple[int | None, str | None]:
+    """d of the configuration's task, or why it is not known. Code is loaded from installed tasks only."""
+    from afl.core.randomness import SharedRandomness  # noqa: PLC0415
+    from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
+    from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
+
+    name = config.task.name
+    if name not in known_tasks():
+        return None, f"the task {name} is not an installed one, so the model's size is not known; give --dim"
+    try:
+        return build_vector(load_task(name, config.task.options), SharedRandomness.from_int(0)).dim, None
+    except AflError as error:
+        return None, f"the model of the task {name} cannot be made here ({error}); give --dim"
+
+
+def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: int) -> dict[str, Any] | None:
+    """The run's compressors in words, their delta, and the ratio that keeps the rate; None without d.
+
+    Theorem 3, with the sharper ratio, takes an additive and idempotent uplink and nothing lost on the way
+    down; in all other cases Theorem 2 holds with the smaller of the two deltas.
+    """
+    if uplink[0] == downlink[0] == IDENTITY:
+        return {"description": "none: whole vectors", "delta": 1.0, "ratio_that_keeps_the_rate": 1.0}
+    if dim is None:
+        return None
+    from afl.core.compressors import Compressor, compressor_class, create  # noqa: PLC0415  # with torch
+
+    same = uplink == downlink
+    is_exact_down = same or downlink[0] == IDENTITY
+
+    def made(name: str, options: Mapping[str, Any]) -> Compressor:
+        compressor_class(name)  # an unknown name is refused by the registry
+        check_compressor(name, options)
+        return create(
+            name, dim, resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
+        )
+
+    up, down = made(*uplink), made(*downlink)
+    is_sharper = is_exact_down and up.additive_idempotent
+    loses_down = not (down.lossless or (same and up.additive_idempotent))
+    described = [
+        name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
+        for name, options in (uplink, downlink)
+    ]
+    return {
+        "description": f"{described[0]} both ways" if same else f"{described[0]} up, {described[1]} down",
+        "delta": min(up.delta, down.delta) if loses_down else up.delta,
+        "ratio_that_keeps_the_rate": theory_ratio(
+            "additive-idempotent" if is_sharper else "contractive", workers
+        ),
+    }
+
+
+def _shown(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
+    counts = (("worker", answer["workers"]), ("round", answer["rounds"]), ("parameter", answer["dim"]))
+    size = ", ".join(f"{number(n)} {what}{'s' * (n != 1)}" for what, n in counts if n is not None)
+    yield Text(size, style="bold")
+    for warning in answer["warnings"]:
+        yield Text(f"Warning: {warning}", style="yellow")
+    table = _table("setting", "value>", "formula", "what it is")
+    for name, formula, meaning, needs in _STEPS:
+        value = answer["step_sizes"][name]
+        shown, missing = ("-", f"; needs {needs}") if value is None else (number(value), "")
+        table.add_row(name, shown, formula, meaning + missing)
+    yield Text("\nStep sizes and block length, the same in all theorems", style="bold")
+    yield table
+    has_dim = answer["dim"] is not None
+    table = _table("compressor", "keep>", *(["k>"] if has_dim else []), "rule for k/d")
+    for row in answer["ratios"]:
+        words, rule = _RATIOS[row["class"]]
+        table.add_row(words, f"{row['ratio']:.3f}", *([f"{row['k']:,}"] if has_dim else []), rule)
+    yield Text("\nWhat a compressor may drop without slowing AFL-BR's rate", style="bold")
+    yield table
+    yield Text("The paper gives the order in m; the factor before it is taken as 1 here.", style="dim")
+    own = answer["compression"]
+    if own is not None and own["delta"] < 1:
+        line = f"This run: {own['description']}, delta = {number(own['delta'])}."
+        if own["delta"] < (least := own["ratio_that_keeps_the_rate"]):
+            line += f" That is below {least:.3f}: cheaper rounds and, by the bound, more of them."
+        yield Text(line)
+
+
+def number(value: float) -> str:
+    """A number as a person reads it: a count in full up to 10^7, else three or four significant digits."""
+    if isinstance(value, int) and value < 10**7:
+        return f"{value:,}"
+    return f"{value:.4g}" if 1e-3 <= value < 1e5 or not value else f"{value:.3g}"
+
+
+def _table(*columns: str) -> Table:
+    """Columns by their headings; one that ends with ``>`` holds numbers."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, name in enumerate(columns):
+        table.add_column(
+            name.removesuffix(">"),
+            justify="right" if name.endswith(">") else "left",
+            style="bold" if index == 0 else None,
+            no_wrap=index in {0, len(columns) - 1},
+        )
+    return table
+
+
+def _reader(
+    convert: Callable[[str], float], accepts: Callable[[float], bool], wanted: str
+) -> Callable[[str], float]:
+    """A reader of an option's numbers; what it does not accept is refused with what it ``wanted``."""
+
+    def read(text: str) -> float:
+        try:
+            value = convert(text)
+        except ValueError:
+            value = math.nan
+        if not accepts(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return read
