@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from afl.core.compressors import create
-from afl.core.sizes import disks, keeps_residuals, payload_bytes
+from afl.core.codecs.payload import codec_of
+from afl.core.compressors import Compressor, create
+from afl.core.disk_usage import disks, keeps_residuals
+from afl.core.messages import Encoding
 from support import Federation
 
 DIM, WORKERS, ROUNDS, CHECKPOINT_EVERY = 200_000, 2, 30, 10
@@ -26,6 +29,14 @@ SMALL = 192 * 1024
 def create_from(section: dict[str, Any]) -> Any:
     options = dict(section)
     return create(options.pop("name"), DIM, options)
+
+
+def payload_bytes(compressor: Compressor) -> int:
+    """Values exactly; indices as the entropy of so many out of d, which their coding exceeds by up to 5 %."""
+    values = codec_of(compressor).value_bytes(compressor.count)
+    share = compressor.count / DIM
+    bits = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
+    return values + (math.ceil(DIM * bits / 8) if compressor.encoding is Encoding.INDEXED else 0)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.disk_usage import JOURNAL_SPARE
 from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report
 from afl.core.participant import Kept
-from afl.core.sizes import JOURNAL_SPARE
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError
@@ -47,7 +47,7 @@ HEAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Identity:
+class Owner:
     """Whose journal it is."""
 
     run_id: str
@@ -73,9 +73,9 @@ class Journal:
         ConfigError: if it is another worker's, or of another model.
     """
 
-    def __init__(self, path: Path, identity: Identity, *, syncs: bool) -> None:
+    def __init__(self, path: Path, owner: Owner, *, syncs: bool) -> None:
         self._path = path
-        self._identity = identity
+        self._owner = owner
         self._syncs = syncs
         self._map: mmap.mmap | None = None
         self._room = 0
@@ -83,7 +83,7 @@ class Journal:
         self._sequence = 0
         try:
             _make_folder(path.parent, syncs=syncs)
-            self._lock = lock(path.with_suffix(".lock"), f"worker {identity.worker}'s journal")
+            self._lock = lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
         except OSError as error:
             raise self._failure(error) from error
 
@@ -128,7 +128,7 @@ class Journal:
                 self._path,
                 "; ".join(damaged),
                 "the one before it counts" if found else "it is as if there were no journal",
-                extra=events.JournalDamaged(worker=self._identity.worker).extra,
+                extra=events.JournalDamaged(worker=self._owner.worker).extra,
             )
         if not found:
             return None
@@ -186,7 +186,7 @@ class Journal:
         arrays |= {f"buffers.{name}": array for name, array in kept.buffers.items()}
         described, sections = packed_arrays(arrays)
         values = {
-            **self._identity.values(),
+            **self._owner.values(),
             "sequence": self._sequence + 1,
             "journal_bytes": 2 * self._room,
             "kind": kept.kind.name,
@@ -201,7 +201,7 @@ class Journal:
         return values, [*(payload.data for payload in kept.payloads), *sections]
 
     def _require_own(self, record: Record) -> None:
-        for name, own in self._identity.values().items():
+        for name, own in self._owner.values().items():
             found = record.values[name]
             if found != own:
                 what = "another model" if name == "layout" else f"{name.replace('_', ' ')} {found}, not {own}"
@@ -281,7 +281,7 @@ class Journals:
             path = self._folder / f"worker-{worker}.journal"
             try:
                 self._own[worker] = Journal(
-                    path, Identity(run_id, layout_hash, worker), syncs=level == "machine"
+                    path, Owner(run_id, layout_hash, worker), syncs=level == "machine"
                 )
             except (StorageError, InUseError):
                 self.close()

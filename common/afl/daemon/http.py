@@ -219,6 +219,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._open += 1
                 self._asking[request] = time.monotonic()
         if is_taken:
+            request.settimeout(IDLE_TIMEOUT_S)
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -255,8 +256,6 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = IDLE_TIMEOUT_S
-
     def handle(self) -> None:
         """Answer one request."""
         self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -12,14 +12,13 @@ from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.compressors import create
+from afl.core.disk_usage import MODEL_FILES, disks, keeps_residuals
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.core.sizes import MODEL_FILES, disks, keeps_residuals
 from afl.tasks import Task
 from afl.wire.settings import RunSettings
 from afl_lab.check.findings import Report, blaming
-from afl_lab.simulation.driver import Driver
-from afl_lab.simulation.meter import WireMeter
+from afl_lab.simulation.driver import metered
 from afl_server.tallies import Tallies
 from afl_worker.training.oracle import TaskOracle
 
@@ -89,33 +88,24 @@ def dry_run(report: Report, config: Config, task: Task) -> list[Point]:
     """
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
-    settings = RunSettings.of_config(config, task.local_options)
-    local_steps = settings.parameters.local_steps
-    rounds = max(settings.parameters.rounds, DRY_SYNCHRONIZATIONS * local_steps)
+    local_steps = config.algorithm.local_steps or 1
+    enough = DRY_SYNCHRONIZATIONS * local_steps
     points: list[Point] = []
     with blaming(report, "the dry run"):
-        driver = Driver(
+        driver, meter = metered(
+            config,
             task,
-            replace(settings.parameters, rounds=rounds),
             randomness,
-            batch_size=settings.batch_size,
-            evaluation_batch_size=settings.evaluation_batch_size,
+            rounds=max(config.algorithm.rounds, enough),
             evaluate_every=2 * local_steps,
-            policy=replace(config.absence, skips_late=False),
-            batched=config.worker.batch_oracles,
         )
-        meter = WireMeter(
-            chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights
-        )
-        driver.meter = meter
-        meter.first_models(driver.vector, driver.engine.algorithm.worker_params, config.workers)
         points.append(Point(False, meter.tallies.copied(), 0.0))
         started = time.monotonic()
         for closed in driver.steps():
             ends = closed.position.phase == driver.engine.algorithm.phases - 1
             seconds = time.monotonic() - started
             points.append(Point(ends and not closed.kind.is_of_evaluation, meter.tallies.copied(), seconds))
-            if driver.engine.updates_applied >= DRY_SYNCHRONIZATIONS * local_steps:
+            if driver.engine.updates_applied >= enough:
                 break
     return points
 

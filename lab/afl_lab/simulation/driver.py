@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
@@ -17,6 +18,7 @@ from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, place
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import calling
+from afl.wire.settings import RunSettings
 from afl_lab.simulation.meter import WireMeter
 from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
@@ -142,3 +144,31 @@ class Driver:
                 ack = self.engine.add_piece(worker, index, offset, section)
             offset += len(section)
         return ack
+
+
+def metered(
+    config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
+) -> tuple[Driver, WireMeter]:
+    """A run as configured, and its meter, which has counted the first models.
+
+    Args:
+        rounds: update rounds; 0 for as many as configured.
+        evaluate_every: likewise.
+    """
+    settings = RunSettings.of_config(config, task.local_options)
+    driver = Driver(
+        task,
+        replace(settings.parameters, rounds=rounds or settings.parameters.rounds),
+        randomness,
+        batch_size=settings.batch_size,
+        evaluation_batch_size=settings.evaluation_batch_size,
+        evaluate_every=evaluate_every or config.evaluation.every,
+        # Nobody is late.
+        policy=replace(config.absence, skips_late=False),
+        batched=config.worker.batch_oracles,
+    )
+    algorithm = driver.engine.algorithm
+    meter = WireMeter(chunk_bytes=settings.chunk_bytes, sends_dual_weights=algorithm.sends_dual_weights)
+    meter.first_models(driver.vector, algorithm.worker_params, config.workers)
+    driver.meter = meter
+    return driver, meter

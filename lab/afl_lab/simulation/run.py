@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl.tasks.registry import load_task
-from afl.wire.settings import RunSettings
-from afl_lab.simulation.driver import Driver
+from afl_lab.simulation.driver import Driver, metered
 from afl_lab.simulation.meter import WireMeter
 from afl_server.records import RunRecords, Snapshot, new_run_id
 
@@ -51,22 +49,8 @@ def simulate(
     torch.set_num_threads(config.worker.threads)
     trackers = load_trackers(config.run.trackers)
     task = load_task(config.task.name, config.task.options, allow_path=True)
-    settings = RunSettings.of_config(config, task.local_options)
     started = time.monotonic()
-    driver = Driver(
-        task,
-        settings.parameters,
-        randomness,
-        batch_size=settings.batch_size,
-        evaluation_batch_size=settings.evaluation_batch_size,
-        evaluate_every=config.evaluation.every,
-        policy=replace(config.absence, skips_late=False),
-        batched=config.worker.batch_oracles,
-    )
-    meter = WireMeter(
-        chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights
-    )
-    driver.meter = meter
+    driver, meter = metered(config, task, randomness)
     records = RunRecords.create(new_run_id(), directory, config)
     following = Following(trackers, records.run_id, directory, config)
     following.start()
@@ -99,7 +83,6 @@ def _drive(
 ) -> tuple[ExitCode, str]:
     engine, up, down = driver.engine, meter.tallies.uplink, meter.tallies.downlink
     random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
-    meter.first_models(driver.vector, engine.algorithm.worker_params, engine.workers)
 
     def save(name: str) -> None:
         if saves_models:

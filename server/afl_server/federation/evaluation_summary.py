@@ -36,25 +36,15 @@ class EvaluationSummary:
         """Rank the workers that took part."""
         present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
         losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
-        has_accuracy = all("accuracy" in evaluation.metrics[worker] for worker in present)
-        if not has_accuracy:
-            worst = present[losses.argmax()]
-            return cls(
-                evaluation.round,
-                worst,
-                None,
-                None,
-                float(losses.max()),
-                _mean(losses),
-                own_metrics(evaluation.metrics, worst),
-            )
-        accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
-        worst = present[accuracies.argmin()]
+        accuracies = None
+        if all("accuracy" in evaluation.metrics[worker] for worker in present):
+            accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
+        worst = present[losses.argmax() if accuracies is None else accuracies.argmin()]
         return cls(
             evaluation.round,
             worst,
-            float(accuracies.min()),
-            _mean(accuracies),
+            None if accuracies is None else float(accuracies.min()),
+            None if accuracies is None else _mean(accuracies),
             float(losses.max()),
             _mean(losses),
             own_metrics(evaluation.metrics, worst),

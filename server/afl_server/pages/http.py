@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 from urllib.parse import parse_qs
@@ -105,10 +104,9 @@ class HttpServer(HttpPages):
         file = self._files.get(path)
         if file is None:
             return text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
-        headers = (("Cache-Control", "no-cache"), ("ETag", file.tag))
-        if environ.get("HTTP_IF_NONE_MATCH") == file.tag:
-            return Answer("304 Not Modified", file.kind, Body(b""), headers)
-        return Answer("200 OK", file.kind, file.body, headers)
+        if ("ETag", environ.get("HTTP_IF_NONE_MATCH")) in file.headers:
+            return file._replace(status="304 Not Modified", body=Body(b""))
+        return file
 
     def _readyz(self, _: Environ) -> Answer:
         """Whether a worker could join."""
@@ -174,17 +172,8 @@ def liveness(loop: asyncio.AbstractEventLoop) -> Answer:
     return text("503 Service Unavailable", f"the event loop has not turned for {LOOP_ANSWERS_S:g} s\n")
 
 
-@dataclass(frozen=True)
-class _StaticFile:
-    """A file as it is served; its tag changes with its content."""
-
-    body: Body
-    kind: str
-    tag: str
-
-
-def _static_files() -> dict[str, _StaticFile]:
-    """The status page's own files by their path, read once."""
+def _static_files() -> dict[str, Answer]:
+    """The status page's own files by their path, read once; a tag changes with the file's content."""
     assets = files("afl_server.pages") / "assets"
     found = {}
     for folder, prefix in ((assets, "/page/"), (assets / "uplot", "/page/uplot/")):
@@ -193,6 +182,7 @@ def _static_files() -> dict[str, _StaticFile]:
             if kind is not None:
                 content = entry.read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-                found[prefix + entry.name] = _StaticFile(Body.of(content), kind, tag)
+                headers = (("Cache-Control", "no-cache"), ("ETag", tag))
+                found[prefix + entry.name] = Answer("200 OK", kind, Body.of(content), headers)
     found["/"] = found.pop("/page/index.html")
     return found

@@ -344,7 +344,7 @@ def test_a_page_that_is_closed_makes_room(served: Served, monkeypatch: pytest.Mo
 def test_a_reader_that_is_too_slow_is_hung_up_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("afl.daemon.http._QuietHandler.timeout", 0.2)
+    monkeypatch.setattr("afl.daemon.http.IDLE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: b": " + b"x" * (1 << 20) + b"\n")
     link = served.stream()
     with link:
@@ -357,7 +357,7 @@ def test_the_end_does_not_wait_for_a_reader_that_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("afl_server.pages.live_updates.FAREWELL_S", 0.2)
-    monkeypatch.setattr("afl.daemon.http._QuietHandler.timeout", 3.0)
+    monkeypatch.setattr("afl.daemon.http.IDLE_TIMEOUT_S", 3.0)
     stop = threading.Event()
     with serving(tmp_path) as served:
         monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: stop.wait(30) and b"")

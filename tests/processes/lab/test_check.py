@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("faulty", None)
 
 
+@cache
 def check(name: str, workers: int = 2) -> Report:
     return check_config(configured(None, f"faulty.py:{name}", workers))
 

@@ -124,23 +124,28 @@ def write_runs(results: Path) -> None:
                 CondensedRun(about, run.points).write(path)
 
 
-def draw_apart(experiment: Path, results: Path) -> None:
+def draw_apart(experiment: Path, *results: Path) -> None:
     """In a process of its own, since matplotlib keeps its fonts' files open; without PyTorch."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from afl_reproduction.__main__ import main\n"
-        f"sys.exit(main([{str(experiment)!r}, '--results', {str(results)!r}, '--draw']))\n"
+        f"for results in {[str(folder) for folder in results]!r}:\n"
+        f"    assert main([{str(experiment)!r}, '--results', results, '--draw']) == 0\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_figures_and_tables_of_what_is_stored(experiment: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results = tmp_path / "results" / "small"
-    write_runs(results)
-    draw_apart(experiment, tmp_path / "results")
-    made = {path.name for path in results.iterdir() if path.is_file()}
-    assert made == {
+    folders = [tmp_path / "results", tmp_path / "again"]
+    for folder in folders:
+        write_runs(folder / "small")
+    draw_apart(experiment, *folders)
+    results, again = (
+        {path.name: path.read_bytes() for path in (folder / "small").iterdir() if path.is_file()}
+        for folder in folders
+    )
+    assert results.keys() == {
         *(f"{part}.{form}" for part in ("m-2", "m-4") for form in ("json", "md")),
         *(
             f"{name}-{measure}.{form}"
@@ -149,12 +154,10 @@ def test_figures_and_tables_of_what_is_stored(experiment: Path, tmp_path: Path) 
             for form in ("png", "svg")
         ),
     }
-    table = json.loads((results / "m-4.json").read_text())
+    table = json.loads(results["m-4.json"])
     assert table["other"]["targets"][0]["round"]["mean"] == 25
-    assert (results / "growth-max-loss.png").read_bytes().startswith(b"\x89PNG")
-    first = {name: (results / name).read_bytes() for name in made}
-    draw_apart(experiment, tmp_path / "results")
-    assert {name: (results / name).read_bytes() for name in made} == first
+    assert results["growth-max-loss.png"].startswith(b"\x89PNG")
+    assert again == results
 
 
 def test_a_small_file_keeps_a_run(tmp_path: Path) -> None:

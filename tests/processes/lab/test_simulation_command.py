@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from afl.errors import ExitCode
 from afl_cli.main import main
 
 pytestmark = pytest.mark.timeout(300)
+
+Simulate = Callable[..., tuple[int, str, str]]
 
 DIGITS: dict[str, Any] = {
     "workers": 3,
@@ -89,10 +91,16 @@ def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def simulate(*arguments: str, folder: Path) -> tuple[int, str, str]:
-    process = started(arguments, folder)
-    out, error = process.communicate()
-    return process.returncode, out, error
+@pytest.fixture
+def simulate(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Simulate:
+    """The command here, with its runs in processes of their own; its exit code, output and errors."""
+    monkeypatch.chdir(folder)
+
+    def _simulate(*arguments: str) -> tuple[int, str, str]:
+        code = main(["simulate", *arguments])
+        return code, *capfd.readouterr()
+
+    return _simulate
 
 
 def summary(folder: Path, name: str, seed: int = 1) -> dict[str, Any]:
@@ -101,10 +109,10 @@ def summary(folder: Path, name: str, seed: int = 1) -> dict[str, Any]:
     return found
 
 
-def test_configurations_times_seeds_and_again(folder: Path) -> None:
+def test_configurations_times_seeds_and_again(simulate: Simulate, folder: Path) -> None:
     configs = [written(folder, "br"), written(folder, "average", algorithm=FEDAVG)]
     arguments = [*configs, "--seeds", "1-2", "--jobs", "2"]
-    code, out, error = simulate(*arguments, folder=folder)
+    code, out, error = simulate(*arguments)
     assert (code, error) == (ExitCode.OK, "")
     names = {f"{name}, seed {seed}" for name in ("br", "average") for seed in (1, 2)}
     assert {line for line in out.splitlines() if line.endswith(": ok")} == {f"{name}: ok" for name in names}
@@ -142,21 +150,21 @@ def test_configurations_times_seeds_and_again(folder: Path) -> None:
     # Again: all is there but one interrupted run, which alone is made.
     (directories[0] / "summary.json").unlink()
     before = {path: path.stat().st_mtime_ns for path in (folder / "simulations").glob("*/*/*")}
-    code, again, error = simulate(*arguments, folder=folder)
+    code, again, error = simulate(*arguments)
     assert (code, error) == (ExitCode.OK, "")
     assert sorted(again.splitlines()[:4]) == sorted(f"{name}: ok" for name in names)
     touched = {path.parent for path, at in before.items() if path.stat().st_mtime_ns != at}
     assert touched == {directories[0]}
 
 
-def test_a_run_that_fails_takes_no_other_with_it(folder: Path) -> None:
+def test_a_run_that_fails_takes_no_other_with_it(simulate: Simulate, folder: Path) -> None:
     configs = [
         written(folder, "killed", task=task_of("Killed")),
         written(folder, "raising", task=task_of("Raising")),
         written(folder, "first"),
         written(folder, "second"),
     ]
-    code, out, error = simulate(*configs, "--seeds", "1", "--jobs", "2", "--no-models", folder=folder)
+    code, out, error = simulate(*configs, "--seeds", "1", "--jobs", "2", "--no-models")
     assert code == ExitCode.INTERNAL
     assert summary(folder, "first")["result"] == summary(folder, "second")["result"] == "ok"
     assert summary(folder, "first")["models"] == []
@@ -170,9 +178,9 @@ def test_a_run_that_fails_takes_no_other_with_it(folder: Path) -> None:
     assert 'my_tasks.py", line' in error
 
 
-def test_a_run_that_diverges_has_its_own_exit_code(folder: Path) -> None:
+def test_a_run_that_diverges_has_its_own_exit_code(simulate: Simulate, folder: Path) -> None:
     config = written(folder, "far", task=task_of("Diverging"), run={"seed": 4})
-    code, out, error = simulate(config, "--no-models", folder=folder)
+    code, out, error = simulate(config, "--no-models")
     assert (code, error) == (ExitCode.DIVERGED, "")
     assert "far, seed 4: diverged" in out
     assert summary(folder, "far", 4)["reason"].startswith(
@@ -211,18 +219,16 @@ def test_what_is_wrong_is_said(
     assert "Traceback" not in error
 
 
-def test_a_task_that_is_not_there_is_named(folder: Path) -> None:
-    code, _, error = simulate(
-        written(folder, "plain", task={"name": "no-such"}), "--seeds", "1", folder=folder
-    )
+def test_a_task_that_is_not_there_is_named(simulate: Simulate, folder: Path) -> None:
+    code, _, error = simulate(written(folder, "plain", task={"name": "no-such"}), "--seeds", "1")
     assert code == ExitCode.CONFIG
     assert "no such task" in error
     assert "Traceback" not in error
 
 
-def test_missing_data_has_its_own_exit_code(folder: Path) -> None:
+def test_missing_data_has_its_own_exit_code(simulate: Simulate, folder: Path) -> None:
     config = written(folder, "plain", task={"name": "fashion-mnist", "options": {"data_dir": str(folder)}})
-    code, _, error = simulate(config, "--seeds", "1", folder=folder)
+    code, _, error = simulate(config, "--seeds", "1")
     if Path("/usr/share/datasets/fashion-mnist").is_dir():
         pytest.skip("this machine has Fashion-MNIST where Debian puts it")
     assert code == ExitCode.DATA

@@ -153,7 +153,7 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
     try:
         command = psutil.Process(process.pid)
         deadline = time.monotonic() + 120
-        while not any(child.name().startswith("ray::_simulate") for child in command.children(True)):
+        while not any(child.name().startswith("ray::simulate") for child in command.children(True)):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)

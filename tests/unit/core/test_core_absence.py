@@ -20,7 +20,7 @@ from afl.core.algorithms.local_sgd import snapshot_offset
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.engine import RoundEngine
-from afl.core.feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,

@@ -18,7 +18,7 @@ from afl.core.algorithms.afl_com import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.payload import check_header, expected, pack, unpack
 from afl.core.compressors import create
-from afl.core.feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError
 

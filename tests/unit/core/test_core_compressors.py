@@ -18,7 +18,7 @@ from torch import Tensor
 import afl.core.compressors as registry
 from afl.core.compressors import Compressed, Compressor, Realization, create
 from afl.core.compressors.base import Selection, kept
-from afl.core.feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import Encoding
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.vectors import is_finite, scale

@@ -11,7 +11,7 @@ from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.plain import bytes_of
 from afl.core.compressors import create
-from afl.core.feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import Position
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError

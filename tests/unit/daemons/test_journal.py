@@ -16,9 +16,9 @@ from afl.core.participant import Kept
 from afl.errors import ConfigError, StorageError
 from afl.runs.durable import InUseError, read_record
 from afl_worker import journal as journal_module
-from afl_worker.journal import Identity, Journal, Journals, remove_left_behind
+from afl_worker.journal import Journal, Journals, Owner, remove_left_behind
 
-OWN = Identity("run-1", b"layout", 3)
+OWN = Owner("run-1", b"layout", 3)
 
 
 def kept(round_: int, length: int = 5) -> Kept:
@@ -46,7 +46,7 @@ def same(one: Kept | None, other: Kept) -> bool:
     )
 
 
-def opened(folder: Path, identity: Identity = OWN, *, syncs: bool = False) -> Journal:
+def opened(folder: Path, identity: Owner = OWN, *, syncs: bool = False) -> Journal:
     return Journal(folder / "worker.journal", identity, syncs=syncs)
 
 
@@ -58,7 +58,7 @@ def filled(folder: Path, rounds: int, length: int = 5, *, syncs: bool = False) -
     journal.close()
 
 
-def reread(folder: Path, identity: Identity = OWN) -> Kept | None:
+def reread(folder: Path, identity: Owner = OWN) -> Kept | None:
     journal = opened(folder, identity)
     try:
         return journal.read()

@@ -1,6 +1,8 @@
-"""What a task draws from PyTorch's own generator depends on seed, worker and round alone."""
+"""What a task draws from PyTorch's generator depends on seed, worker and round alone; an oracle's time."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from torch import Tensor, nn
 
 from afl import Classification, SharedRandomness, TaskContext, WorkerData
 from afl.tasks.initialization import build_vector
+from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.timings import Spent
 
 WORKERS = 2
 
@@ -29,15 +33,25 @@ class Dropping(Classification):
         return {**super().metrics(model, batch), "drawn": torch.rand(())}
 
 
-@pytest.fixture
-def oracle() -> TaskOracle:
+def make_oracle(spent: Spent | None = None, kind: type[TaskOracle] = TaskOracle) -> TaskOracle:
     task, randomness = Dropping(), SharedRandomness.from_int(3)
     context = TaskContext(WORKERS, randomness)
     data = {worker: task.data(worker, context) for worker in range(WORKERS)}
     # The whole training part is a batch, so that nothing but dropout differs from round to round.
-    return TaskOracle(
-        task, build_vector(task, randomness), data, randomness, batch_size=40, evaluation_batch_size=40
+    return kind(
+        task,
+        build_vector(task, randomness),
+        data,
+        randomness,
+        batch_size=40,
+        evaluation_batch_size=40,
+        spent=spent,
     )
+
+
+@pytest.fixture
+def oracle() -> TaskOracle:
+    return make_oracle()
 
 
 def gradient(oracle: TaskOracle, worker: int, round_: int) -> bytes:
@@ -57,3 +71,15 @@ def test_an_evaluation_that_draws_is_the_same(oracle: TaskOracle) -> None:
     torch.rand(17)
     assert oracle.evaluate(0) == first
     assert oracle.evaluate(1)[0]["drawn"] != first[0]["drawn"]
+
+
+@pytest.mark.parametrize("kind", [TaskOracle, BatchedOracle])
+def test_the_time_of_gradients_losses_and_evaluations_is_counted_once(kind: type[TaskOracle]) -> None:
+    spent = Spent()
+    oracle = make_oracle(spent, kind)
+    began = time.perf_counter()
+    for compute in (lambda: oracle.gradient(0, 1), lambda: oracle.loss(0, 1), lambda: oracle.evaluate(0)):
+        before = spent.wall
+        compute()
+        assert spent.wall > before
+    assert spent.wall <= time.perf_counter() - began

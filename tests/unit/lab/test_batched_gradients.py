@@ -51,13 +51,13 @@ class Mappings(Task):
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = rows
+        self.rows = rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._rows[index]
+        return self.rows[index]
 
 
 class Uneven(Mappings):
@@ -67,7 +67,7 @@ class Uneven(Mappings):
 
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         whole = super().data(worker, context)
-        return WorkerData(Rows(whole.train._rows[:4]), whole.test) if worker == 1 else whole  # type: ignore[union-attr]
+        return WorkerData(Rows(whole.train.rows[:4]), whole.test) if worker == 1 else whole  # type: ignore[union-attr]
 
 
 TASKS: dict[str, Callable[[], Task]] = {

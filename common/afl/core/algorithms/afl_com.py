@@ -31,7 +31,7 @@ from afl.core.algorithms.update_server import UpdateServer
 from afl.core.codecs.payload import check_header, expected, pack, unpack
 from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
-from afl.core.feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
 from afl.core.randomness import SharedRandomness
 from afl.core.vectors import norm, overwrite

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.messages import Payload, PayloadHeader, Position, Report
+from afl.core.sums import Sum
 from afl.core.vectors import is_finite
 from afl.errors import NonFiniteError
 
@@ -97,7 +98,63 @@ class Collector(abc.ABC):
         worker that was not asked), the payload it returned and what it left :meth:`unsent`."""
 
 
-class ServerAlgorithm(Collector):
+class SumCollector(Collector):
+    """Adds each payload of a report up, as it comes, in a sum of its own."""
+
+    _pending: Any = None
+    """What :meth:`close` made that lies in the sums' memory and that :meth:`settle` has not taken yet."""
+
+    @property
+    @abc.abstractmethod
+    def sums(self) -> Sequence[Sum]:
+        """One for each payload of the open phase's reports."""
+
+    def settle(self) -> None:
+        """Take what :meth:`close` made out of the sums' memory, which is then free for the next reports."""
+
+    def add_loss(self, worker: int, loss: float) -> None:
+        """Most losses are only recorded."""
+
+    def received(self, worker: int, payload: int) -> int:
+        """Bytes already summed, or held for the sum."""
+        return 0 if self._pending is not None else self.sums[payload].received(worker)
+
+    def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
+        """Fold the next bytes."""
+        self.settle()
+        self.sums[payload].add(worker, header, data)
+
+    def drop(self, worker: int) -> None:
+        """Forget an unfinished report, as far as it is not in a sum."""
+        for total in self.sums:
+            total.drop(worker)
+
+    def reset(self) -> None:
+        """Begin the open phase's sums again."""
+        self.settle()
+        for total in self.sums:
+            total.reset()
+
+    def leave_out(self, absent: Sequence[int]) -> None:
+        """The sums are of the others' payloads."""
+        self.settle()
+        for total in self.sums:
+            total.leave_out(absent)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held out of order."""
+        return sum(total.waiting_bytes for total in self.sums)
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether a worker before this one is still missing in the sum of its next payload."""
+        for total in self.sums:
+            if not total.is_complete(worker):
+                return total.would_wait(worker)
+        return False
+
+
+class ServerAlgorithm(SumCollector):
     """The server's half. The engine drives it: reports in, then :meth:`close` at the end of a phase.
 
     A synchronization round has one phase or more; in the first the workers train, in the others they
@@ -230,7 +287,7 @@ class WorkerAlgorithm(abc.ABC):
         Raises:
             NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
                 model is as before, and so is the residual; but where the residual's own sum overflows, only
-                if it was made to be kept (:class:`afl.core.feedback.ErrorFeedback`).
+                if it was made to be kept (:class:`afl.core.error_feedback.ErrorFeedback`).
         """
 
     @property

@@ -28,10 +28,11 @@ from torch import Tensor
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload, snapshot_offset
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.plain import VALUE_BYTES, values_of
+from afl.core.codecs.plain import values_of
 from afl.core.dual import ProjectedAscent
 from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.sums import Sum
 from afl.core.vectors import overwrite
 
 TRAINING, MEASURING = 0, 1
@@ -57,7 +58,6 @@ class DrfaServer(ServerAlgorithm):
         self._end = ModelMean(len(params), self._participants)
         self._snapshot = ModelMean(len(params), self._participants)
         self._snapshot_values: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-        self._pending: NDArray[np.float32] | None = None
         self._losses: dict[int, float] = {}
 
     @property
@@ -87,44 +87,27 @@ class DrfaServer(ServerAlgorithm):
         self.settle()
         if self.phase == TRAINING:
             weight = float(self._weights[report.worker])
-            for mean in (self._end, self._snapshot):
-                mean.weigh(report.worker, weight)
+            self._end.weigh(report.worker, weight)
+            self._snapshot.weigh(report.worker, weight)
 
     def add_loss(self, worker: int, loss: float) -> None:
         """Only the snapshot's losses count."""
         if self.phase == MEASURING:
             self._losses[worker] = loss
 
-    def received(self, worker: int, payload: int) -> int:
-        """Bytes already in the sum."""
-        if self.phase == MEASURING or self._pending is not None:
-            return 0
-        return (self._end, self._snapshot)[payload].received(worker)
-
-    def add_piece(
-        self,
-        worker: int,
-        payload: int,
-        header: PayloadHeader,
-        data: bytes | memoryview,
-    ) -> None:
-        """Fold the next bytes of a model."""
-        self.settle()
-        (self._end, self._snapshot)[payload].add(worker, header, data)
-
-    def drop(self, worker: int) -> None:
-        """All that came is in the sums."""
+    @property
+    def sums(self) -> Sequence[Sum]:
+        """The means of the models at the end and at t'; none while losses are measured."""
+        return (self._end, self._snapshot) if self.phase == TRAINING else ()
 
     def reset(self) -> None:
         """Begin the open phase again."""
-        self.settle()
+        super().reset()
         self._losses.clear()
-        if self.phase == TRAINING:
-            self._restart_sums()
 
     def leave_out(self, absent: Sequence[int]) -> None:
         """Scale the others' weights, so that their mean is a mean."""
-        self.settle()
+        super().leave_out(absent)
         if self.phase == MEASURING:
             return
         present = [worker for worker in self._participants if worker not in absent]
@@ -132,21 +115,6 @@ class DrfaServer(ServerAlgorithm):
         if self.settings.sampled is None and self._total > 0.0:
             # Before the sum: weights that are all tiny would lose their digits in float32.
             self._weights, self._total = self._weights / self._total, 1.0
-        for mean in (self._end, self._snapshot):
-            mean.leave_out(absent)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
-        return self._end.waiting_bytes + self._snapshot.waiting_bytes
-
-    def would_wait(self, worker: int) -> bool:
-        """Whether a worker before this one is still missing."""
-        if self.phase == MEASURING or worker not in self._participants:
-            return False
-        # Only the payload that comes next counts: its sum may be open to the worker while the other is not.
-        is_first = self._end.received(worker) < VALUE_BYTES * len(self.params)
-        return (self._end if is_first else self._snapshot).would_wait(worker)
 
     def close(self) -> Payload:
         """Step 2 or step 4.

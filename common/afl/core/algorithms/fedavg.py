@@ -13,6 +13,7 @@ from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.plain import values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Report
+from afl.core.sums import Sum
 from afl.core.vectors import overwrite
 from afl.errors import ProtocolError
 
@@ -33,7 +34,6 @@ class FedAvgServer(ServerAlgorithm):
         self._mean = ModelMean(len(params), range(settings.workers))
         self._weights = [1.0] * settings.workers
         self._absent: frozenset[int] = frozenset()
-        self._pending: NDArray[np.float32] | None = None
 
     @property
     def dual_weights(self) -> NDArray[np.float64]:
@@ -64,46 +64,15 @@ class FedAvgServer(ServerAlgorithm):
         self._weights[report.worker] = weight
         self._mean.weigh(report.worker, weight)
 
-    def add_loss(self, worker: int, loss: float) -> None:
-        """FedAvg does not use it."""
-
-    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
-        """Bytes already in the sum."""
-        return 0 if self._pending is not None else self._mean.received(worker)
-
-    def add_piece(
-        self,
-        worker: int,
-        payload: int,  # noqa: ARG002  # there is one
-        header: PayloadHeader,
-        data: bytes | memoryview,
-    ) -> None:
-        """Fold the next bytes of a_i w_i."""
-        self.settle()
-        self._mean.add(worker, header, data)
-
-    def drop(self, worker: int) -> None:
-        """All that came is in the sum."""
-
-    def reset(self) -> None:
-        """Begin the open round's sum again."""
-        self.settle()
-        self._mean.restart(self.participants)
+    @property
+    def sums(self) -> Sequence[Sum]:
+        """The mean of the models."""
+        return (self._mean,)
 
     def leave_out(self, absent: Sequence[int]) -> None:
         """The mean is over the others."""
-        self.settle()
+        super().leave_out(absent)
         self._absent = frozenset(absent)
-        self._mean.leave_out(absent)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
-        return self._mean.waiting_bytes
-
-    def would_wait(self, worker: int) -> bool:
-        """Whether a worker before this one is still missing."""
-        return self._mean.would_wait(worker)
 
     def close(self) -> Payload:
         """The mean.

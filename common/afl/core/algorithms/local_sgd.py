@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.aggregation import ValueSum
 from afl.core.algorithms.base import LocalModel, Replica, WorkerAlgorithm, WorkerSide, finite_gradient
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.payload import check_header
 from afl.core.codecs.plain import DENSE, values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.sums import ValueSum
 from afl.core.vectors import is_finite, overwrite
 from afl.errors import NonFiniteError
 

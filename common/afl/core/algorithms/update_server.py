@@ -4,14 +4,14 @@ server makes of their sum."""
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.aggregation import Sum, sum_of
+from afl.core.aggregation import sum_of
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
@@ -20,6 +20,7 @@ from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
 from afl.core.messages import Payload, PayloadHeader, Position
 from afl.core.randomness import SharedRandomness
+from afl.core.sums import Sum
 from afl.errors import NonFiniteError
 
 
@@ -33,7 +34,6 @@ class UpdateServer(ServerAlgorithm):
     Args:
         params: w_1, float32 ``[dim]`` on the CPU; moved in place, by :meth:`settle` only.
         dual: q_1 and its rule.
-        sum_of: what makes the sum; by default that of the uplink compressor's messages.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class UpdateServer(ServerAlgorithm):
         params: Tensor,
         randomness: SharedRandomness,
         dual: DualRule,
-        *,
-        sum_of: Callable[..., Sum] = sum_of,
     ) -> None:
         self.settings = settings
         self.params = params
@@ -51,10 +49,9 @@ class UpdateServer(ServerAlgorithm):
         self.dual = dual
         self.realizations = Realizations(settings, len(params), randomness)
         uplink = self.realizations.uplink
-        self.sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
+        self.sum: Sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
-        self._pending: tuple[int, Compressed] | None = None
 
     @abc.abstractmethod
     def update(self, total: NDArray[Any]) -> Compressed:
@@ -75,48 +72,19 @@ class UpdateServer(ServerAlgorithm):
         """One update, in the uplink compressor's form."""
         return (self._expected,)
 
+    @property
+    def sums(self) -> Sequence[Sum]:
+        """That of the updates."""
+        return (self.sum,)
+
     def add_loss(self, worker: int, loss: float) -> None:
         """l_i of the open round."""
         self._losses[worker] = loss
 
-    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
-        """Bytes already summed or held for the sum."""
-        return 0 if self._pending is not None else self.sum.received(worker)
-
-    def add_piece(
-        self,
-        worker: int,
-        payload: int,  # noqa: ARG002  # there is one
-        header: PayloadHeader,
-        data: bytes | memoryview,
-    ) -> None:
-        """Fold the next bytes of c_i."""
-        self.settle()
-        self.sum.add(worker, header, data)
-
-    def drop(self, worker: int) -> None:
-        """Forget an unfinished message that is not in the sum."""
-        self.sum.drop(worker)
-
     def reset(self) -> None:
-        """Begin the open round's sum again."""
-        self.settle()
-        self.sum.reset()
+        """Begin the open round again."""
+        super().reset()
         self._losses.fill(np.nan)
-
-    def leave_out(self, absent: Sequence[int]) -> None:
-        """D_t is made of the others' messages."""
-        self.settle()
-        self.sum.leave_out(absent)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
-        return self.sum.waiting_bytes
-
-    def would_wait(self, worker: int) -> bool:
-        """Whether a worker before this one is still missing."""
-        return self.sum.would_wait(worker)
 
     def close(self) -> Payload:
         """D_t and q_{t+1}.

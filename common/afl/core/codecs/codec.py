@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from afl.core.codecs.indices import EncodedIndices
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
+from afl.core.sums import Sum, ValueSum
 
 
 class Codec(abc.ABC):
@@ -55,12 +57,12 @@ class Codec(abc.ABC):
         """
         raise AssertionError(f"a part of a payload in the form {self.encoding.name} cannot be read alone")
 
+    def sum_of(self, count: int, participants: Sequence[int]) -> Sum:
+        """A sum of messages of ``count`` values, for values that are read in runs: of float32 by default."""
+        return ValueSum(self, count, participants)
+
     def most_index_bytes(self, count: int, dim: int) -> int:  # noqa: ARG002
         """The longest indices that are accepted beside ``count`` values of ``dim``."""
-        return 0
-
-    def likely_index_bytes(self, count: int, dim: int) -> int:  # noqa: ARG002
-        """About how long the indices are, for an estimate."""
         return 0
 
     def float_equivalents(self, header: PayloadHeader) -> float:

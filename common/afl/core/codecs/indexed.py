@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,14 +34,6 @@ class Indexed(Codec):
     def most_index_bytes(self, count: int, dim: int) -> int:
         """What the shortest coding takes at worst."""
         return max_size(count, dim)
-
-    def likely_index_bytes(self, count: int, dim: int) -> int:
-        """Their entropy, where each coordinate is as likely as another; the coding takes up to 5 % more."""
-        share = count / dim
-        if not 0.0 < share < 1.0:
-            return 0
-        bits = -share * math.log2(share) - (1.0 - share) * math.log2(1.0 - share)
-        return math.ceil(dim * bits / 8)
 
     def float_equivalents(self, header: PayloadHeader) -> float:
         """A value, and ``ceil(log2 d) / 32`` for its index."""

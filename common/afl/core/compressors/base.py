@@ -23,14 +23,15 @@ class Compressed:
     """A compressed vector in the form that travels.
 
     Attributes:
-        values: float32 ``[count]``, on the host; with ``Encoding.SIGNS`` the one scale.
+        values: ``[count]`` on the host, of the codec's type: float32 in all that are built in. With
+            ``Encoding.SIGNS`` the one scale.
         indices: where they travel, ascending int64: with ``Encoding.INDEXED`` those of the values; with
             ``Encoding.SIGNS`` those of the coordinates that are zero.
         signs: with ``Encoding.SIGNS``, a bit for each coordinate that is not zero, in ascending order,
             lowest bit of a byte first, set where it is negative; the last byte is filled up with zeros.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[Any]
     indices: NDArray[np.int64] | None = None
     signs: NDArray[np.uint8] | None = None
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.algorithms.base import Arrays, Collector
+from afl.core.algorithms.base import Arrays, SumCollector
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
 from afl.core.codecs.plain import values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Role
 from afl.core.model.buffers import ModuleBuffers
+from afl.core.sums import Sum
 
 
 def buffers_header(size: int) -> PayloadHeader:
@@ -19,7 +20,7 @@ def buffers_header(size: int) -> PayloadHeader:
     return model_header(size, Role.BUFFERS)
 
 
-class BufferMean(Collector):
+class BufferMean(SumCollector):
     """``b <- sum_i b_i / m`` in float32, ascending worker id; over the present where some are absent.
 
     Args:
@@ -42,25 +43,10 @@ class BufferMean(Collector):
         """The worker's buffers."""
         return (buffers_header(self._buffers.size),)
 
-    def add_loss(self, worker: int, loss: float) -> None:
-        """There is none."""
-
-    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002  # there is one
-        """Bytes already in the sum."""
-        return self._mean.received(worker)
-
-    def add_piece(
-        self,
-        worker: int,
-        payload: int,  # noqa: ARG002  # there is one
-        header: PayloadHeader,
-        data: bytes | memoryview,
-    ) -> None:
-        """Fold the next bytes of b_i."""
-        self._mean.add(worker, header, data)
-
-    def drop(self, worker: int) -> None:
-        """All that came is in the sum."""
+    @property
+    def sums(self) -> Sequence[Sum]:
+        """The mean of the buffers."""
+        return (self._mean,)
 
     def reset(self) -> None:
         """Begin the sum again."""
@@ -69,17 +55,8 @@ class BufferMean(Collector):
 
     def leave_out(self, absent: Sequence[int]) -> None:
         """The mean is over the others."""
+        super().leave_out(absent)
         self._absent = len(absent)
-        self._mean.leave_out(absent)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
-        return self._mean.waiting_bytes
-
-    def would_wait(self, worker: int) -> bool:
-        """Whether a worker before this one is still missing."""
-        return self._mean.would_wait(worker)
 
     def close(self) -> Payload:
         """The mean, which the server's own copy takes too.

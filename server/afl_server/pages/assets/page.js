@@ -13,7 +13,7 @@ const page = { state: null, history: null, chosen: null, worker: null, span: "re
 const served = new Chart(byId("served"), { shown: percent, axis: (value) => `${+(100 * value).toFixed(1)} %` });
 const loss = new Chart(byId("loss"), { shown: figure });
 const weights = new Chart(byId("weights"), { shown: figure, zero: true });
-const wire = new Chart(byId("bytes"), { shown: bytes, axis: (value) => bytes(value).replace(/\.?0+ /, " "), zero: true });
+const wire = new Chart(byId("bytes"), { shown: bytes, axis: (value) => bytes(value).replace(".00 ", " "), zero: true });
 const table = new Table((worker) => {
   location.hash = `worker=${worker}`;
 });
@@ -22,17 +22,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// What the first view needs is asked for at once, beside the stream.
-const early = new Map(["data/workers.json", "data/history.json", "data/events.json"].map((path) => [path, fetched(path)]));
-for (const answer of early.values()) answer.catch(() => {});
-
-function ask(path) {
-  const answer = early.get(path) ?? fetched(path);
-  early.delete(path);
-  return answer;
-}
-
-async function fetched(path) {
+async function ask(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();

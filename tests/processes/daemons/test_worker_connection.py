@@ -15,7 +15,7 @@ from afl.config.address import Address
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import SERVICE
 from afl_worker.network import connection
-from afl_worker.network.connection import Connection, Lost
+from afl_worker.network.connection import LARGEST_CHUNK_BYTES, Connection, Lost
 
 ANSWER_S = 30.0
 
@@ -24,7 +24,7 @@ ANSWER_S = 30.0
 def serving(*frames: bytes) -> Iterator[Address]:
     """A server that sends these frames to whoever comes, and then ends the stream."""
     handler = grpc.stream_stream_rpc_method_handler(lambda _requests, _context: iter(frames))
-    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.max_send_message_length", -1)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -50,6 +50,13 @@ def test_events_come_in_order_and_then_that_the_stream_has_ended() -> None:
     ):
         assert stream.next_event(ANSWER_S) == pb.Welcome(run_id="run-1")
         assert stream.next_event(ANSWER_S) == Lost("the server closed the stream")
+
+
+def test_the_largest_chunk_that_any_server_may_send_is_taken() -> None:
+    chunk = pb.Chunk(data=bytes(LARGEST_CHUNK_BYTES))
+    welcome = pb.ServerFrame(welcome=pb.Welcome(run_id="run-2"), chunks=[chunk]).SerializeToString()
+    with serving(welcome) as address, connected(address) as stream:
+        assert stream.next_event(ANSWER_S) == pb.Welcome(run_id="run-2")
 
 
 def test_bytes_that_are_no_frame_end_the_connection() -> None:

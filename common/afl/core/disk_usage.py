@@ -1,10 +1,9 @@
-"""What a run takes on the wire and on disks, from its settings alone: formulas, without running anything."""
+"""What a run takes on disks, from its settings alone: formulas, without running anything."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from afl.core.codecs.payload import codec_of
 from afl.core.compressors.base import Compressor
 
 MODEL_FILES = 3
@@ -45,16 +44,6 @@ class Disks:
     def server(self) -> int:
         """The run directory, without ``metrics.jsonl``."""
         return MODEL_FILES * self.model + CHECKPOINTS * self.checkpoint + LOGS * self.log
-
-
-def payload_bytes(compressor: Compressor) -> int:
-    """About the bytes of a compressed vector on the wire.
-
-    Values exactly; indices as the entropy of so many out of d, which their coding exceeds by up to five per
-    cent; signs where no coordinate is zero.
-    """
-    codec, count = codec_of(compressor), compressor.count
-    return codec.value_bytes(count) + codec.likely_index_bytes(count, compressor.dim)
 
 
 def keeps_residuals(uplink: Compressor, downlink: Compressor) -> tuple[bool, bool]:
