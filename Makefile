@@ -10,12 +10,11 @@
 #
 # Each installs what it needs into .venv first, once. It takes Python 3.11 or newer and make.
 # PYTHON=python3.12 names another interpreter; VENV=DIR another environment; JOBS=4 runs four test files at a
-# time, JOBS=0 one after the other in pytest's own process.
+# time, JOBS=0 one after the other in pytest's own process. For two cores it is 2, and 3 where tests also wait.
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-JOBS ?= 2
 BIN := $(VENV)/bin
 # Whole files, in pytest's order: what takes longest comes first, and tests/unit fills up at the end.
 SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -26,9 +25,11 @@ SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.tasks
 	$(BIN)/afl demo $(ARGS)
 
+quick: JOBS ?= 2
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
+test: JOBS ?= 3
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from afl.errors import AflError, ExitCode
-from afl.terminal.failures import failed
+from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
 from afl_cli import certs, check, export, inspect, new, plot, simulate, status, theory
 from afl_cli.federation import demo, run

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from afl.errors import AflError, ExitCode
-from afl.terminal.failures import failed
+from afl.terminal.entry import failed
 from afl_cli.simulate import add_run_options
 
 

@@ -37,8 +37,9 @@ from afl.tasks import Task, TaskContext
 from afl.tasks.synthetic import Synthetic
 from afl.theory import block_length, dual_step, primal_step, theory_ratio
 from afl_lab.simulation.driver import Driver
-from afl_reproduction.stationarity import delta_phi, mean_square
-from afl_reproduction.theorems import Constants, bound, covering
+from afl_reproduction.theory.risks import SyntheticRisks
+from afl_reproduction.theory.stationarity import delta_phi, mean_square
+from afl_reproduction.theory.theorems import Constants, bound, covering
 
 METHODS: Final[Mapping[str, str]] = {
     "afl-br": "identity",
@@ -109,7 +110,7 @@ def measure(
         downlink=choice,
         name=method.partition(" ")[0],
     )
-    risks = task.risks(TaskContext(workers, SharedRandomness.from_int(seed)))
+    risks = SyntheticRisks.of(task, TaskContext(workers, SharedRandomness.from_int(seed)))
     tolerance = TOLERANCE * task.lipschitz
     models = list(trained_models(task, settings, seed=seed, batch_size=batch_size))
     assert len(models) == rounds

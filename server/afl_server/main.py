@@ -13,7 +13,7 @@ from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
 from afl.errors import AflError, ExitCode
 from afl.terminal.display import can_redraw
-from afl.terminal.failures import failed
+from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_server.gate import Gate
 from afl_server.stored import stored_config

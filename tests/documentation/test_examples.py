@@ -26,7 +26,7 @@ from sybil import Document, Example
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-from afl.config import config_from_mapping
+from afl.config import config_from_mapping, load_config
 from afl.daemon.events import check_line
 from afl.runs.tracking.following import Following
 from afl_lab.simulation.run import simulate
@@ -185,7 +185,7 @@ def test_the_examples_of_a_page(page: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_every_block_says_its_language(page: str) -> None:
     """What is no code is ``text``."""
-    assert {block.language for block in blocks(page)} <= {"sh", *EVALUATORS}
+    assert {block.language for block in blocks(page)} <= {"mermaid", "sh", *EVALUATORS}
 
 
 @pytest.mark.parametrize(
@@ -221,13 +221,26 @@ def test_the_tracker_that_is_shown_is_told_of_a_run(folder: Path) -> None:
     assert printed.getvalue() == "begins run-1 afl-com\n1 0.5\nfinished\n"
 
 
+def test_the_task_that_is_shown_learns_and_its_run_writes_what_is_said(folder: Path) -> None:
+    (page,) = {
+        block.page for page in pages() for block in blocks(page, "yaml") if block.file == "my_run.yaml"
+    }
+    evaluate(page)
+    simulate(load_config("my_run.yaml", ["run.seed=1"]), folder / "run")
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["last"]["worst_accuracy"] > 0.8
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in pages()]
+    (text,) = (text for text in texts if "\n| `config.yaml` |" in text)
+    named = set(re.findall(r"^\| `([\w.-]+\.(?:yaml|jsonl?|safetensors))` \|", text, re.MULTILINE))
+    assert {path.name for path in (folder / "run").iterdir()} == named
+
+
 def test_the_third_site_is_served_as_the_page_for_flower_says(folder: Path) -> None:
     evaluate("docs/from-flower.md")
     page = (ROOT / "docs" / "from-flower.md").read_text(encoding="utf-8")
     for name, worst in {"fedavg": 0.55, "afl-com": 0.875}.items():
         assert str(worst) in page
-        config = config_from_mapping(yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")))
-        simulate(config, folder / name, saves_models=False)
+        simulate(load_config(f"{name}.yaml"), folder / name, saves_models=False)
         last = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))["last"]
         assert last["worst_worker"] == 2
         # Another processor rounds otherwise, and the site tests on 40 examples.

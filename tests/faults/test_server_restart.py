@@ -173,13 +173,7 @@ def test_a_runs_own_configuration_is_written_again_where_the_file_was_edited(tmp
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_rounds_that_are_lost_are_counted_and_the_run_goes_on(tmp_path: Path, damage: str):
     with Proxy() as door, Federation(config_of("top-k", checkpoint_every=1000), tmp_path) as federation:
-        for ids in GROUPS:
-            federation.start(ids, "--task", TASK, server=door.address)
-        door.aim(federation.port)
-        federation.wait_until(lambda status: status["round"] >= 15)
-        federation.server.kill()
-        closed = federation.records("round")[-1]["synchronization"]
-        log = max((federation.directory / "state").glob("log-*"))
+        closed, log = killed_after(15, federation, door)
         content = bytearray(log.read_bytes())
         starts = starts_of(content)
         middle = starts[len(starts) // 2]
@@ -207,13 +201,7 @@ def test_rounds_that_are_lost_are_counted_and_the_run_goes_on(tmp_path: Path, da
 
 def test_a_server_that_is_killed_while_it_finds_rounds_lost_finds_them_again(tmp_path: Path):
     with Proxy() as door, Federation(config_of("top-k", checkpoint_every=1000), tmp_path) as federation:
-        for ids in GROUPS:
-            federation.start(ids, "--task", TASK, server=door.address)
-        door.aim(federation.port)
-        federation.wait_until(lambda status: status["round"] >= 10)
-        federation.server.kill()
-        closed = federation.records("round")[-1]["synchronization"]
-        log = max((federation.directory / "state").glob("log-*"))
+        closed, log = killed_after(10, federation, door)
         content = log.read_bytes()
         log.write_bytes(content[: starts_of(content)[4]])
         federation.start_server(environment={VARIABLE: "server.mid-replay:2:kill"}).expect(-signal.SIGKILL)
@@ -221,6 +209,17 @@ def test_a_server_that_is_killed_while_it_finds_rounds_lost_finds_them_again(tmp
         resumed = server.wait_for("resumed")
         (lost,) = server.logged("rounds_lost")
         assert lost["rounds"] == closed - (resumed["round"] - 1) > 0
+
+
+def killed_after(rounds: int, federation: Federation, door: Proxy) -> tuple[int, Path]:
+    """Kill the server of a run after some rounds: the rounds that are closed, and the newest log of them."""
+    for ids in GROUPS:
+        federation.start(ids, "--task", TASK, server=door.address)
+    door.aim(federation.port)
+    federation.wait_until(lambda status: status["round"] >= rounds)
+    federation.server.kill()
+    closed: int = federation.records("round")[-1]["synchronization"]
+    return closed, max((federation.directory / "state").glob("log-*"))
 
 
 def starts_of(log: bytes | bytearray) -> list[int]:

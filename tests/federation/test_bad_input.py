@@ -194,7 +194,12 @@ BAD_REPORTS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("what", BAD_REPORTS)
 def test_a_bad_report_is_refused_and_counts_for_nothing(besieged: Federation, what: str) -> None:
-    change, reason = BAD_REPORTS[what]
+    goodbye = refused(besieged, *BAD_REPORTS[what])
+    assert besieged.server.wait_for("refused", saying=goodbye.reason)
+
+
+def refused(besieged: Federation, change: Change, reason: str) -> pb.Goodbye:
+    """What the server answers to an honest report that was changed; the report does not count."""
     with RawClient(besieged.port) as liar:
         liar.handshake([VICTIM])
         frame = honest_report(0.1)
@@ -203,8 +208,8 @@ def test_a_bad_report_is_refused_and_counts_for_nothing(besieged: Federation, wh
         goodbye = liar.goodbye()
     assert goodbye.status == pb.Goodbye.STATUS_REFUSED
     assert reason in goodbye.reason
-    assert besieged.server.wait_for("refused", saying=goodbye.reason)
     assert besieged.status()["reports_missing"] == [VICTIM]
+    return goodbye
 
 
 def copies(part: str, count: int) -> Change:
@@ -238,16 +243,7 @@ SWARMS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("what", SWARMS)
 def test_a_frame_of_countless_parts_is_refused_before_it_costs_time(besieged: Federation, what: str) -> None:
-    change, reason = SWARMS[what]
-    with RawClient(besieged.port) as liar:
-        liar.handshake([VICTIM])
-        frame = honest_report(0.1)
-        change(frame)
-        liar.send(frame)
-        goodbye = liar.goodbye()
-    assert goodbye.status == pb.Goodbye.STATUS_REFUSED
-    assert reason in goodbye.reason
-    assert besieged.status()["reports_missing"] == [VICTIM]
+    refused(besieged, *SWARMS[what])
 
 
 SMALL_WINDOW = {"grpc__http2__lookahead_bytes": 1 << 16, "grpc__http2__bdp_probe": 0}

@@ -40,8 +40,10 @@ KINDS = {
 }
 
 
-def kinds_here() -> list[str]:
-    """A kernel that makes links of a rate, but knows no delay, is enough here."""
+def kinds_here(*, whole: bool) -> list[str]:
+    """A kernel that makes links of a rate, but knows no delay, is enough; the slow tier has all kinds."""
+    if not whole:
+        return ["none", "proxy"]
     probe = NamespaceLinks(1, Link(rate=1e6, delay=0.0))
     try:
         probe.make()
@@ -60,12 +62,13 @@ def written(folder: Path) -> Path:
     return experiment
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = written(tmp_path)
     out = tmp_path / "links.jsonl"
-    kinds = kinds_here()
+    kinds = kinds_here(whole=whole)
     for kind in kinds:
         run = ["--experiment", str(experiment), "--methods", "rand-k", "--rounds", str(ROUNDS)]
         assert main([*run, *KINDS[kind], "--targets", "2", "--out", str(out)]) == 0, capsys.readouterr()

@@ -265,7 +265,7 @@ OTHERS: dict[str, Made] = {
     "A variable between brackets is not in quotes, as in `{data_dir: ${DATA}}`": raw(
         "workers: 4\ntask: {name: digits, options: {data_dir: ${DATA}}}\n"
     ),
-    "Text that contains a colon is not in quotes": raw("workers: 4\nrun:\n  description: wards: all of them\n"),
+    "Text that contains a colon is not in quotes": raw("workers: 4\nrun:\n  description: wards: all\n"),
 }
 
 

@@ -128,7 +128,11 @@ def silos(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Silos]:
             yield found
 
 
-@pytest.mark.parametrize(("silos", "compressor"), [(name, name) for name in COMPRESSORS], indirect=["silos"])
+@pytest.mark.parametrize(
+    ("silos", "compressor"),
+    [("top-k", "top-k"), pytest.param("rand-k", "rand-k", marks=pytest.mark.slow)],
+    indirect=["silos"],
+)
 def test_a_certificate_is_rotated_and_worker_and_server_are_rolled(
     silos: Silos, compressor: str, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:

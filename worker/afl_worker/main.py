@@ -18,7 +18,7 @@ from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
-from afl.terminal.failures import failed
+from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
 from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from afl.config.schema import Config
@@ -27,7 +27,7 @@ def differences(stored: Config, given: Config) -> list[str]:
 
     A seed that is not given is the stored one.
     """
-    one, other = dict(_flat(stored.model_dump(mode="json"))), dict(_flat(given.model_dump(mode="json")))
+    one, other = _defining(stored), _defining(given)
     if given.run.seed is None:
         other["run.seed"] = one["run.seed"]
     return [
@@ -42,12 +42,18 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _defining(config: Config) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in flat(config.model_dump(mode="json"))
+        if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)
+    }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value by its dotted key: ``algorithm.eta_w``."""
     for name, value in values.items():
-        key = prefix + name
-        if key in _FREE:
-            continue
         if isinstance(value, dict):
-            yield from _flat(value, f"{key}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            yield key, value
+            yield prefix + name, value

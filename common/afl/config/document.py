@@ -1,16 +1,10 @@
-"""The schema as documentation: ``afl-server --help-config`` and the reference's table.
-
-``python -m afl.config.document --markdown`` prints the table, without the option the help text.
-"""
+"""The schema as documentation: ``afl-server --help-config``, and what the reference's table is made of."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -76,26 +70,6 @@ def help_text(width: int = 100) -> str:
     return "\n".join([*note, "", heading, *lines]) + "\n"
 
 
-def markdown() -> str:
-    """The schema as a Markdown table."""
-    rows = ["| key | meaning | accepted | default | unit |", "|---|---|---|---|---|"]
-    for key in all_keys():
-        default = key.default if key.default in {"", "required"} else f"`{key.default}`"
-        cells = [f"`{key.name}`", key.description, key.accepts, default, key.unit]
-        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the documentation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m afl.config.document", description="Describe the configuration."
-    )
-    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    options = parser.parse_args(arguments)
-    sys.stdout.write(markdown() if options.markdown else help_text(shutil.get_terminal_size().columns))
-
-
 def _wrapped(text: str, head: str, width: int) -> list[str]:
     return textwrap.wrap(
         text,
@@ -145,7 +119,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     return str(default)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,11 +18,19 @@ from torch import Tensor, nn
 from afl.errors import DataError
 from afl.optional_dependencies import require
 from afl.tasks.data.arrays import npz_array, npz_names
-from afl.tasks.data.downloads import download_into
-from afl.tasks.data.images import Concatenated, ImageSource, ImageTask, Labelled, StoredImages, standardized
+from afl.tasks.data.images import (
+    Concatenated,
+    ImageSource,
+    ImageTask,
+    Labelled,
+    LabelledImagesOptions,
+    StoredImages,
+    download_into,
+    standardized,
+)
 from afl.tasks.data.models import cifar_cnn
 from afl.tasks.data.partitions import Indices
-from afl.tasks.options import DataOptions, SplitOptions, parse_options
+from afl.tasks.options import parse_options
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training images' brightness, for red, green and blue."""
@@ -33,19 +41,14 @@ _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _CLASSES = 10
 
 
-class Cifar10Options(DataOptions, SplitOptions):
+class Cifar10Options(LabelledImagesOptions):
     """Options of ``cifar10``."""
 
-    partition: Literal["label-skew", "dirichlet", "iid"] = Field(
-        default="label-skew", description="how the images are divided among the workers"
-    )
-    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
     pool: Literal["train", "all"] = Field(
         default="train",
         description="divide and split the 50,000 training images, or those and the 10,000 test images",
     )
     channels: tuple[PositiveInt, PositiveInt] = Field(default=(32, 64), description="of the CNN's two blocks")
-    download: bool = Field(default=False, description="fetch missing files through torchvision")
 
 
 class Cifar10(ImageTask[Concatenated]):

@@ -17,10 +17,16 @@ from torch import Tensor, nn
 from afl.errors import DataError
 from afl.optional_dependencies import require
 from afl.tasks.data.arrays import StoredArray, idx_array
-from afl.tasks.data.downloads import download_into
-from afl.tasks.data.images import Concatenated, ImageTask, StoredImages, standardized
+from afl.tasks.data.images import (
+    Concatenated,
+    ImageTask,
+    LabelledImagesOptions,
+    StoredImages,
+    download_into,
+    standardized,
+)
 from afl.tasks.data.models import mlp
-from afl.tasks.options import DataOptions, SplitOptions, parse_options
+from afl.tasks.options import parse_options
 
 _MEAN, _STD = 0.2860, 0.3530
 """Of the training images' brightness, as published with torchvision's examples."""
@@ -31,13 +37,9 @@ _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 
 
-class FashionMnistOptions(DataOptions, SplitOptions):
+class FashionMnistOptions(LabelledImagesOptions):
     """Options of ``fashion-mnist``."""
 
-    partition: Literal["label-skew", "dirichlet", "iid"] = Field(
-        default="label-skew", description="how the images are divided among the workers"
-    )
-    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
     pool: Literal["train", "all"] = Field(
         default="train",
         description="divide and split the 60,000 training images, or those and the 10,000 test images",
@@ -45,7 +47,6 @@ class FashionMnistOptions(DataOptions, SplitOptions):
     hidden: tuple[PositiveInt, ...] = Field(
         default=(256, 128), description="widths of the MLP's hidden layers"
     )
-    download: bool = Field(default=False, description="fetch missing files through torchvision")
 
 
 class FashionMnist(ImageTask[Concatenated]):

@@ -1,4 +1,4 @@
-"""The beginning of every command: what must hold before anything large is imported."""
+"""How every command begins, before anything large is imported, and how one ends that cannot go on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 
-from afl.errors import ExitCode
+from afl.errors import AflError, ExitCode
+from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
 
@@ -39,6 +41,15 @@ def enter(program: str, module: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     return code
+
+
+def failed(program: str, error: AflError) -> ExitCode:
+    """Say on standard error why the command ends; returns its exit code."""
+    raised = worth_tracing(error)
+    if raised is not None:
+        traceback.print_exception(raised)
+    print(f"{program}: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from afl.config import document
 from afl_cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,14 +49,6 @@ def test_the_theory_as_a_user_would_ask_for_it() -> None:
         assert expected in text
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert not done.stderr
-
-
-def test_the_configuration_s_documentation_is_printed_as_a_module(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-W", "error", "-m", "afl.config.document", "--markdown"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
-    assert printed.stdout == document.markdown()
-    document.main([])
-    assert "algorithm.rounds" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(600)

@@ -61,7 +61,7 @@ print((peak() - before) / (4 * {DIM}))
         pytest.param({"name": "afl-br"}, 0, marks=pytest.mark.slow),
         pytest.param({"name": "sgda"}, 0, marks=pytest.mark.slow),
         pytest.param({"name": "fedavg", "local_steps": 2}, 0, marks=pytest.mark.slow),
-        ({"name": "drfa", "local_steps": 2}, 0),
+        pytest.param({"name": "drfa", "local_steps": 2}, 0, marks=pytest.mark.slow),
         ({"name": "afl-com", "uplink": "top-k"}, WORKERS),
         pytest.param({"name": "afl-com", "uplink": "rand-k"}, WORKERS, marks=pytest.mark.slow),
     ],

@@ -16,6 +16,7 @@ from afl.tasks import TaskContext
 from afl.tasks.synthetic import Synthetic
 from afl_reproduction import bounds
 from afl_reproduction.bounds import trained_models
+from afl_reproduction.theory.risks import SyntheticRisks
 
 SMALL = ["--workers", "2", "5", "--rounds", "16", "--dim", "6", "--noise-w", "0.3"]
 
@@ -75,7 +76,7 @@ def test_the_runs_are_afl_br_s() -> None:
     task = Synthetic(dim=7, examples=8)
     settings = AlgorithmSettings(workers=4, rounds=30, block=6, eta_w=2.0, eta_q=3.0, name="afl-br")
     models = list(trained_models(task, settings, seed=5, batch_size=8))
-    risks = task.risks(TaskContext(4, SharedRandomness.from_int(5)))
+    risks = SyntheticRisks.of(task, TaskContext(4, SharedRandomness.from_int(5)))
     w, weights = np.full(7, 0.1), np.full(4, 0.25)
     assert len(models) == 30
     for round_, model in enumerate(models, start=1):

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
-from afl.tasks.synthetic import Synthetic, SyntheticRisks
-from afl_reproduction.stationarity import Meter, delta_phi, mean_square
+from afl.tasks.synthetic import Synthetic
+from afl_reproduction.theory.risks import SyntheticRisks
+from afl_reproduction.theory.stationarity import Meter, delta_phi, mean_square
 
 Vector = NDArray[np.float64]
 
@@ -36,7 +37,9 @@ class Quadratics:
 
 
 def synthetic(workers: int, dim: int, spread: float = 1.0) -> SyntheticRisks:
-    return Synthetic(dim=dim, spread=spread).risks(TaskContext(workers, SharedRandomness.from_int(11)))
+    return SyntheticRisks.of(
+        Synthetic(dim=dim, spread=spread), TaskContext(workers, SharedRandomness.from_int(11))
+    )
 
 
 def by_grid(objective: SyntheticRisks | Quadratics, w: Vector, width: float) -> tuple[Vector, float]:

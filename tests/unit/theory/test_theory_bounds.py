@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afl.theory import theory_ratio
-from afl_reproduction.theorems import Bound, Constants, Theorem, bound, covering
+from afl_reproduction.theory.theorems import Bound, Constants, Theorem, bound, covering
 
 # Gamma_w = 5. With T = 10^4: T^(1/4) = 10, T^(1/2) = 100, T^(3/4) = 1000.
 CONSTANTS = Constants(smoothness=2.0, gradient_bound=3.0, sigma_w=4.0, sigma_q=0.25, delta_phi=0.5)

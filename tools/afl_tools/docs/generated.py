@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from afl.config import document
 from afl_tools.docs import api, commands, protocol, tables
 from afl_tools.monitoring import logged, rules
 
@@ -16,7 +15,7 @@ Tables = Mapping[str, Callable[[], str]]
 
 TABLES: Mapping[Path, Tables] = {
     REFERENCE / "api.md": {"public names": api.api_table},
-    REFERENCE / "configuration.md": {"config": document.markdown},
+    REFERENCE / "configuration.md": {"config": tables.config_table},
     REFERENCE / "commands.md": {"commands": commands.commands_sections},
     REFERENCE / "metrics.md": {"metrics": tables.metrics_table},
     REFERENCE / "exit-codes.md": {"exit codes": tables.exit_codes_table},

@@ -1,15 +1,26 @@
-"""Tables of the reference: metrics and exit codes."""
+"""Tables of the reference: the configuration's keys, metrics and exit codes."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 
+from afl.config.document import all_keys
 from afl.errors import ExitCode
 from afl_server.pages import metrics
 
 _COUNTERS = frozenset({"_count", "_counter"})
 _GAUGES = frozenset({"_one", "_gauge", "_by_worker"})
+
+
+def config_table() -> str:
+    """Every key of the configuration."""
+    rows = ["| key | meaning | accepted | default | unit |", "|---|---|---|---|---|"]
+    for key in all_keys():
+        default = key.default if key.default in {"", "required"} else f"`{key.default}`"
+        cells = [f"`{key.name}`", key.description, key.accepts, default, key.unit]
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 def metrics_table() -> str:

@@ -11,12 +11,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from afl.config import Config
+from afl.config.compare import flat
 from afl.daemon import events
 from afl.errors import ExitCode, StorageError
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
@@ -196,13 +196,5 @@ def status_of(code: ExitCode, *, can_go_on: bool) -> Status:
 
 def settings_of(config: Config) -> dict[str, Setting]:
     """Every key of the configuration, dotted; a list is one text."""
-    return dict(_flat("", config.model_dump(mode="json")))
-
-
-def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Setting]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _flat(f"{key}.", value)
-        else:
-            yield key, json.dumps(value) if isinstance(value, list) else value
+    values = flat(config.model_dump(mode="json"))
+    return {key: json.dumps(value) if isinstance(value, list) else value for key, value in values}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Generic, Literal, Protocol, TypeVar
+from urllib.error import URLError
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from afl.core.randomness import Purpose, SharedRandomness
@@ -17,7 +21,17 @@ from afl.errors import DataError
 from afl.tasks.base import Classification, TaskContext, WorkerData
 from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
-from afl.tasks.options import SplitOptions
+from afl.tasks.options import DataOptions, SplitOptions
+
+
+class LabelledImagesOptions(DataOptions, SplitOptions):
+    """Options of the image tasks that torchvision can fetch."""
+
+    partition: Literal["label-skew", "dirichlet", "iid"] = Field(
+        default="label-skew", description="how the images are divided among the workers"
+    )
+    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
+    download: bool = Field(default=False, description="fetch missing files through torchvision")
 
 
 class ImageSource(Protocol):
@@ -164,6 +178,28 @@ class Concatenated(Labelled):
                 )
             ]
         ).astype(np.uint8, copy=False)
+
+
+def download_into(folder: Path, name: str, fetch: Callable[[Path], object]) -> None:
+    """Make ``folder/name`` by ``fetch(temporary folder)``, safely where several workers start at once.
+
+    ``fetch`` must write it at ``temporary/name``.
+    The result is moved into place whole: another process sees all of it or nothing. Where two fetch at
+    once, the first to finish wins.
+
+    Raises:
+        afl.DataError: if it could not be fetched or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+            fetch(Path(temporary))
+            if not (folder / name).exists():
+                (Path(temporary) / name).rename(folder / name)
+    except (URLError, OSError, RuntimeError) as error:
+        if (folder / name).exists():
+            return
+        raise DataError(f"could not download {name} into {folder.resolve()}: {error}") from error
 
 
 def standardized(brightness: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
