@@ -213,11 +213,13 @@ def _planned(config: Config) -> dict[str, RenderableType]:
     """What a configuration would run."""
     algorithm, evaluation = config.algorithm, config.evaluation.every
     seed = config.run.seed
+    about = [algorithm.name, f"{algorithm.rounds} rounds"]
+    about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
+    about += [f"{name} {value}" for name, value in algorithm.own.items()]
     rows: dict[str, RenderableType] = {
         "workers": str(config.workers),
         "task": _task_line(config),
-        "algorithm": f"{algorithm.name}, {algorithm.rounds} rounds, dual weights restart every "
-        f"{algorithm.block_length}",
+        "algorithm": ", ".join(about),
         "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}"
         + (" (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""),
     }

@@ -201,5 +201,11 @@ def test_the_help_describes_its_options(installed: dict[str, str], tmp_path: Pat
     assert "sgda-momentum only" in " ".join(text.split())
 
 
+def test_an_inspected_configuration_shows_them(installed: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text(json.dumps(CONFIG), encoding="utf-8")
+    text = command("afl_cli", "inspect", "server.yaml", installed=installed, folder=tmp_path).stdout
+    assert "sgda-momentum, 40 rounds, momentum 0.75" in " ".join(text.split())
+
+
 def test_the_page_is_in_the_site() -> None:
     assert PAGE.removeprefix("docs/") in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
