@@ -22,10 +22,27 @@ _BYTES: Final = {
 }
 
 
-class Duration(float):
-    """A length of time in seconds that remembers how it was written.
+class _Written:
+    """A number that remembers how it was written; ``str`` gives back the text."""
 
-    It is a ``float`` wherever one is needed; ``str`` gives back the text.
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validated by the constructor, serialized as text."""
+        return core_schema.no_info_plain_validator_function(
+            cls, serialization=core_schema.to_string_ser_schema(when_used="always")
+        )
+
+
+class Duration(_Written, float):
+    """A length of time in seconds: a ``float`` wherever one is needed.
 
     Args:
         value: text such as ``30s``, ``5m``, ``1h`` or ``250ms``, or a number of seconds.
@@ -33,8 +50,6 @@ class Duration(float):
     Raises:
         ValueError: if it is neither, or negative, or not finite.
     """
-
-    text: str
 
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
@@ -50,22 +65,9 @@ class Duration(float):
         self.text = text
         return self
 
-    def __str__(self) -> str:
-        return self.text
 
-    def __repr__(self) -> str:
-        return f"Duration({self.text!r})"
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validated by the constructor, serialized as text."""
-        return _schema(cls)
-
-
-class Size(int):
-    """A number of bytes that remembers how it was written.
-
-    It is an ``int`` wherever one is needed; ``str`` gives back the text.
+class Size(_Written, int):
+    """A number of bytes: an ``int`` wherever one is needed.
 
     Args:
         value: text such as ``1MiB`` (2^20), ``64 KiB`` or ``2GB`` (2 * 10^9), or a number of bytes.
@@ -73,8 +75,6 @@ class Size(int):
     Raises:
         ValueError: if it is neither, or negative, or not a whole number of bytes.
     """
-
-    text: str
 
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
@@ -91,23 +91,6 @@ class Size(int):
         self = super().__new__(cls, size.numerator)
         self.text = text
         return self
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"Size({self.text!r})"
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validated by the constructor, serialized as text."""
-        return _schema(cls)
-
-
-def _schema(quantity: type[Duration | Size]) -> CoreSchema:
-    return core_schema.no_info_plain_validator_function(
-        quantity, serialization=core_schema.to_string_ser_schema(when_used="always")
-    )
 
 
 def _text(value: object, unit: str) -> str:

@@ -20,6 +20,7 @@ from afl.optional_dependencies import require
 from afl.tasks.data.arrays import npz_array, npz_names
 from afl.tasks.data.images import (
     Concatenated,
+    HeldImages,
     ImageSource,
     ImageTask,
     Labelled,
@@ -118,7 +119,7 @@ class Cifar10(ImageTask[Concatenated]):
                 if all(file.is_file() for file in files):
                     return [_npz_source(file) for file in files]
             if (folder / _BATCHES).is_dir():
-                return [_Batches(folder, train=split == "train") for split in splits]
+                return [_batches(folder, train=split == "train") for split in splits]
         return None
 
 
@@ -206,19 +207,13 @@ class _SheetImages(Labelled):
         return pixels.reshape(side, 32, side, 32, 3).transpose(0, 2, 1, 3, 4).reshape(side**2, 32, 32, 3)
 
 
-class _Batches(Labelled):
+def _batches(folder: Path, *, train: bool) -> HeldImages:
     """torchvision's reading of the official files, which are pickles: their md5 is checked before."""
-
-    def __init__(self, folder: Path, *, train: bool) -> None:
-        torchvision = require("torchvision.datasets", f"read {_BATCHES}")
-        try:
-            loaded: Any = torchvision.CIFAR10(str(folder), train=train)
-        except RuntimeError as error:
-            raise DataError(
-                f"{folder / _BATCHES} is incomplete or damaged (md5): unpack it again from {_SOURCE}"
-            ) from error
-        self._images: NDArray[np.uint8] = loaded.data
-        super().__init__(np.asarray(loaded.targets, dtype=np.int64))
-
-    def images(self, rows: Indices) -> NDArray[np.uint8]:
-        return self._images[rows]
+    torchvision = require("torchvision.datasets", f"read {_BATCHES}")
+    try:
+        loaded: Any = torchvision.CIFAR10(str(folder), train=train)
+    except RuntimeError as error:
+        raise DataError(
+            f"{folder / _BATCHES} is incomplete or damaged (md5): unpack it again from {_SOURCE}"
+        ) from error
+    return HeldImages(loaded.data, np.asarray(loaded.targets, dtype=np.int64))

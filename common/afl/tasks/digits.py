@@ -12,9 +12,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.optional_dependencies import packaged_file
-from afl.tasks.data.images import ImageTask, standardized
+from afl.tasks.data.images import HeldImages, ImageTask, standardized
 from afl.tasks.data.models import mlp
-from afl.tasks.data.partitions import Indices
 from afl.tasks.options import SplitOptions, parse_options
 
 _FILE = "sklearn/datasets/data/digits.csv.gz"
@@ -33,7 +32,7 @@ class DigitsOptions(SplitOptions):
     hidden: tuple[PositiveInt, ...] = Field(default=(64, 32), description="widths of the MLP's hidden layers")
 
 
-class Digits(ImageTask["_EmbeddedDigits"]):
+class Digits(ImageTask[HeldImages]):
     """Ten classes of 8x8 digits and a small MLP: a federation to try on any machine."""
 
     allow_smaller_batch = True
@@ -46,27 +45,13 @@ class Digits(ImageTask["_EmbeddedDigits"]):
         """The MLP; input ``[n, 1, 8, 8]``."""
         return mlp(64, self.options.hidden, self.classes)
 
-    def open_source(self) -> _EmbeddedDigits:
-        """scikit-learn's copy."""
-        return _EmbeddedDigits()
+    def open_source(self) -> HeldImages:
+        """scikit-learn's copy: pixels from 0 to 16, uint8 ``[1797, 8, 8]``."""
+        # Read as a file: importing sklearn.datasets takes a worker longer than all else it imports.
+        with gzip.open(packaged_file("scikit-learn", _FILE, "load the digits task's data"), "rt") as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+        return HeldImages(table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64))
 
     def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
         """Standardized pixels, ``[n, 1, 8, 8]``."""
         return standardized(torch.from_numpy(images).float().div_(16).unsqueeze(1), [_MEAN], [_STD])
-
-
-class _EmbeddedDigits:
-    """Pixels from 0 to 16, uint8 ``[1797, 8, 8]``."""
-
-    def __init__(self) -> None:
-        # Read as a file: importing sklearn.datasets takes a worker longer than all else it imports.
-        with gzip.open(packaged_file("scikit-learn", _FILE, "load the digits task's data"), "rt") as file:
-            table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
-        self._images: NDArray[np.uint8] = table[:, :-1].reshape(-1, 8, 8)
-        self._labels: Indices = table[:, -1].astype(np.int64)
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
-
-    def images(self, rows: Indices) -> NDArray[np.uint8]:
-        return self._images[rows]

@@ -58,6 +58,18 @@ class Labelled:
         return self._labels if rows is None else self._labels[rows]
 
 
+class HeldImages(Labelled):
+    """Images and labels that are held whole: uint8 ``[n, ...]`` and int64 ``[n]``."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: Indices) -> None:
+        super().__init__(labels)
+        self._images = images
+
+    def images(self, rows: Indices) -> NDArray[np.uint8]:
+        """The images of ``rows`` (ascending)."""
+        return self._images[rows]
+
+
 class StoredImages(Labelled):
     """Two stored arrays: uint8 images ``[n, *row]``, read as they are asked for, and labels.
 
