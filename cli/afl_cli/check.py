@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from afl.errors import ConfigError, ExitCode
+from afl.terminal.parser import set_option
 from afl.terminal.view import facts, make_console
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="the number of workers (default: the configuration's, or 3)"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
-    )
+    set_option(parser)
     parser.add_argument("--strict", action="store_true", help="exit code 2 if there are warnings, too")
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
 

@@ -11,9 +11,8 @@ from typing import Protocol
 from afl.errors import AflError, ExitCode
 from afl.terminal.failures import failed
 from afl.terminal.parser import make_parser
-from afl_cli import certs, check, export, new, plot, simulate, status, theory
+from afl_cli import certs, check, export, inspect, new, plot, simulate, status, theory
 from afl_cli.federation import demo, run
-from afl_cli.inspect import command as inspection
 
 
 class Command(Protocol):
@@ -41,7 +40,7 @@ def commands() -> Mapping[str, Command]:
         "check": check,
         "demo": demo,
         "export": export,
-        "inspect": inspection,
+        "inspect": inspect,
         "new": new,
         "plot": plot,
         "run": run,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 from afl.errors import ExitCode
-from afl_cli.seeds import seeds_of
+from afl.terminal.parser import set_option
 
 HELP = "run whole federations in one process each, without sockets"
 
@@ -50,9 +51,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="SEEDS",
         help="seeds such as 1-5 or 1,4,9, a run each, in place of those that are written down",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
-    )
+    set_option(parser)
     parser.add_argument(
         "--jobs",
         type=_positive,
@@ -67,6 +66,26 @@ def run(options: argparse.Namespace) -> ExitCode:
     from afl_lab.simulation.command import execute  # noqa: PLC0415  # PyTorch takes seconds to import
 
     return execute(options)
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds of ``1-5`` or ``1,4,9`` or both.
+
+    Raises:
+        ValueError: if it is neither, or names a seed twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise ValueError(f"{part!r} is neither a seed nor a range of seeds such as 1-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= 10_000:
+            raise ValueError(f"{part!r} is not a range of at most 10,000 seeds")
+        seeds.extend(range(first, last + 1))
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{text!r} names a seed twice")
+    return seeds
 
 
 def _seeds(text: str) -> list[int]:

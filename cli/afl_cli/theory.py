@@ -18,7 +18,8 @@ from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
 from afl.errors import AflError, ConfigError, ExitCode
-from afl.terminal.view import make_console
+from afl.terminal.parser import set_option
+from afl.terminal.view import make_console, table
 from afl.theory import (
     FEWEST_ROUNDS,
     FEWEST_WORKERS,
@@ -79,13 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--config", type=Path, metavar="FILE", help="take these, and L and sigma_q, from a configuration"
     )
-    size.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the configuration; may be repeated",
-    )
+    set_option(size)
     problem = parser.add_argument_group("constants of the problem (estimates will do)")
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
     problem.add_argument(
@@ -268,20 +263,20 @@ def _shown(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(size, style="bold")
     for warning in answer["warnings"]:
         yield Text(f"Warning: {warning}", style="yellow")
-    table = _table("setting", "value>", "formula", "what it is")
+    rows = _table("setting", "value>", "formula", "what it is")
     for name, formula, meaning, needs in _STEPS:
         value = answer["step_sizes"][name]
         shown, missing = ("-", f"; needs {needs}") if value is None else (number(value), "")
-        table.add_row(name, shown, formula, meaning + missing)
+        rows.add_row(name, shown, formula, meaning + missing)
     yield Text("\nStep sizes and block length, the same in all theorems", style="bold")
-    yield table
+    yield rows
     has_dim = answer["dim"] is not None
-    table = _table("compressor", "keep>", *(["k>"] if has_dim else []), "rule for k/d")
+    rows = _table("compressor", "keep>", *(["k>"] if has_dim else []), "rule for k/d")
     for row in answer["ratios"]:
         words, rule = _RATIOS[row["class"]]
-        table.add_row(words, f"{row['ratio']:.3f}", *([f"{row['k']:,}"] if has_dim else []), rule)
+        rows.add_row(words, f"{row['ratio']:.3f}", *([f"{row['k']:,}"] if has_dim else []), rule)
     yield Text("\nWhat a compressor may drop without slowing AFL-BR's rate", style="bold")
-    yield table
+    yield rows
     yield Text("The paper gives the order in m; the factor before it is taken as 1 here.", style="dim")
     own = answer["compression"]
     if own is not None and own["delta"] < 1:
@@ -299,16 +294,10 @@ def number(value: float) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """Columns by their headings; one that ends with ``>`` holds numbers."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, name in enumerate(columns):
-        table.add_column(
-            name.removesuffix(">"),
-            justify="right" if name.endswith(">") else "left",
-            style="bold" if index == 0 else None,
-            no_wrap=index in {0, len(columns) - 1},
-        )
-    return table
+    made = table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    made.columns[0].style = "bold"
+    made.columns[0].no_wrap = made.columns[-1].no_wrap = True
+    return made
 
 
 def _reader(

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from afl.errors import AflError, ConfigError, TaskCodeError
 
 _OURS = ("afl", "afl_cli", "afl_server", "afl_worker", "afl_lab")
-_CALLERS = ("dtypes.py", "initialization.py", "registry.py", "worker_data.py")
+_CALLERS = ("dtypes.py", "initialization.py", "registry.py")
 """Beside the tasks that are ours: they call tasks, and are none."""
 
 _LONGEST = 300

@@ -25,7 +25,7 @@ from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
-from afl.runs.means import settled
+from afl.runs.metrics import settled
 from afl.wire.accounting import Direction, WireCount
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.pages.history import Bucket, History

@@ -15,7 +15,7 @@ from afl.daemon import events
 from afl.daemon.descriptors import raise_limit
 from afl.errors import AddressError, ExitCode, RunCompleteError, StorageError
 from afl.runs.tracking.following import Following, status_of
-from afl.runs.tracking.registry import load_trackers
+from afl.runs.tracking.tracker import load_trackers
 from afl.security.identity import WorkerIds
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task

@@ -256,16 +256,16 @@ def tls_to_plaintext(federation: Federation) -> Process:
 OTHERS: dict[str, Made] = {
     "The step size is too large, or the data holds NaN": alone("nan"),
     "Labels are counted from 1, or the model has too few outputs": worker("3", *NAMED, site="labels"),
-    "The server's port is taken, mostly by a server from before": second_server,
+    "The server's port is taken, usually by an earlier server": second_server,
     "A worker is started twice": worker("0", "--journal", "another", *NAMED),
     "Server and worker have different versions": of_another_version,
     "The server has TLS, the worker does not": under_tls(),
     "The worker has TLS, the server does not": tls_to_plaintext,
-    "The worker believes another authority than the server's": under_tls("--ca", "OTHER"),
-    "A variable stands bare between brackets, as in `{data_dir: ${DATA}}`": raw(
+    "The worker trusts another authority than the server's": under_tls("--ca", "OTHER"),
+    "A variable between brackets is not in quotes, as in `{data_dir: ${DATA}}`": raw(
         "workers: 4\ntask: {name: digits, options: {data_dir: ${DATA}}}\n"
     ),
-    "Text with a colon is not in quotes": raw("workers: 4\nrun:\n  description: wards: all of them\n"),
+    "Text that contains a colon is not in quotes": raw("workers: 4\nrun:\n  description: wards: all\n"),
 }
 
 

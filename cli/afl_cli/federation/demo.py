@@ -28,8 +28,7 @@ from afl_cli.federation.local import LocalFederation
 from afl_cli.federation.plan import (
     FEWEST_PROCESSES,
     FederationPlan,
-    default_processes,
-    divided,
+    groups_of,
     setting,
 )
 
@@ -106,14 +105,9 @@ class Plan:
             raise ConfigError(f"--rounds {options.rounds}: at least 1")
         if options.seed < 0:
             raise ConfigError(f"--seed {options.seed}: a whole number, at least 0")
-        processes = options.processes
-        if processes is None:
-            processes = default_processes(options.workers)
-        if not 1 <= processes <= options.workers:
-            raise ConfigError(f"--processes {processes}: 1 to the number of workers ({options.workers})")
+        groups = groups_of(options.workers, options.processes)
         if importlib.util.find_spec("sklearn") is None:
             raise ConfigError(f"the demo's images come with scikit-learn, which is not here: {INSTALL_HINT}")
-        groups = divided(options.workers, processes)
         return cls(options.workers, options.rounds, options.compressor, options.seed, groups)
 
     def config(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import afl_server
+import afl_worker
 from afl.config.address import Address
 from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
 from afl.terminal.display import REFRESH_S, RunDisplay
@@ -87,7 +89,7 @@ class LocalFederation:
         """
         self._plan.logs.mkdir(parents=True, exist_ok=True)
         self._server = self._children.start(
-            "server", "afl_server", [*self._plan.server, "--no-live"], self._plan.logs / "server.log"
+            "server", afl_server.__name__, [*self._plan.server, "--no-live"], self._plan.logs / "server.log"
         )
         while (event := self._children.next_event()) is None or event.name != "listening":
             if event is not None and not event.fields:
@@ -156,7 +158,7 @@ class LocalFederation:
         text = f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
         return self._children.start(
             f"workers {text}" if len(ids) > 1 else f"worker {text}",
-            "afl_worker",
+            afl_worker.__name__,
             ["--id", text, "--server", self._address, *self._plan.worker],
             self._plan.logs / f"workers-{text}.log",
         )

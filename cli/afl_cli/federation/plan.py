@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from afl.config.address import is_wildcard
+from afl.errors import ConfigError
 
 FEWEST_PROCESSES: Final = 4
 """Each process imports PyTorch, seconds of one core: on two cores ten would take half a minute to start."""
@@ -42,13 +43,19 @@ class FederationPlan:
     stops_softly: bool = False
 
 
-def default_processes(workers: int) -> int:
-    """One a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores."""
-    return min(workers, max(FEWEST_PROCESSES, _cores()))
+def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:
+    """The ids 0 to ``workers - 1`` of each process, in runs whose lengths differ by at most one.
 
+    Args:
+        processes: if none, one a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores.
 
-def divided(workers: int, processes: int) -> tuple[range, ...]:
-    """The ids 0 to ``workers - 1`` in runs whose lengths differ by at most one."""
+    Raises:
+        ConfigError: if there cannot be so many.
+    """
+    if processes is None:
+        processes = min(workers, max(FEWEST_PROCESSES, _cores()))
+    if not 1 <= processes <= workers:
+        raise ConfigError(f"--processes {processes}: 1 to the number of workers ({workers})")
     edges = [workers * index // processes for index in range(processes + 1)]
     return tuple(range(start, stop) for start, stop in itertools.pairwise(edges))
 

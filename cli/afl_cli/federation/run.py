@@ -11,6 +11,7 @@ from rich.console import Console
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.terminal.display import RunDisplay
+from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
 from afl.user_code import as_module_path
 from afl_cli.federation.children import Children
@@ -18,8 +19,7 @@ from afl_cli.federation.local import Ending, LocalFederation
 from afl_cli.federation.plan import (
     MOST_RESTARTS,
     FederationPlan,
-    default_processes,
-    divided,
+    groups_of,
     reachable,
     setting,
 )
@@ -51,9 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="package.module:Class, file.py:Class or an installed name, in place of the configuration's"
         " task.name",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
-    )
+    set_option(parser)
     parser.add_argument("--device", default="auto", help="the workers': auto, cpu, cuda or cuda:N")
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
     parser.add_argument(
@@ -132,9 +130,7 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
 def _plan(
     options: argparse.Namespace, config: Config, overrides: list[str], directory: Path
 ) -> FederationPlan:
-    processes = default_processes(config.workers) if options.processes is None else options.processes
-    if not 1 <= processes <= config.workers:
-        raise ConfigError(f"--processes {processes}: 1 to the number of workers ({config.workers})")
+    groups = groups_of(config.workers, options.processes)
     server = ["--config", str(options.config)]
     for override in overrides:
         server += ["--set", override]
@@ -153,7 +149,7 @@ def _plan(
         worker += ["--task-option", option]
     return FederationPlan(
         server=server,
-        groups=divided(config.workers, processes),
+        groups=groups,
         worker=worker,
         logs=directory / "logs",
         http_host="127.0.0.1" if http is None else reachable(http.host),

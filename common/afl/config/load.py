@@ -13,6 +13,7 @@ from afl.config import describe, explain, rules
 from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
 from afl.config.schema import Config
 from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
+from afl.core.algorithms.algorithm import KEYS
 
 _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 """Bytes: what is read at most, since no character of UTF-8 has more than four."""
@@ -253,7 +254,7 @@ def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
             problems += [
                 explain.unknown_key((name, key), value, own)
                 for key, value in section.items()
-                if key not in rules.ALGORITHM_KEYS and key not in own
+                if key not in KEYS and key not in own
             ]
         defaults = {
             key: field.default for key, field in model.model_fields.items() if not field.is_required()

@@ -16,8 +16,8 @@ from afl.config.address import Address, is_wildcard, parse_listen
 from afl.config.compressors import IDENTITY, compressor_problems
 from afl.config.problems import Problem, nearest, shown
 from afl.config.quantities import Duration, Size
-from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm, AlgorithmOption
-from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS, Algorithm, AlgorithmOption
+from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
 from afl.errors import AddressError, ConfigError
 
 _T = TypeVar("_T")
@@ -34,10 +34,6 @@ def require(problems: Sequence[Problem]) -> None:
     """
     if problems:
         raise PydanticCustomError(BROKEN_RULE, "{problems}", {"problems": "; ".join(map(str, problems))})
-
-
-ALGORITHM_KEYS: Final = frozenset({"name", "rounds", "eta_w", "smoothness", "sigma_q"}) | SHARED_OPTIONS
-"""The keys of the section ``algorithm`` that are not one algorithm's own."""
 
 
 def algorithm(values: Mapping[str, Any]) -> list[Problem]:
@@ -70,7 +66,7 @@ def own_options(name: str) -> tuple[AlgorithmOption, ...]:
 
 def _about(name: str) -> tuple[Algorithm | None, list[Problem]]:
     """An installed algorithm, or why it cannot be used; neither where the name is wrong."""
-    if name not in algorithm_names():
+    if not is_installed(name):
         return None, []
     try:
         return algorithm_named(name), []
@@ -81,7 +77,7 @@ def _about(name: str) -> tuple[Algorithm | None, list[Problem]]:
 def _own(about: Algorithm, values: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with an algorithm's own options, and keys that are nobody's."""
     own = {option.name: option for option in about.options}
-    keys = [*sorted(ALGORITHM_KEYS), *own]
+    keys = [*sorted(KEYS), *own]
     problems = [
         Problem(
             (key,), f"{shown(value)}, under an unknown key", f"one of {', '.join(keys)}", nearest(key, keys)

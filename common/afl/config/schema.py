@@ -30,7 +30,7 @@ from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
-from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed, users_of
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.errors import AddressError
 
@@ -80,7 +80,7 @@ def _each_once(names: list[str]) -> list[str]:
 
 
 def _installed_algorithm(name: str) -> str:
-    if name not in algorithm_names():
+    if not is_installed(name):
         raise PydanticCustomError("not_installed", "not installed")
     return name
 

@@ -9,7 +9,7 @@ and size, depth and the expansion of aliases are bounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -99,7 +99,7 @@ def read_yaml(text: str, source: str, environment: Mapping[str, str], *, with_li
         root = reader.compose(text)
         if root is not None:
             reader.tree.value = reader.values(root, (), 0)
-            reader.tree.origins.setdefault((), Origin(reader.where(root.line)))
+            reader.tree.origins.setdefault((), Origin(reader.where(_line(root))))
     except yaml.YAMLError as error:
         raise reader.syntax_error(error, text) from error
     return reader.tree
@@ -120,38 +120,47 @@ def resolve_plain(text: str) -> bool | int | float | str | None:
     return text
 
 
-@dataclass
-class _Node:
-    """A node of the document; ``line`` counts from 1 and is, for a mapping's value, its key's."""
+class _Composer(yaml.SafeLoader):
+    """PyYAML's nodes, each with its line; tags and what would expand for ever are refused before it grows."""
 
-    line: int
+    def __init__(self, text: str, reader: _Reader) -> None:
+        super().__init__(text)
+        self._reader = reader
+        self._open: list[str | None] = []
+        """The anchors of the nodes around the next one."""
 
-
-@dataclass
-class _Scalar(_Node):
-    text: str
-    is_plain: bool
-
-
-@dataclass
-class _List(_Node):
-    items: list[_Node]
-
-
-@dataclass
-class _Mapping(_Node):
-    items: list[tuple[str, int, _Node]]
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node with all that is in it."""
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
+        found = accepted = ""
+        if len(self._open) > DEEPEST:
+            found, accepted = f"values nested {len(self._open)} deep", f"at most {DEEPEST} levels"
+        elif isinstance(event, yaml.AliasEvent):
+            if anchor in self._open or anchor not in self.anchors:
+                found = f"*{anchor}, with no &{anchor} that ended before it"
+                accepted = "an alias of an earlier value"
+        elif tag is not None:
+            found, accepted = f"the tag {tag}", "values without tags (nothing that starts with !)"
+        if found:
+            raise self._reader.refusal(_line(event), found, accepted)
+        # A later anchor of the same name takes its place, as YAML has it.
+        if not isinstance(event, yaml.AliasEvent):
+            self.anchors.pop(anchor, None)
+        self._open.append(anchor)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
 
 
 class _Reader:
-    """Turns one document's events into nodes, and nodes into values."""
+    """Turns one document's nodes into values."""
 
     def __init__(self, source: str, environment: Mapping[str, str], *, with_lines: bool) -> None:
         self.tree = Tree(None)
         self._source = source
         self._environment = environment
         self._with_lines = with_lines
-        self._anchors: dict[str, _Node] = {}
         self._values = 0
 
     def where(self, line: int | None) -> str:
@@ -174,100 +183,67 @@ class _Reader:
             return self.refusal(line, f"the character U+{error.character:04X}", "printable text")
         return self.refusal(None, str(error), accepted)
 
-    def compose(self, text: str) -> _Node | None:
+    def compose(self, text: str) -> yaml.Node | None:
         """The root node of the only document; None if there is none."""
-        root: _Node | None = None
-        events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.SafeLoader)
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    raise self.refusal(
-                        _line(event), "a second document", "one document, without a further ---"
-                    )
-                root = self._node(next(events), events, 0)
+        composer = _Composer(text, self)
+        root = composer.get_node() if composer.check_node() else None
+        if composer.check_node():
+            raise self.refusal(
+                _line(composer.peek_event()),  # type: ignore[no-untyped-call]
+                "a second document",
+                "one document, without a further ---",
+            )
         return root
 
-    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
-        if depth > DEEPEST:
-            raise self.refusal(_line(event), f"values nested {depth} deep", f"at most {DEEPEST} levels")
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                found = f"*{event.anchor}, with no &{event.anchor} that ended before it"
-                raise self.refusal(_line(event), found, "an alias of an earlier value")
-            return self._anchors[event.anchor]
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise self.refusal(
-                _line(event), f"the tag {tag}", "values without tags (nothing that starts with !)"
-            )
-        node: _Node
-        if isinstance(event, yaml.ScalarEvent):
-            node = _Scalar(_line(event), event.value, is_plain=event.style is None)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            node = _List(_line(event), [])
-            while not isinstance(item := next(events), yaml.SequenceEndEvent):
-                node.items.append(self._node(item, events, depth + 1))
-        else:
-            node = self._mapping(event, events, depth)
-        # Only now: an alias inside the value it names would expand for ever.
-        anchor = getattr(event, "anchor", None)
-        if anchor is not None:
-            self._anchors[anchor] = node
-        return node
-
-    def _mapping(self, start: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Mapping:
-        mapping = _Mapping(_line(start), [])
-        while not isinstance(event := next(events), yaml.MappingEndEvent):
-            line = _line(event)
-            key = self._node(event, events, depth + 1)
-            if not isinstance(key, _Scalar):
-                raise self.refusal(line, "a list or a mapping as a key", "keys that are text")
-            if key.text == "<<" and key.is_plain:
-                raise self.refusal(
-                    line, "the merge key <<", "each key written out, or a whole section as an alias"
-                )
-            mapping.items.append((key.text, line, self._node(next(events), events, depth + 1)))
-        return mapping
-
-    def values(self, node: _Node, path: KeyPath, depth: int) -> Value:
+    def values(self, node: yaml.Node, path: KeyPath, depth: int) -> Value:
         """The value of ``node``, with everything below it entered into the tree's origins."""
         self._values += 1
         if self._values > MOST_VALUES:
             found = f"more than {MOST_VALUES:,} values, aliases expanded"
-            raise self.refusal(node.line, found, f"at most {MOST_VALUES:,}")
+            raise self.refusal(_line(node), found, f"at most {MOST_VALUES:,}")
         if depth > DEEPEST:
-            raise self.refusal(node.line, f"values nested {depth} deep", f"at most {DEEPEST} levels")
-        if isinstance(node, _Scalar):
+            raise self.refusal(_line(node), f"values nested {depth} deep", f"at most {DEEPEST} levels")
+        if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if isinstance(node, _List):
-            for position, item in enumerate(node.items):
-                self.tree.origins[*path, position] = Origin(self.where(item.line))
+        if isinstance(node, yaml.SequenceNode):
+            for position, item in enumerate(node.value):
+                self.tree.origins[*path, position] = Origin(self.where(_line(item)))
             return [
-                self.values(item, (*path, position), depth + 1) for position, item in enumerate(node.items)
+                self.values(item, (*path, position), depth + 1) for position, item in enumerate(node.value)
             ]
-        assert isinstance(node, _Mapping)
+        assert isinstance(node, yaml.MappingNode)
         result: dict[str, Value] = {}
-        for key, line, child in node.items:
-            below = (*path, key)
-            if key in result:
+        for key, child in node.value:
+            name, line = self._key(key), _line(key)
+            below = (*path, name)
+            if name in result:
                 found = f"a second value; the first is at {self.tree.origins[below].where}"
                 problem = Problem(below, found, "each key once in a section", where=self.where(line))
                 self.tree.problems.append(problem)
                 continue
             self.tree.origins[below] = Origin(self.where(line))
-            result[key] = self.values(child, below, depth + 1)
+            result[name] = self.values(child, below, depth + 1)
         return result
 
-    def _scalar(self, node: _Scalar, path: KeyPath) -> Value:
-        where = self.tree.origins[path].where if path in self.tree.origins else self.where(node.line)
-        text = self._filled_in(node.text, path, where)
-        is_ambiguous = node.is_plain and text.lower() in AMBIGUOUS_WORDS
-        self.tree.origins[path] = Origin(where, None if text == node.text else node.text, is_ambiguous)
+    def _key(self, key: yaml.Node) -> str:
+        if not isinstance(key, yaml.ScalarNode):
+            raise self.refusal(_line(key), "a list or a mapping as a key", "keys that are text")
+        if key.value == "<<" and key.style is None:
+            raise self.refusal(
+                _line(key), "the merge key <<", "each key written out, or a whole section as an alias"
+            )
+        return str(key.value)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Value:
+        where = self.tree.origins[path].where if path in self.tree.origins else self.where(_line(node))
+        text, is_plain = self._filled_in(node.value, path, where), node.style is None
+        is_ambiguous = is_plain and text.lower() in AMBIGUOUS_WORDS
+        self.tree.origins[path] = Origin(where, None if text == node.value else node.value, is_ambiguous)
         if any("\ud800" <= character <= "\udfff" for character in text):
             accepted = "text without halves of surrogate pairs (\\ud800 to \\udfff)"
             self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
             return ""
-        return resolve_plain(text) if node.is_plain else text
+        return resolve_plain(text) if is_plain else text
 
     def _filled_in(self, text: str, path: KeyPath, where: str) -> str:
         def value(match: re.Match[str]) -> str:
@@ -291,9 +267,10 @@ class _Reader:
         return _VARIABLE.sub(value, text)
 
 
-def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None
-    return int(event.start_mark.line) + 1
+def _line(place: yaml.Event | yaml.Node) -> int:
+    """Counted from 1."""
+    assert place.start_mark is not None
+    return int(place.start_mark.line) + 1
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:

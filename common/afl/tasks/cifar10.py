@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
-from afl.tasks.data.arrays import StoredArray, npz_array, npz_names
+from afl.tasks.data.arrays import npz_array, npz_names
 from afl.tasks.data.downloads import download_into
-from afl.tasks.data.images import Concatenated, ImageSource, ImageTask, standardized
+from afl.tasks.data.images import Concatenated, ImageSource, ImageTask, Labelled, StoredImages, standardized
 from afl.tasks.data.models import cifar_cnn
 from afl.tasks.data.partitions import Indices
 from afl.tasks.options import DataOptions, SplitOptions, parse_options
@@ -119,7 +119,7 @@ class Cifar10(ImageTask[Concatenated]):
         return None
 
 
-class _ImageFolder:
+class _ImageFolder(Labelled):
     """``<root>/<class>/*.png``; only the asked images are decoded."""
 
     def __init__(self, root: Path) -> None:
@@ -128,13 +128,8 @@ class _ImageFolder:
             raise DataError(f"{root} has {len(classes)} class folders; CIFAR-10 has {_CLASSES}")
         files = [sorted(folder.glob("*.png")) for folder in classes]
         self._files = [file for group in files for file in group]
-        self._labels: Indices = np.repeat(
-            np.arange(_CLASSES, dtype=np.int64), [len(group) for group in files]
-        )
+        super().__init__(np.repeat(np.arange(_CLASSES, dtype=np.int64), [len(group) for group in files]))
         self._pillow = require("PIL.Image", "read PNG images")
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
 
     def images(self, rows: Indices) -> NDArray[np.uint8]:
         kept = np.empty((len(rows), 32, 32, 3), dtype=np.uint8)
@@ -153,30 +148,13 @@ class _ImageFolder:
         return pixels
 
 
-class _NpzImages:
-    """``images`` uint8 ``[n, 32, 32, 3]`` and ``labels`` of an npz file."""
-
-    def __init__(self, path: Path) -> None:
-        self._images: StoredArray = npz_array(path, "images")
-        self._labels: Indices = npz_array(path, "labels").whole().astype(np.int64)
-        if self._images.shape != (len(self._labels), 32, 32, 3) or self._images.dtype != np.uint8:
-            raise DataError(
-                f"{path}: images is {self._images.dtype} {self._images.shape} beside {len(self._labels)} "
-                f"labels; uint8 ({len(self._labels)}, 32, 32, 3) is needed"
-            )
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
-
-    def images(self, rows: Indices) -> NDArray[np.uint8]:
-        return self._images.take(rows)
-
-
 def _npz_source(path: Path) -> ImageSource:
-    return _SheetImages(path) if "webp" in npz_names(path) else _NpzImages(path)
+    if "webp" in npz_names(path):
+        return _SheetImages(path)
+    return StoredImages(npz_array(path, "images"), npz_array(path, "labels"), (32, 32, 3))
 
 
-class _SheetImages:
+class _SheetImages(Labelled):
     """``webp``: all sheets end to end (uint8), each of 10 x 10 images, row by row; ``offsets``: their bounds.
 
     As with a :class:`afl.tasks.data.arrays.StoredArray`, the second call of :meth:`images` keeps all images.
@@ -188,7 +166,7 @@ class _SheetImages:
         self._path = path
         self._pillow = require("PIL.Image", "read WebP images")
         self._offsets: Indices = npz_array(path, "offsets").whole().astype(np.int64)
-        self._labels: Indices = npz_array(path, "labels").whole().astype(np.int64)
+        super().__init__(npz_array(path, "labels").whole().astype(np.int64))
         self._taken = False
         self._whole: NDArray[np.uint8] | None = None
         if (len(self._offsets) - 1) * self._SIDE**2 != len(self._labels):
@@ -196,9 +174,6 @@ class _SheetImages:
                 f"{path} has {len(self._offsets) - 1} sheets of {self._SIDE**2} images but "
                 f"{len(self._labels)} labels"
             )
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
 
     def images(self, rows: Indices) -> NDArray[np.uint8]:
         if self._taken and self._whole is None:
@@ -228,7 +203,7 @@ class _SheetImages:
         return pixels.reshape(side, 32, side, 32, 3).transpose(0, 2, 1, 3, 4).reshape(side**2, 32, 32, 3)
 
 
-class _Batches:
+class _Batches(Labelled):
     """torchvision's reading of the official files, which are pickles: their md5 is checked before."""
 
     def __init__(self, folder: Path, *, train: bool) -> None:
@@ -240,10 +215,7 @@ class _Batches:
                 f"{folder / _BATCHES} is incomplete or damaged (md5): unpack it again from {_SOURCE}"
             ) from error
         self._images: NDArray[np.uint8] = loaded.data
-        self._labels: Indices = np.asarray(loaded.targets, dtype=np.int64)
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
+        super().__init__(np.asarray(loaded.targets, dtype=np.int64))
 
     def images(self, rows: Indices) -> NDArray[np.uint8]:
         return self._images[rows]

@@ -18,9 +18,8 @@ from afl.errors import DataError
 from afl.optional_dependencies import require
 from afl.tasks.data.arrays import StoredArray, idx_array
 from afl.tasks.data.downloads import download_into
-from afl.tasks.data.images import Concatenated, ImageTask, standardized
+from afl.tasks.data.images import Concatenated, ImageTask, StoredImages, standardized
 from afl.tasks.data.models import mlp
-from afl.tasks.data.partitions import Indices
 from afl.tasks.options import DataOptions, SplitOptions, parse_options
 
 _MEAN, _STD = 0.2860, 0.3530
@@ -83,7 +82,7 @@ class FashionMnist(ImageTask[Concatenated]):
         names = self._names()
         return Concatenated(
             [
-                _IdxImages(_existing(folder, images), _existing(folder, labels))
+                StoredImages(_opened(folder, images), _opened(folder, labels), (28, 28))
                 for images, labels in zip(names[::2], names[1::2], strict=True)
             ]
         )
@@ -114,22 +113,7 @@ def _existing(folder: Path, name: str) -> Path | None:
     return None
 
 
-class _IdxImages:
-    """A pair of IDX files: images uint8 ``[n, 28, 28]`` and labels."""
-
-    def __init__(self, images: Path | None, labels: Path | None) -> None:
-        assert images is not None
-        assert labels is not None
-        self._images: StoredArray = idx_array(images)
-        self._labels: Indices = idx_array(labels).whole().astype(np.int64)
-        if self._images.shape != (len(self._labels), 28, 28):
-            raise DataError(
-                f"{images} holds images of shape {self._images.shape} and {labels} {len(self._labels)} "
-                f"labels; ({len(self._labels)}, 28, 28) is needed"
-            )
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        return self._labels if rows is None else self._labels[rows]
-
-    def images(self, rows: Indices) -> NDArray[np.uint8]:
-        return self._images.take(rows)
+def _opened(folder: Path, name: str) -> StoredArray:
+    file = _existing(folder, name)
+    assert file is not None
+    return idx_array(file)

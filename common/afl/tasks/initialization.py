@@ -1,4 +1,4 @@
-"""The initial model: a task's module with parameters drawn under the run's seed."""
+"""What a run asks of a task before its first round: the initial model, and a worker's examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import TaskError
-from afl.tasks.base import Task
+from afl.tasks.base import Task, TaskContext, WorkerData
 from afl.user_code import calling
 
 
@@ -50,6 +50,23 @@ def build_vector(
     """
     seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
     return ParameterVector(build_module(task, seed), device, buffers=task.buffers)
+
+
+def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
+    """The examples of a worker.
+
+    Raises:
+        TaskCodeError: if the task's code raises.
+        TaskError: if it returns something else.
+    """
+    what = f"{type(task).__name__}.data({worker})"
+    with calling(what):
+        data: object = task.data(worker, context)
+    if not isinstance(data, WorkerData):
+        raise TaskError(
+            f"{what} returned {type(data).__name__}; it must return afl.WorkerData(train=..., test=...)"
+        )
+    return data
 
 
 class Drawn(Protocol):

@@ -38,6 +38,13 @@ def common_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def set_option(parser: argparse._ActionsContainer) -> None:
+    """Overrides of a configuration's keys."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
+    )
+
+
 def stay_option(parser: argparse.ArgumentParser) -> None:
     """For supervisors that start again whatever ends."""
     parser.add_argument(

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.runs.growth import growth
-from afl.runs.task_metrics import own_metrics_line
+from afl.runs.metrics import growth, own_metrics_line
 
 NARROWEST = 100
 """Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
@@ -65,6 +64,14 @@ def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def table(*columns: str, title: str | None = None, **looks: Any) -> Table:
+    """A table of columns by their headings; one that ends with ``>`` holds numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", **looks)
+    for name in columns:
+        made.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
+    return made
 
 
 class RunView:

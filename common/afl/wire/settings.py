@@ -12,7 +12,7 @@ from typing import Any, get_args
 from afl.config import Config
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
-from afl.core.algorithms.registry import algorithm_named, algorithm_names
+from afl.core.algorithms.registry import algorithm_named, is_installed
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.plain import VALUE_BYTES
 from afl.errors import ProtocolError
@@ -202,7 +202,7 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
     """The shared options, and what is the algorithm's own; of one that is not installed here, all of it."""
     given = {"block": 1, "eta_q": 0.0, **_json_object(text, "algorithm_options")}
     checks = dict(_CHECKS)
-    if algorithm in algorithm_names():
+    if is_installed(algorithm):
         own = {option.name: option for option in algorithm_named(algorithm).options}
         checks |= {name: (option.takes, option.accepted) for name, option in own.items()}
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - checks.keys())

@@ -16,8 +16,7 @@ from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
 from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, placed
 from afl.tasks import Task, TaskContext
-from afl.tasks.initialization import build_vector
-from afl.tasks.worker_data import worker_data
+from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import calling
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.meter import WireMeter

@@ -14,7 +14,7 @@ from afl.core.messages import Kind, Position
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.runs.tracking.following import Following, status_of
-from afl.runs.tracking.registry import load_trackers
+from afl.runs.tracking.tracker import load_trackers
 from afl.tasks.registry import load_task
 from afl_lab.simulation.driver import Driver, metered
 from afl_lab.simulation.meter import WireMeter

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.engine import Evaluation
-from afl.runs.means import settled
-from afl.runs.task_metrics import OwnMetrics, own_metrics
+from afl.runs.metrics import OwnMetrics, own_metrics, settled
 
 
 @dataclass(frozen=True)

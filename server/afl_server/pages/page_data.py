@@ -14,7 +14,7 @@ from typing import Any, Final
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
-from afl.runs.task_metrics import own_metrics_line
+from afl.runs.metrics import own_metrics_line
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow

@@ -17,7 +17,7 @@ import pytest
 from afl.config import config_from_mapping, dump_config
 from afl.errors import ConfigError
 from afl.runs.tracking.lines import numbers_of
-from afl.runs.tracking.registry import load_trackers
+from afl.runs.tracking.tracker import load_trackers
 
 pytestmark = pytest.mark.timeout(400)
 """The libraries take many seconds to import, and more on a busy machine."""
@@ -208,7 +208,7 @@ import sys
 from pathlib import Path
 from afl.config import load_config
 from afl.runs.tracking import following
-from afl.runs.tracking.registry import load_trackers
+from afl.runs.tracking.tracker import load_trackers
 
 following.STOP_S = 300.0
 config = load_config("run.yaml", environment={})

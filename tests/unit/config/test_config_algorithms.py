@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from afl.config import config_digest, config_from_mapping
-from afl.config.rules import ALGORITHM_KEYS
 from afl.config.schema import Algorithm
-from afl.core.algorithms.algorithm import SHARED_OPTIONS
+from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS
 from afl.core.algorithms.registry import algorithm_named, algorithm_names
 from afl.errors import ConfigError
 from afl.wire.settings import RunSettings
@@ -42,7 +41,7 @@ def test_the_rules_speak_of_all_algorithms_and_options() -> None:
     assert set(algorithm_names()) == set(NEEDED)
     assert frozenset().union(*(algorithm_named(name).takes for name in NEEDED)) == EXAMPLES.keys()
     assert EXAMPLES.keys() == SHARED_OPTIONS
-    assert Algorithm.model_fields.keys() == ALGORITHM_KEYS
+    assert Algorithm.model_fields.keys() == KEYS
 
 
 @pytest.mark.parametrize("name", NEEDED)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from afl.runs.growth import GROWN_TIMES, growth
+from afl.runs.metrics import GROWN_TIMES, growth
 
 KEPT = sorted((Path(__file__).parents[3] / "docs" / "reproduction").rglob("runs/**/*-seed-*.jsonl"))
 

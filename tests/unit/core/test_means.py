@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from afl.runs.means import settled
-from afl.runs.task_metrics import own_metrics
+from afl.runs.metrics import own_metrics, settled
 from afl_server.pages.live_updates import encoded
 
 LARGEST = sys.float_info.max

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from afl.core import policy
+from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskCodeError, placed
+from afl.tasks import TaskContext, digits
+from afl.tasks.initialization import worker_data
 from afl.user_code import as_failure, calling, described, worth_tracing
 
 HERE = Path(__file__).name
@@ -61,6 +64,16 @@ def test_the_traceback_begins_at_the_user_s_code() -> None:
     failure = placed("worker 1, round 2", error)
     failure.__cause__ = error
     assert worth_tracing(failure) is shown, "also where the place was added"
+
+
+def test_the_traceback_of_a_task_of_ours_begins_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = eval(compile("lambda *_: 1 / 0", str(digits.__file__), "eval"))
+    monkeypatch.setattr(digits.Digits, "data", failing)
+    with pytest.raises(TaskCodeError) as caught:
+        worker_data(digits.Digits(), 0, TaskContext(2, SharedRandomness.from_int(1)))
+    shown = worth_tracing(caught.value)
+    assert shown is not None
+    assert Path(traceback.extract_tb(shown.__traceback__)[0].filename).name == "digits.py"
 
 
 def as_failure_of(call: Any) -> AflError:

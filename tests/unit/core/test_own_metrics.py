@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from afl.core.engine import Evaluation
-from afl.runs.task_metrics import own_metrics, own_metrics_line
+from afl.runs.metrics import own_metrics, own_metrics_line
 from afl_server.federation.evaluation_summary import EvaluationSummary
 
 WORKERS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afl.core import sizes as sizing
+from afl.core import disk_usage
 from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl.errors import StorageError
@@ -375,7 +375,7 @@ def test_two_servers_cannot_have_one_run(tmp_path):
 
 
 def test_a_log_that_grows_long_makes_a_checkpoint_due(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizing, "SMALLEST_LOG_BYTES", 1)
+    monkeypatch.setattr(disk_usage, "SMALLEST_LOG_BYTES", 1)
     with RunStore(tmp_path, "process") as store:
         store.publish(store.write(checkpoint(0)))
         size = (tmp_path / "checkpoint-000000000000").stat().st_size

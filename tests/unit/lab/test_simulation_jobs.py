@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from afl.config import config_from_mapping
 from afl.errors import ADVICE_NON_FINITE, ConfigError, ExitCode, StorageError
-from afl_cli.seeds import seeds_of
+from afl_cli.simulate import seeds_of
 from afl_lab.simulation.command import where_written
 from afl_lab.simulation.jobs import Job, plan
 from afl_lab.simulation.pool import outcome_of

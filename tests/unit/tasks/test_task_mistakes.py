@@ -17,7 +17,7 @@ from afl.errors import AflError, DataError, TaskError
 from afl.tasks import Classification, TaskContext, WorkerData
 from afl.tasks.base import form_problem
 from afl.tasks.dtypes import telling_types
-from afl.tasks.worker_data import worker_data
+from afl.tasks.initialization import worker_data
 from afl_worker.training.oracle import TaskOracle
 
 X, Y = torch.ones(8, 5), torch.zeros(8, dtype=torch.int64)

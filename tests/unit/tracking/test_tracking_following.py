@@ -18,8 +18,7 @@ from afl.runs.tracking import following as module
 from afl.runs.tracking import lines
 from afl.runs.tracking.following import Following, settings_of, status_of
 from afl.runs.tracking.lines import RoundReader, numbers_of
-from afl.runs.tracking.registry import load_trackers
-from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun
+from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun, load_trackers
 
 CONFIG = config_from_mapping(
     {

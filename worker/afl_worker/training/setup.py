@@ -15,9 +15,8 @@ from afl.daemon import events
 from afl.errors import ConfigError
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
-from afl.tasks.initialization import build_vector, realization_digest
+from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
-from afl.tasks.worker_data import worker_data
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import position_of
 from afl.wire.settings import RunSettings

@@ -26,6 +26,9 @@ SHARED_OPTIONS: Final = frozenset(
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""
 
+KEYS: Final = SHARED_OPTIONS | {"name", "rounds", "eta_w", "smoothness", "sigma_q"}
+"""The keys of the configuration's section ``algorithm`` that are no algorithm's own."""
+
 
 @dataclass(frozen=True)
 class AlgorithmOption:

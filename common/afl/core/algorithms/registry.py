@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final
 
-from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
+from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.randomness import SharedRandomness
@@ -30,6 +30,11 @@ def algorithm_names() -> tuple[str, ...]:
     """The names that are installed: the built-in ones, then the others, ascending. Nothing is loaded."""
     others = {point.name for point in entry_points(group=GROUP)} - _BUILT_IN.keys()
     return (*_BUILT_IN, *sorted(others))
+
+
+def is_installed(name: str) -> bool:
+    """Whether a name is one of :func:`algorithm_names`; fast for the built-in ones."""
+    return name in _BUILT_IN or name in algorithm_names()
 
 
 @cache
@@ -98,4 +103,7 @@ def _loaded(point: EntryPoint) -> Algorithm:
             f"{where} takes {unknown[0]!r}, which is none of {', '.join(sorted(SHARED_OPTIONS))}; an option "
             "of its own belongs in `options`"
         )
+    taken = sorted({option.name for option in found.options} & {*KEYS, "weigh_by_samples"})
+    if taken:
+        raise ConfigError(f"{where} calls an option of its own {taken[0]!r}, a name that is taken")
     return found

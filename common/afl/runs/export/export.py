@@ -23,8 +23,8 @@ from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistic
 from afl.runs.export.onnx import parsed_input, write_program
 from afl.runs.export.source import Source, find
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
+from afl.tasks.initialization import worker_data
 from afl.tasks.registry import load_task
-from afl.tasks.worker_data import worker_data
 
 PAGE_FILE = "README.md"
 

@@ -1,11 +1,18 @@
-"""What a tracker is: the one interface that TensorBoard, MLflow, Weights & Biases and users' own have."""
+"""A tracker: the one interface that TensorBoard, MLflow, W&B and users' own have, found by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
+
+from afl.config.problems import nearest
+from afl.errors import ConfigError
+
+GROUP = "afl.trackers"
+"""The entry point group in which trackers are found, ours and users' own."""
 
 Status: TypeAlias = Literal["finished", "stopped", "failed"]
 """How a run, or this process's part of it, ended: complete; stopped, to be gone on with; or ended early."""
@@ -66,3 +73,34 @@ class Tracker(Protocol):
 
     def ended(self, status: Status) -> None:
         """Nothing more comes from this process."""
+
+
+def load_trackers(names: Sequence[str]) -> Mapping[str, Tracker]:
+    """The trackers of a configuration's ``run.trackers``, by name.
+
+    Raises:
+        ConfigError: if there is none of a name, or what one needs is not installed.
+    """
+    return {name: _made(name) for name in names}
+
+
+def _made(name: str) -> Tracker:
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    point = points.get(name)
+    if point is None:
+        near = nearest(name, points)
+        hint = f"did you mean {near}? " if near else ""
+        installed = ", ".join(sorted(points)) or "none"
+        raise ConfigError(f"run.trackers: no tracker is called {name}; {hint}Installed: {installed}")
+    try:
+        made = point.load()()
+    except (ImportError, TypeError, AttributeError) as error:
+        raise ConfigError(f"run.trackers: {name} ({point.value}) cannot be made: {error}") from error
+    missing = [method for method in ("started", "log", "ended") if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(
+            f"run.trackers: {name} ({point.value}) is no tracker: it lacks {', '.join(missing)}; "
+            "see afl.runs.tracking.tracker.Tracker"
+        )
+    tracker: Tracker = made
+    return tracker

@@ -15,6 +15,7 @@ from torch import Tensor
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DataError
 from afl.tasks.base import Classification, TaskContext, WorkerData
+from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
 from afl.tasks.options import SplitOptions
 
@@ -30,6 +31,40 @@ class ImageSource(Protocol):
 
 
 SourceT = TypeVar("SourceT", bound=ImageSource)
+
+
+class Labelled:
+    """What sources that hold their labels, int64 ``[n]``, have in common."""
+
+    def __init__(self, labels: Indices) -> None:
+        self._labels = labels
+
+    def labels(self, rows: Indices | None = None) -> Indices:
+        """The labels of ``rows`` (ascending), or of all: int64 ``[n]``."""
+        return self._labels if rows is None else self._labels[rows]
+
+
+class StoredImages(Labelled):
+    """Two stored arrays: uint8 images ``[n, *row]``, read as they are asked for, and labels.
+
+    Raises:
+        afl.DataError: if the arrays are of another shape or type.
+    """
+
+    def __init__(self, images: StoredArray, labels: StoredArray, row: tuple[int, ...]) -> None:
+        super().__init__(labels.whole().astype(np.int64))
+        self._images = images
+        expected = (len(self._labels), *row)
+        if images.shape != expected or images.dtype != np.uint8:
+            of = "" if labels.path == images.path else f" of {labels.path}"
+            raise DataError(
+                f"{images.path}: images is {images.dtype} of shape {images.shape} beside "
+                f"{len(self._labels)} labels{of}; uint8 {expected} is needed"
+            )
+
+    def images(self, rows: Indices) -> NDArray[np.uint8]:
+        """The images of ``rows`` (ascending): uint8 ``[n, *row]``, 0 to 255."""
+        return self._images.take(rows)
 
 
 class ImageTask(Classification, Generic[SourceT]):
@@ -110,17 +145,13 @@ class ImageTask(Classification, Generic[SourceT]):
         )
 
 
-class Concatenated:
+class Concatenated(Labelled):
     """Several sources, one after the other: the official training images, then the official test images."""
 
     def __init__(self, sources: Sequence[ImageSource]) -> None:
         self._sources = sources
-        self._labels = np.concatenate([source.labels() for source in sources])
+        super().__init__(np.concatenate([source.labels() for source in sources]))
         self._starts = np.cumsum([0, *(len(source.labels()) for source in sources)])
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        """The labels of ``rows``, or of all: int64 ``[n]``."""
-        return self._labels if rows is None else self._labels[rows]
 
     def images(self, rows: Indices) -> NDArray[np.uint8]:
         """The images of ``rows`` (ascending): uint8 ``[n, ...]``."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from afl.errors import DataError
 from afl.optional_dependencies import require
 from afl.tasks.data.arrays import npz_array
-from afl.tasks.data.images import ImageSource
+from afl.tasks.data.images import ImageSource, Labelled, StoredImages
 from afl.tasks.data.partitions import Indices
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -69,31 +69,14 @@ def _opened(files: Sequence[Path]) -> WriterSource:
     return WriterNpz(files[0])
 
 
-class WriterNpz:
+class WriterNpz(StoredImages):
     """An npz with ``images`` (uint8 ``[n, 28, 28]``), ``labels`` and ``writer`` (names or numbers)."""
 
     def __init__(self, path: Path) -> None:
-        self._images = npz_array(path, "images")
-        self._labels: Indices = npz_array(path, "labels").whole().astype(np.int64)
+        super().__init__(npz_array(path, "images"), npz_array(path, "labels"), (_SIDE, _SIDE))
         self.writers: NDArray[np.str_] = npz_array(path, "writer").whole().astype(np.str_)
-        expected = (len(self._labels), _SIDE, _SIDE)
-        if (
-            self._images.shape != expected
-            or self._images.dtype != np.uint8
-            or len(self.writers) != expected[0]
-        ):
-            raise DataError(
-                f"{path}: images is {self._images.dtype} {self._images.shape} beside {len(self._labels)} "
-                f"labels and {len(self.writers)} writers; uint8 {expected} is needed"
-            )
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        """The labels of ``rows``, or of all."""
-        return self._labels if rows is None else self._labels[rows]
-
-    def images(self, rows: Indices) -> NDArray[np.uint8]:
-        """uint8, 0 to 255, as stored."""
-        return self._images.take(rows)
+        if len(self.writers) != len(self._labels):
+            raise DataError(f"{path}: {len(self._labels)} labels, but {len(self.writers)} writers")
 
 
 class LeafJson:
@@ -204,7 +187,7 @@ def _objects_after(text: mmap.mmap, start: int) -> dict[bytes, int]:
     return {match[1]: match.end() for match in pattern.finditer(text, start)}
 
 
-class WriterParquet:
+class WriterParquet(Labelled):
     """Parquet files with a writer column, as the Hugging Face hub's copies of FEMNIST have.
 
     Columns: ``writer_id`` (or ``writer``); ``character`` (or ``label``), a number or the character itself;
@@ -226,11 +209,7 @@ class WriterParquet:
             writers += map(str, table.column(writer).to_pylist())
             labels += [_class_number(path, value) for value in table.column(label).to_pylist()]
         self.writers: NDArray[np.str_] = np.array(writers, dtype=np.str_)
-        self._labels: Indices = np.array(labels, dtype=np.int64)
-
-    def labels(self, rows: Indices | None = None) -> Indices:
-        """The labels of ``rows``, or of all."""
-        return self._labels if rows is None else self._labels[rows]
+        super().__init__(np.array(labels, dtype=np.int64))
 
     def images(self, rows: Indices) -> NDArray[np.uint8] | NDArray[np.float32]:
         """Only the row groups that hold one of ``rows`` are read."""

@@ -1,7 +1,8 @@
-"""What the files of a run hold, as tables: models, metrics, summaries, configurations, directories."""
+"""``afl inspect``: what a file of a run holds, or a whole run directory, as tables."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,12 @@ from rich.table import Table
 from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
-from afl.core.compressors import create
-from afl.core.randomness import SharedRandomness
-from afl.errors import AflError, ConfigError, DataError
+from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.runs.files import metrics_entries, read_model
-from afl.runs.growth import growth
-from afl.runs.task_metrics import MOST_SHOWN, own_metrics, own_number
-from afl.tasks.initialization import build_vector
-from afl.tasks.registry import known_tasks, load_task
-from afl.terminal.view import facts, summary_table
+from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
+from afl.terminal.view import facts, make_console, summary_table, table
+
+HELP = "show what a file or directory of a run holds"
 
 Section: TypeAlias = RenderableType
 """A part of what is shown of a file."""
@@ -38,6 +36,31 @@ _KINDS: Final = (
 )
 
 _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "seconds", "last", "communication"})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument(
+        "path",
+        type=Path,
+        metavar="FILE",
+        help="a model (.safetensors), metrics.jsonl, summary.json, a configuration (.yaml), "
+        "or a directory with them",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="show every evaluation and parameter, however many there are"
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Print it."""
+    console = make_console()
+    sections = describe(options.path, everything=options.all)
+    for index, section in enumerate(sections):
+        if index:
+            console.print()
+        console.print(section)
+    return ExitCode.OK
 
 
 def describe(path: Path, *, everything: bool = False) -> list[Section]:
@@ -84,18 +107,14 @@ def _model(path: Path, limit: int | None) -> list[Section]:
     rows.update((name.replace("_", " "), value) for name, value in sorted(model.metadata.items()))
     if "afl_version" not in model.metadata:
         rows["note"] = "not written by afl: it has no afl_version in its metadata"
-    table = Table(title="Parameters", title_justify="left", title_style="bold")
-    table.add_column("name")
-    table.add_column("shape")
-    table.add_column("type")
-    table.add_column("count", justify="right")
+    found = table("name", "shape", "type", "count>", title="Parameters")
     shown = model.tensors if limit is None else model.tensors[:limit]
     for parameter in shown:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
-        table.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
+        found.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
     if len(shown) < len(model.tensors):
-        table.caption = f"and {len(model.tensors) - len(shown)} more (--all shows them)"
-    return [facts(rows, title=f"Model {path}"), table]
+        found.caption = f"and {len(model.tensors) - len(shown)} more (--all shows them)"
+    return [facts(rows, title=f"Model {path}"), found]
 
 
 def _metrics(path: Path, limit: int | None) -> list[Section]:
@@ -129,19 +148,12 @@ def _metrics(path: Path, limit: int | None) -> list[Section]:
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
     shown = _thinned(evaluations, limit)
     has_accuracy = evaluations[-1]["worst_accuracy"] is not None
-    table = Table(title="Evaluations", title_justify="left", title_style="bold")
-    table.add_column("round", justify="right")
-    table.add_column("worst worker", justify="right")
-    if has_accuracy:
-        table.add_column("its accuracy", justify="right")
-        table.add_column("mean accuracy", justify="right")
-    table.add_column("largest loss", justify="right")
-    table.add_column("mean loss", justify="right")
-    table.add_column("bytes up", justify="right")
-    table.add_column("bytes down", justify="right")
+    accuracy = ["its accuracy>", "mean accuracy>"] if has_accuracy else []
+    losses = ["largest loss>", "mean loss>", "bytes up>", "bytes down>"]
+    found = table("round>", "worst worker>", *accuracy, *losses, title="Evaluations")
     for entry in shown:
         accuracies = [entry["worst_accuracy"], entry["mean_accuracy"]] if has_accuracy else []
-        table.add_row(
+        found.add_row(
             str(entry["round"]),
             str(entry["worst_worker"]),
             *(f"{value:.4f}" for value in accuracies),
@@ -151,8 +163,8 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], limit: int | None) ->
             shown_bytes(entry["downlink_bytes"]),
         )
     if len(shown) < len(evaluations):
-        table.caption = f"{len(shown)} of {len(evaluations)} (--all shows every one)"
-    return table
+        found.caption = f"{len(shown)} of {len(evaluations)} (--all shows every one)"
+    return found
 
 
 def _own_metrics(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> list[Section]:
@@ -163,20 +175,16 @@ def _own_metrics(evaluations: Sequence[Mapping[str, Any]], limit: int | None) ->
     if not names:
         return []
     columns = names if limit is None else names[:MOST_SHOWN]
-    table = Table(title="The task's own metrics", title_justify="left", title_style="bold")
-    table.add_column("round", justify="right")
-    table.add_column("worst worker", justify="right")
-    for name in columns:
-        table.add_column(f"its {name}", justify="right")
-        table.add_column(f"mean {name}", justify="right")
+    headings = [f"{which} {name}>" for name in columns for which in ("its", "mean")]
+    rows = table("round>", "worst worker>", *headings, title="The task's own metrics")
     for entry, own in zip(shown, found, strict=True):
         values = [own.get(name, {}).get(which) for name in columns for which in ("worst_worker", "mean")]
-        table.add_row(str(entry["round"]), str(entry["worst_worker"]), *map(own_number, values))
+        rows.add_row(str(entry["round"]), str(entry["worst_worker"]), *map(own_number, values))
     left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)} evaluations"]
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
     if left_out:
-        table.caption = f"{', '.join(left_out)} (--all shows every one)"
-    return [table]
+        rows.caption = f"{', '.join(left_out)} (--all shows every one)"
+    return [rows]
 
 
 def _summary(path: Path, _limit: int | None) -> list[Section]:
@@ -186,18 +194,14 @@ def _summary(path: Path, _limit: int | None) -> list[Section]:
         raise DataError(f"{path}: not JSON, or damaged: {error}") from error
     if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY_KEYS:
         raise ConfigError(f"{path}: JSON, but not the summary of a run; inspect takes {_KINDS}")
-    table = summary_table(summary, path.parent)
     communication = summary["communication"]
-    parts = Table(title="Bytes on the wire", title_justify="left", title_style="bold")
-    parts.add_column("what")
-    for direction in communication:
-        parts.add_column(direction, justify="right")
+    parts = table("what", *(f"{direction}>" for direction in communication), title="Bytes on the wire")
     for division in ("wire_bytes_by_kind", "payload_bytes_by_part"):
         for name in next(iter(communication.values()))[division]:
             parts.add_row(name, *(shown_bytes(count[division][name]) for count in communication.values()))
         parts.add_section()
     parts.add_row("all", *(shown_bytes(count["wire_bytes"]) for count in communication.values()))
-    return [table, parts]
+    return [summary_table(summary, path.parent), parts]
 
 
 def _config(path: Path, _limit: int | None) -> list[Section]:
@@ -248,6 +252,8 @@ def _task_line(config: Config) -> str:
     line = f"{task.name}{options}, minibatches of {task.batch_size}"
     if ":" in task.name:
         return f"{line}; its code is not loaded to inspect a file"
+    from afl.tasks.registry import known_tasks  # noqa: PLC0415
+
     return line if task.name in known_tasks() else f"{line}; NOT INSTALLED here"
 
 
@@ -258,7 +264,13 @@ def _sizes(config: Config) -> dict[str, RenderableType]:
         "compressors": f"up {_compressor_line(up.name, up.options)}, "
         f"down {_compressor_line(down.name, down.options)}"
     }
-    if ":" in config.task.name or config.task.name not in known_tasks():
+    # With PyTorch, which the other commands start without.
+    from afl.core.compressors import create  # noqa: PLC0415
+    from afl.core.randomness import SharedRandomness  # noqa: PLC0415
+    from afl.tasks.initialization import build_vector  # noqa: PLC0415
+    from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
+
+    if config.task.name not in known_tasks():
         return rows
     try:
         dim = build_vector(load_task(config.task.name, config.task.options), SharedRandomness.from_int(0)).dim
@@ -291,18 +303,12 @@ def _directory(path: Path, limit: int | None) -> list[Section]:
         sections += describe(path / name, everything=limit is None)
     models = sorted(path.glob("model-*.safetensors"))
     if models:
-        table = Table(title="Models", title_justify="left", title_style="bold")
-        for column in ("file", "after round", "worst worker", "digest of the parameters"):
-            table.add_column(column)
+        found = table("file", "after round", "worst worker", "digest of the parameters", title="Models")
         for file in models:
             model = read_model(file)
-            table.add_row(
-                file.name,
-                model.metadata.get("rounds_applied", "?"),
-                _served(model.metadata),
-                model.digest,
-            )
-        sections.append(table)
+            after = model.metadata.get("rounds_applied", "?")
+            found.add_row(file.name, after, _served(model.metadata), model.digest)
+        sections.append(found)
     if not sections:
         raise ConfigError(
             f"{path}: holds no run (none of config.yaml, summary.json, metrics.jsonl, model-*.safetensors)"

@@ -1,1 +1,0 @@
-"""``afl inspect``: what a run's files hold."""

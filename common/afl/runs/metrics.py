@@ -1,0 +1,104 @@
+"""What a run's metrics say, from plain values: means, growth of the loss, a task's own metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+GROWN_TIMES: Final = 5.0
+"""How many times as large as at the beginning the largest loss is when a run is said to have diverged.
+
+Runs that go well also end above their first evaluation now and then, by a third, and at up to three times
+their lowest: the largest loss over the workers goes up and down while the dual weights follow it.
+"""
+
+ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
+
+RANKING: Final = frozenset({"loss", "accuracy"})
+"""What workers are ranked by; it is shown in places of its own."""
+
+MOST_SHOWN: Final = 4
+"""Own metrics in one line; a task may have 62."""
+
+OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
+"""By name: ``worst_worker``, the worst worker's value, ``None`` if it has none; ``mean``, over the workers
+that have one."""
+
+
+def settled(mean: float, values: Sequence[float]) -> float:
+    """``mean`` as it was computed; where the sum in it has overflowed, the mean that the values have.
+
+    Args:
+        values: finite, and at least one.
+    """
+    if math.isfinite(mean):
+        return mean
+    half = math.fsum(value / (2 * len(values)) for value in values)
+    # Rounding must not lead out of the values' own range.
+    return min(max(2 * half, min(values)), max(values))
+
+
+def growth(
+    first_round: Mapping[str, Any] | None, first: Mapping[str, Any] | None, last: Mapping[str, Any] | None
+) -> str:
+    """What to say of a largest loss that has grown; empty if it has not, or if that is not known.
+
+    It is compared with the beginning: the first round, whose loss is of the model that nobody has trained,
+    and the first evaluation, whichever was lower. A loss below 0 has grown if it has risen by four times its
+    absolute value, as one above 0 has that is five times as large.
+
+    Args:
+        first_round: the run's first line of a round in ``metrics.jsonl``.
+        first: its first evaluation.
+        last: its last one.
+    """
+    if last is None:
+        return ""
+    beginnings = []
+    if first_round is not None:
+        beginnings.append((first_round["loss_max"], f"in round {first_round['round']}"))
+    if first is not None and first["round"] < last["round"]:
+        beginnings.append((first["max_loss"], f"after round {first['round']}"))
+    if not beginnings:
+        return ""
+    lowest, when = min(beginnings)
+    end = last["max_loss"]
+    if end - lowest <= (GROWN_TIMES - 1) * abs(lowest):
+        return ""
+    return (
+        f"the largest loss has grown from {lowest:.5g} {when} to {end:.5g} after round {last['round']}; "
+        f"{ADVICE_GROWN}"
+    )
+
+
+def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> OwnMetrics:
+    """The task's own metrics of one evaluation, by name.
+
+    Which end of such a metric is the worse one is not known, so the worst worker is that of loss or accuracy.
+
+    Args:
+        metrics: of each worker, ``[m]``; those of an absent worker are empty.
+    """
+    names = sorted({name for entry in metrics for name in entry} - RANKING)
+    found = {}
+    for name in names:
+        values = [entry[name] for entry in metrics if name in entry]
+        mean = settled(sum(values) / len(values), values)
+        found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}
+    return found
+
+
+def own_metrics_line(own: OwnMetrics) -> str:
+    """``mae 0.52 (mean 0.31)`` and so on; empty if there are none."""
+    shown = [
+        f"{name} {own_number(own[name]['worst_worker'])} (mean {own_number(own[name]['mean'])})"
+        for name in sorted(own)[:MOST_SHOWN]
+    ]
+    left = len(own) - len(shown)
+    return ", ".join(shown) + (f", and {left} more" if left else "")
+
+
+def own_number(value: float | None) -> str:
+    """Five significant digits."""
+    return "not measured" if value is None else f"{value:.5g}"
