@@ -43,7 +43,7 @@ QUICK, PROCESSES = "unit", "processes"
 All others run federations.
 """
 
-QUICK_TIMEOUT_S = 60
+QUICK_TIMEOUT_S = 120
 """Quick tests are held to seconds of processor time (tests/unit/conftest.py); this ends one that hangs."""
 
 FEDERATION_TIMEOUT_S = 400

@@ -32,8 +32,8 @@ class CommandError(AssertionError):
     """A command line names something that is not there."""
 
 
-def check(line: str) -> list[str]:
-    """The words of a command line, in which all that it names is there.
+def check(line: str) -> None:
+    """See that all that a command line names is there.
 
     Raises:
         CommandError: if a program, option, key, target, extra, module, file, unit or object is not.
@@ -78,7 +78,6 @@ def check(line: str) -> list[str]:
                 rf"^kind: {kind}\n(?:.+\n)*?  name: {name}$", manifests, re.MULTILINE | re.IGNORECASE
             )
             must(found, f"no manifest has the {kind} {name}", line)
-    return words
 
 
 def check_image(words: Sequence[str], line: str) -> None:
