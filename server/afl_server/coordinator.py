@@ -40,18 +40,17 @@ from afl.wire.frames import ack_frame
 from afl.wire.settings import RunSettings
 from afl_server.deadline import Deadline
 from afl_server.downlink import Downlink
-from afl_server.gate import Gate
-from afl_server.incidents import Incident, Incidents
-from afl_server.keeper import Keeper, Moment
-from afl_server.opening import OpenRun
+from afl_server.federation.broadcast import ModelCopy
+from afl_server.federation.counters import Counters, Incident, Incidents
+from afl_server.network.authentication import Gate
 from afl_server.pages.dual_window import DualWindow
-from afl_server.patience import patiently
 from afl_server.reception import Reception
-from afl_server.records import Snapshot
 from afl_server.roster import Roster
 from afl_server.session import Session, State
-from afl_server.store import Checkpoint, Entry
-from afl_server.tallies import Tallies
+from afl_server.storage.checkpointing import Keeper, Moment
+from afl_server.storage.descriptor_retry import retry_without_descriptor
+from afl_server.storage.run_directory import OpenRun
+from afl_server.storage.store import Checkpoint, Entry
 from afl_server.uninterrupted import uninterrupted
 
 LOG = logging.getLogger("afl.server")
@@ -93,7 +92,7 @@ class Coordinator:
         self.gate = Gate(config.server) if gate is None else gate
         self.settings = RunSettings.of_config(config, local_options)
         self.run_id = records.run_id
-        self.tallies = Tallies()
+        self.counters = Counters()
         self.vector = vector
         self.records = records
         algorithm = server_half(self.settings.parameters, vector.values, randomness)
@@ -149,7 +148,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Make the run's beginning, or what it goes on from, durable."""
-        self.tallies.starts += 1
+        self.counters.starts += 1
         if self._is_random_output(self.engine.opening()):
             await self._write("random", await self._snapshot(), self.engine.updates_applied)
         if self._keeper is not None:
@@ -181,9 +180,9 @@ class Coordinator:
             self.engine.algorithm.settle()
             replayed += 1
             for name in self._outputs(self._record(closed, Moment.of_values(entry.values)), opening):
-                self.records.save_model(name, Snapshot(self.vector), self.engine.updates_applied)
+                self.records.save_model(name, ModelCopy(self.vector), self.engine.updates_applied)
         # Each outcome brings the counters of its time.
-        self.tallies.replayed_steps += replayed
+        self.counters.replayed_steps += replayed
         if opening is not None and closed is not None:
             self.downlink.begin_with(opening, closed.position)
         elif not self.engine.finished:
@@ -362,7 +361,7 @@ class Coordinator:
     async def _after(self, ack: Ack | None) -> None:
         """What an accepted piece or report sets in motion."""
         if ack is not None and ack.reason:
-            self.tallies.refused_reports += 1
+            self.counters.refused_reports += 1
             if ack.status is not AckStatus.REFUSED:
                 return
         self.relieve()
@@ -386,7 +385,7 @@ class Coordinator:
                 extra=events.NonFinite(worker=report.worker, round=report.position.round).extra,
             )
         elif not self.engine.step.kind.is_of_evaluation:
-            self.tallies.charge_report(report)
+            self.counters.charge_report(report)
 
     async def close_if_complete(self) -> None:
         """Close the open step if it can be; whatever fails in that ends the run."""
@@ -427,7 +426,7 @@ class Coordinator:
             absent, unanswered = self.engine.absent(), self.engine.missing()
             counted = [worker for worker in self.engine.participants if worker not in absent]
             opening = await self.on_engine(self.engine.advance)
-            self.tallies.absent_reports += len(absent)
+            self.counters.absent_reports += len(absent)
             self.incidents.count(Incident.ABSENT, absent)
             self._tell_late(absent, unanswered)
             evaluation = self.engine.last_evaluation if closed.kind is Kind.EVALUATE else None
@@ -475,7 +474,7 @@ class Coordinator:
 
     def _moment(self) -> Moment:
         now = time.monotonic()
-        return Moment(now - self.round_started_at, self.seconds, self.tallies.copied())
+        return Moment(now - self.round_started_at, self.seconds, self.counters.copied())
 
     def _tell_late(self, absent: list[int], unanswered: Sequence[int]) -> None:
         """The step has just been closed without some workers."""
@@ -492,13 +491,13 @@ class Coordinator:
         for ack in self.engine.cut_off:
             owner = self.roster.owner(ack.worker)
             if owner is not None and ack.worker in owner.owes:
-                self.tallies.late_reports += 1
+                self.counters.late_reports += 1
                 owner.owes.discard(ack.worker)
                 owner.send(ack_frame(ack, Kind.TRAIN))
 
     async def answered_late(self, session: Session, ack: Ack) -> None:
         """A late report has been answered: the session may go on, if it owes no other."""
-        self.tallies.late_reports += 1
+        self.counters.late_reports += 1
         if ack.worker not in session.owes:
             return
         async with self.turn:
@@ -509,7 +508,7 @@ class Coordinator:
 
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
-        up, down = moment.tallies.uplink, moment.tallies.downlink
+        up, down = moment.counters.uplink, moment.counters.downlink
         if closed.kind is Kind.EVALUATE:
             assert self.engine.last_evaluation is not None
             self.round_started_at = time.monotonic()
@@ -543,27 +542,27 @@ class Coordinator:
         self.engine.algorithm.settle()
         return self.vector.digest(), self.engine.algorithm.residual_norm
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> ModelCopy:
         async with self.turn:
             return await self._snapshot_in_turn()
 
-    async def _snapshot_in_turn(self) -> Snapshot:
+    async def _snapshot_in_turn(self) -> ModelCopy:
         """A copy of the model as it is now."""
         return await self.on_engine(self._copy)
 
-    def _copy(self) -> Snapshot:
+    def _copy(self) -> ModelCopy:
         self.engine.algorithm.settle()
-        return Snapshot(self.vector)
+        return ModelCopy(self.vector)
 
-    def _save(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
+    def _save(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
         """Write a copy of the model, in the background; the run does not wait for the disk."""
         self._spawn(self._write(name, snapshot, rounds_applied))
 
-    async def _write(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
+    async def _write(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(
-                self._disk, patiently, self.records.save_model, name, snapshot, rounds_applied
+                self._disk, retry_without_descriptor, self.records.save_model, name, snapshot, rounds_applied
             )
         except StorageError as error:
             LOG.error("%s", error, extra=events.DiskFailed().extra)  # noqa: TRY400  # the message says all
@@ -574,7 +573,7 @@ class Coordinator:
             reason = f"model-{name}.safetensors cannot be written: {error}"
             self._finish(ExitCode.INTERNAL, reason, GoodbyeStatus.ABORTED)
 
-    async def _conclude(self, snapshot: Snapshot, rounds_applied: int) -> None:
+    async def _conclude(self, snapshot: ModelCopy, rounds_applied: int) -> None:
         """The last model is safe before anyone is told that the run is complete."""
         await self._write("final", snapshot, rounds_applied)
         self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)

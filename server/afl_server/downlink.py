@@ -14,9 +14,8 @@ from afl.core.engine import Evaluation, Opening
 from afl.core.messages import NOWHERE, Kind, Position, Step
 from afl.daemon import events
 from afl.wire.frames import ack_frame, receipt_frame
-from afl_server.broadcast import Broadcast
-from afl_server.incidents import Incident
-from afl_server.model import model_payloads
+from afl_server.federation.broadcast import Broadcast, model_payloads
+from afl_server.federation.counters import Incident
 from afl_server.session import Session, State
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Downlink:
         # Whatever the policy is now: a process before this one may have closed steps without the late.
         for worker, reported in session.reported.items():
             if engine.is_late(worker, reported):
-                self._run.tallies.late_reports += 1
+                self._run.counters.late_reports += 1
                 session.send(ack_frame(engine.late_ack(worker, reported), Kind.TRAIN))
         if not self._open.is_for(session.workers):
             # Its next step brings the model; what is not trained comes at the first contact only.
@@ -139,7 +138,7 @@ class Downlink:
         """
         self._run.incidents.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
         for worker in evaluation.diverged:
-            self._run.tallies.digest_mismatches += 1
+            self._run.counters.digest_mismatches += 1
             LOG.error(
                 "worker %d: its model differs from the server's after round %d%s",
                 worker,

@@ -15,7 +15,7 @@ from afl.errors import AflError, ExitCode
 from afl.terminal.display import can_redraw
 from afl.terminal.failures import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
-from afl_server.gate import Gate
+from afl_server.network.authentication import Gate
 from afl_server.stored import stored_config
 
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_plaintext(config.server.listen, insecure=config.server.insecure)
         gate = Gate(config.server)
         # PyTorch takes seconds to import: what is wrong with the configuration is said before.
-        from afl_server.running import run  # noqa: PLC0415
+        from afl_server.runner.run import run  # noqa: PLC0415
 
         return run(config, gate, live=options.live, stays=options.stay)
     except AflError as error:

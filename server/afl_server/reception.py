@@ -13,11 +13,11 @@ from afl.errors import ExitCode, ProtocolError, place
 from afl.tasks.initialization import realization_digest
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_of
-from afl_server.admission import Admission
-from afl_server.gate import Identity
-from afl_server.incidents import Incident
+from afl_server.federation.admission import Admission
+from afl_server.federation.counters import Incident
+from afl_server.federation.log_rate import LogRate, and_left_out
+from afl_server.network.authentication import Identity
 from afl_server.session import Session, State, read_join, read_standings
-from afl_server.sparing import Sparing, and_left_out
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -34,7 +34,7 @@ class Reception:
 
     def __init__(self, run: Coordinator) -> None:
         self._run = run
-        self._sparing = Sparing()
+        self._sparing = LogRate()
         self._admission = Admission(
             run_id=run.run_id,
             task=run.config.task.name,
@@ -57,7 +57,7 @@ class Reception:
             self._turn_away(session, reason, GoodbyeStatus.TRY_LATER)
             return session
         self._run.roster.add(session)
-        self._run.tallies.sessions += 1
+        self._run.counters.sessions += 1
         return session
 
     async def join(self, session: Session, message: pb.Join) -> None:
@@ -104,7 +104,7 @@ class Reception:
         self._turn_away(session, reason, GoodbyeStatus.REFUSED)
 
     def _turn_away(self, session: Session, reason: str, status: GoodbyeStatus) -> None:
-        self._run.tallies.refused += 1
+        self._run.counters.refused += 1
         left_out = self._sparing.left_out(f"refused {session.workers}: {reason}", time.monotonic())
         if left_out is not None:
             LOG.warning(
@@ -176,7 +176,7 @@ class Reception:
         """
         if message.worker not in session.workers:
             raise ProtocolError(f"a failure of worker {message.worker}, which is not one of this session's")
-        self._run.tallies.failures += 1
+        self._run.counters.failures += 1
         self._run.incidents.count(Incident.FAILURE, [message.worker])
         position = position_of(message.position)
         rounds = self._run.settings.parameters.named(position.round)
@@ -193,7 +193,7 @@ class Reception:
 
     def _welcome(self, session: Session, message: pb.Join) -> pb.Welcome:
         if message.run_id:
-            self._run.tallies.reconnections += 1
+            self._run.counters.reconnections += 1
         position = self._run.engine.step.position
         session.told_held = {worker for worker in session.workers if self._run.engine.holds(worker)}
         return pb.Welcome(
@@ -244,7 +244,7 @@ class Reception:
         lost = self._lost_residuals(session)
         self._run.incidents.count(Incident.LOST_RESIDUAL, lost)
         for worker in lost:
-            self._run.tallies.lost_residuals += 1
+            self._run.counters.lost_residuals += 1
             if self._is_ahead(session, worker):
                 LOG.warning(
                     "worker %d has reported of %s, which this server has yet to open: its state is an "
@@ -262,7 +262,7 @@ class Reception:
                 )
         roster = self._run.roster
         restarted = [worker for worker in roster.newcomers(session) if roster.was_known(worker)]
-        self._run.tallies.worker_restarts += len(restarted)
+        self._run.counters.worker_restarts += len(restarted)
         self._run.incidents.count(Incident.RESTART, restarted)
         open_position = self._run.engine.step.position
         partial = [

@@ -29,8 +29,8 @@ from afl.wire.frames import (
     report_of,
     traffic_of_kind,
 )
-from afl_server.broadcast import Broadcast
-from afl_server.gate import Identity
+from afl_server.federation.broadcast import Broadcast
+from afl_server.network.authentication import Identity
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -162,7 +162,7 @@ class Session:
         yield commit
         answering = sum(worker in broadcast.participants for worker in self.workers)
         has_weights = bool(broadcast.dual_weights)
-        self._coordinator.tallies.charge_step(broadcast.headers, answering, has_weights=has_weights)
+        self._coordinator.counters.charge_step(broadcast.headers, answering, has_weights=has_weights)
 
     # Incoming.
 
@@ -180,7 +180,7 @@ class Session:
         if chunk is not None and self.state is State.READY:
             engine = self._coordinator.engine
             header = engine.incoming_header(chunk.worker)
-            self._coordinator.tallies.count_chunk(len(data), chunk, header, engine.step.kind)
+            self._coordinator.counters.count_chunk(len(data), chunk, header, engine.step.kind)
             self._must_host(chunk.worker)
             await self._answer(await self._coordinator.add_piece(chunk))
             return
@@ -188,7 +188,7 @@ class Session:
             frame = parse_worker_frame(data)
             check_parts(frame, len(self.workers))
         except ProtocolError:
-            self._coordinator.tallies.uplink.add(len(data), FrameContent(Traffic.CONTROL))
+            self._coordinator.counters.uplink.add(len(data), FrameContent(Traffic.CONTROL))
             raise
         self._count(len(data), frame)
         if self.state is State.ENDED:
@@ -246,7 +246,7 @@ class Session:
     def _count(self, length: int, frame: pb.WorkerFrame) -> None:
         engine = self._coordinator.engine
         content = content_of_worker_frame(frame, engine.incoming_header, traffic_of_kind(engine.step.kind))
-        self._coordinator.tallies.uplink.add(length, content)
+        self._coordinator.counters.uplink.add(length, content)
 
 
 def read_join(message: pb.Join) -> tuple[int, ...]:

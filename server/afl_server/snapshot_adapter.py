@@ -72,7 +72,7 @@ def snapshot_of(coordinator: Coordinator, run: RunDescription) -> Snapshot:
         connections=connections,
         known=known,
         lost_at={worker: now - absence for worker, absence in absences.items() if absence is not None},
-        counters=coordinator.tallies.copied(),
+        counters=coordinator.counters.copied(),
         sum_restarts=engine.restarts,
         incidents={str(incident): counts for incident, counts in coordinator.incidents.counts.items()},
     )

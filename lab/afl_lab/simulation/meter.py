@@ -15,19 +15,19 @@ from afl.core.messages import Kind, Payload, Position, Report, Step
 from afl.core.model.parameters import ParameterVector
 from afl.wire.costs import Lengths, lengths_of, report_costs, session_costs, step_costs
 from afl.wire.frames import commit_frame
-from afl_server.model import model_payloads
-from afl_server.tallies import Tallies
+from afl_server.federation.broadcast import model_payloads
+from afl_server.federation.counters import Counters
 
 
 class WireMeter:
-    """A :class:`afl_lab.simulation.driver.Meter` that keeps the server's tallies.
+    """A :class:`afl_lab.simulation.driver.Meter` that keeps the server's counters.
 
     Args:
         sends_dual_weights: whether the algorithm tells each worker its dual weight.
     """
 
     def __init__(self, *, chunk_bytes: int, sends_dual_weights: bool) -> None:
-        self.tallies = Tallies()
+        self.counters = Counters()
         self._chunk_bytes = chunk_bytes
         self._sends_dual_weights = sends_dual_weights
 
@@ -46,9 +46,9 @@ class WireMeter:
         """The reports of a step have come in."""
         for report, lengths in reports:
             for length, content in report_costs(report, kind, lengths, self._chunk_bytes):
-                self.tallies.uplink.add(length, content)
+                self.counters.uplink.add(length, content)
             if not kind.is_of_evaluation:
-                self.tallies.charge_report(report)
+                self.counters.charge_report(report)
 
     def _send(
         self, step: Step, payloads: Sequence[Payload], workers: Sequence[int], weights: Sequence[float]
@@ -57,7 +57,7 @@ class WireMeter:
         # A double takes eight bytes, whatever it is: all commits are as long.
         costs = session_costs(shared, commit_frame(step.position, step.kind, weights[:1]))
         for length, content in costs:
-            self.tallies.downlink.add(length, content, times=len(workers))
-        self.tallies.charge_step(
+            self.counters.downlink.add(length, content, times=len(workers))
+        self.counters.charge_step(
             step.payloads, len(workers), has_weights=bool(weights), sessions=len(workers)
         )

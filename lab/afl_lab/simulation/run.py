@@ -20,7 +20,8 @@ from afl.tasks.registry import load_task
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.driver import Driver
 from afl_lab.simulation.meter import WireMeter
-from afl_server.records import RunRecords, Snapshot, new_run_id
+from afl_server.federation.broadcast import ModelCopy
+from afl_server.storage.records import RunRecords, new_run_id
 
 
 def simulate(
@@ -79,9 +80,9 @@ def simulate(
             code=code,
             reason=reason,
             seconds=time.monotonic() - started,
-            up=meter.tallies.uplink,
-            down=meter.tallies.downlink,
-            uncompressed=meter.tallies.uncompressed_bytes,
+            up=meter.counters.uplink,
+            down=meter.counters.downlink,
+            uncompressed=meter.counters.uncompressed_bytes,
         )
     finally:
         records.close()
@@ -97,13 +98,13 @@ def _drive(
     saves_models: bool,
     on_round: Callable[[int], None],
 ) -> tuple[ExitCode, str]:
-    engine, up, down = driver.engine, meter.tallies.uplink, meter.tallies.downlink
+    engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
     random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
     meter.first_models(driver.vector, engine.algorithm.worker_params, engine.workers)
 
     def save(name: str) -> None:
         if saves_models:
-            records.save_model(name, Snapshot(driver.vector), engine.updates_applied)
+            records.save_model(name, ModelCopy(driver.vector), engine.updates_applied)
 
     if random_round == 1:
         save("random")

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from afl.core.engine import Evaluation, RoundSummary
 from afl.core.messages import Kind
 from afl.errors import ExitCode
+from afl_server.federation.counters import Counters
 from afl_server.federation.evaluation_summary import EvaluationSummary
-from afl_server.tallies import Tallies
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Snapshot:
     connections: Mapping[int, Connection]
     known: Collection[int]
     lost_at: Mapping[int, float]
-    counters: Tallies
+    counters: Counters
     sum_restarts: int
     incidents: Mapping[str, Sequence[int]]
 

@@ -18,7 +18,7 @@ from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Posi
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
-from afl_server.model import model_payloads
+from afl_server.federation.broadcast import model_payloads
 
 POLICY = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=1e-9)
 Answer = tuple[Report, list[Payload]]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from afl_server import roster as roster_module
-from afl_server.gate import Identity
+from afl_server.network.authentication import Identity
 from afl_server.roster import Roster
 from afl_server.session import Session, State
 

@@ -16,11 +16,10 @@ from afl.core.randomness import SharedRandomness
 from afl.errors import ExitCode, StorageError
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
-from afl_server import keeper
 from afl_server.coordinator import Coordinator
-from afl_server.gate import Identity
-from afl_server.opening import open_run
-from afl_server.service import FederationService
+from afl_server.network.authentication import Identity
+from afl_server.network.service import FederationService
+from afl_server.storage.run_directory import open_run
 from afl_worker import connection
 from afl_worker.connection import Connection, Lost
 
@@ -112,7 +111,7 @@ def test_a_checkpoint_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -
     async def main() -> None:
         publishing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         publishing.set_exception(StorageError("full"))
-        keeper._noted(publishing)
+        checkpointing._noted(publishing)
 
     asyncio.run(main())
     assert the_event(caplog) == ("checkpoint_failed", False)

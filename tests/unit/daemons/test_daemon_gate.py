@@ -10,7 +10,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.errors import ConfigError
-from afl_server.gate import Gate
+from afl_server.network.authentication import Gate
 from support.identities import Identities, tls
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from afl.config.address import Address, parse_listen
 from afl.errors import AddressError
-from afl_server.listening import check_listen
+from afl_server.network.bind_check import check_bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "*"])
@@ -16,8 +16,8 @@ def test_a_port_that_is_taken(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressError, match=rf"^server\.listen: cannot listen on .*:{port}: another proc"):
-            check_listen("server.listen", parse_listen(f"{host}:{port}"))
-    check_listen("server.listen", parse_listen(f"{host}:{port}"))
+            check_bind("server.listen", parse_listen(f"{host}:{port}"))
+    check_bind("server.listen", parse_listen(f"{host}:{port}"))
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_a_port_that_is_taken(host: str) -> None:
 )
 def test_an_address_of_no_or_another_machine(host: str, said: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen on {host}:5000: {said}"):
-        check_listen("server.listen", Address(host, 5000))
+        check_bind("server.listen", Address(host, 5000))

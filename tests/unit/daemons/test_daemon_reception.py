@@ -22,11 +22,11 @@ from afl.tasks.initialization import build_vector, realization_digest
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import PROTOCOL, Frame, chunk_frames, report_frame
-from afl_server.broadcast import Broadcast
 from afl_server.coordinator import Coordinator
-from afl_server.gate import Grant, Identity
-from afl_server.opening import open_run
+from afl_server.federation.broadcast import Broadcast
+from afl_server.network.authentication import Grant, Identity
 from afl_server.session import Session, State
+from afl_server.storage.run_directory import open_run
 
 FIRST = Position(1, 0)
 NOBODY_IN_PARTICULAR = Identity()
@@ -298,7 +298,7 @@ def test_nobody_tells_of_another_s_failure(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="a failure of worker 1, which is not one of this session's"):
             await session.receive(pb.WorkerFrame(failure=failure).SerializeToString())
         assert not run.coordinator.is_over
-        assert run.coordinator.tallies.failures == 0
+        assert run.coordinator.counters.failures == 0
 
     drive(tmp_path, scenario, name="fedavg")
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from afl_server.hanging_up import hang_up
+from afl_server.network.disconnect import disconnect
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_one_connection_is_cut(listening: str, host: str, kind: str, shown: str)
         accepted = [server.accept()[0] for _ in range(2)]
         try:
             number = client.getsockname()[1]
-            assert not hang_up(f"{kind}:{shown}:{number}", port + 1), "it is no connection to that port"
-            assert hang_up(f"{kind}:{shown}:{number}", port)
+            assert not disconnect(f"{kind}:{shown}:{number}", port + 1), "it is no connection to that port"
+            assert disconnect(f"{kind}:{shown}:{number}", port)
             assert client.recv(1) == b"", "it is cut"
             accepted[1].sendall(b"x")
             assert other.recv(1) == b"x", "the other is not"
@@ -43,4 +43,4 @@ def test_one_connection_is_cut(listening: str, host: str, kind: str, shown: str)
 
 @pytest.mark.parametrize("peer", ["unix:/run/socket", "unix:", "ipv4:127.0.0.1:1", ""])
 def test_a_peer_that_has_no_connection(peer: str) -> None:
-    assert not hang_up(peer, 50051)
+    assert not disconnect(peer, 50051)

@@ -11,8 +11,8 @@ import pytest
 
 from afl.errors import StorageError
 from afl.runs.durable import write_whole
-from afl_server import patience
-from afl_server.patience import patiently
+from afl_server.storage import descriptor_retry
+from afl_server.storage.descriptor_retry import retry_without_descriptor
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_a_file_is_written_once_there_is_a_descriptor(
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    monkeypatch.setattr(patience.time, "sleep", wait)
-    assert patiently(write, tmp_path / "file") == "done"
+    monkeypatch.setattr(descriptor_retry.time, "sleep", wait)
+    assert retry_without_descriptor(write, tmp_path / "file") == "done"
     assert (tmp_path / "file").read_bytes() == b"whole"
     assert not list(waits)
     (record,) = caplog.records
@@ -60,8 +60,8 @@ def test_a_model_whose_writer_has_an_error_of_its_own_is_waited_for(monkeypatch:
             raise StorageError("model-final.safetensors cannot be written") from RuntimeError(said)
         return 1
 
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
-    assert patiently(call) == 1
+    monkeypatch.setattr(descriptor_retry.time, "sleep", lambda seconds: None)
+    assert retry_without_descriptor(call) == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
@@ -70,4 +70,4 @@ def test_a_broken_disk_is_not_waited_for(number: int) -> None:
         raise StorageError("it cannot be written") from OSError(number, "broken")
 
     with pytest.raises(StorageError, match="it cannot be written"):
-        patiently(call)
+        retry_without_descriptor(call)

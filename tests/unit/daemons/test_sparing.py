@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from afl_server.sparing import MOST_KINDS, Sparing, and_left_out
+from afl_server.federation.log_rate import MOST_KINDS, LogRate, and_left_out
 
 
 def test_one_line_a_second_of_a_kind() -> None:
-    sparing = Sparing()
+    sparing = LogRate()
     told = [sparing.left_out("a", now / 10) for now in range(25)]
     assert told == [0, *[None] * 9, 9, *[None] * 9, 9, *[None] * 4]
     assert sparing.left_out("b", 2.4) == 0, "another kind is another matter"
@@ -14,7 +14,7 @@ def test_one_line_a_second_of_a_kind() -> None:
 
 
 def test_kinds_that_a_peer_makes_up_are_one_kind() -> None:
-    sparing = Sparing()
+    sparing = LogRate()
     told = [sparing.left_out(f"frame of {number} bytes", 5.0) for number in range(1000)]
     assert told == [*[0] * (MOST_KINDS + 1), *[None] * (1000 - MOST_KINDS - 1)]
     assert len(sparing._said_at) == MOST_KINDS + 1
@@ -26,7 +26,7 @@ def test_kinds_that_a_peer_makes_up_are_one_kind() -> None:
 
 
 def test_what_is_left_out_of_a_kind_that_is_forgotten_is_told_with_the_others() -> None:
-    sparing = Sparing()
+    sparing = LogRate()
     for _ in range(4):
         sparing.left_out("first", 0.0)
     written = [sparing.left_out(f"kind {number}", 2.0) for number in range(2 * MOST_KINDS)]

@@ -34,10 +34,10 @@ from afl.wire.frames import (
     parse_worker_frame,
     traffic_of_kind,
 )
-from afl_server.broadcast import Broadcast
-from afl_server.gate import Identity
+from afl_server.federation.broadcast import Broadcast
+from afl_server.federation.counters import Counters
+from afl_server.network.authentication import Identity
 from afl_server.session import Session
-from afl_server.tallies import Tallies
 from afl_worker.runtime import _frames
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
@@ -87,19 +87,19 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
     return max(drawn, sum(payload.header.total_bytes for payload in payloads) // 400 // 4 * 4)
 
 
-def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Tallies:
+def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Counters:
     """As its session counts what comes in."""
-    tallies = Tallies()
+    counters = Counters()
     for frame in _frames(report, kind, payloads, chunk_bytes):
         chunk = lone_chunk_of_worker(frame.data)
         if chunk is not None:
-            tallies.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
+            counters.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
         else:
             content = content_of_worker_frame(
                 parse_worker_frame(frame.data), lambda _: None, traffic_of_kind(kind)
             )
-            tallies.uplink.add(len(frame.data), content)
-    return tallies
+            counters.uplink.add(len(frame.data), content)
+    return counters
 
 
 def totals(costs: list[Cost]) -> WireCount:
@@ -161,8 +161,8 @@ def sent_by_the_server(
     step: Step, payloads: list[Payload], chunk_bytes: int, worker: int, weights: list[float]
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
-    tallies = Tallies()
-    session = Session(cast("Any", SimpleNamespace(tallies=tallies)), "test", Identity())
+    counters = Counters()
+    session = Session(cast("Any", SimpleNamespace(counters=counters)), "test", Identity())
     session.workers = (worker,)
 
     async def follow() -> WireCount:

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _Signature: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
 
 
-class Watched(Generic[_T]):
+class ReloadedFiles(Generic[_T]):
     """What files hold, read again when they have changed; asked from any thread.
 
     Files that cannot be used in place of usable ones are logged, once, and what was read before stays: who

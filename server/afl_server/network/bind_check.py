@@ -9,7 +9,7 @@ from afl.config.address import Address, is_wildcard, why_not_listened
 from afl.errors import AddressError
 
 
-def check_listen(key: str, address: Address) -> None:
+def check_bind(key: str, address: Address) -> None:
     """Bind to the address for a moment, as gRPC will; one of what a name stands for is enough.
 
     Args:

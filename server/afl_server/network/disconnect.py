@@ -13,7 +13,7 @@ from urllib.parse import unquote
 _Place = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 
 
-def hang_up(peer: str, port: int) -> bool:
+def disconnect(peer: str, port: int) -> bool:
     """Shut down the connection that a peer has made to a port of this process; whether there was one.
 
     Whatever else goes over the same connection is cut too, and comes back by itself.

@@ -19,12 +19,12 @@ from afl.errors import AddressError, NonFiniteError, ProtocolError
 from afl.wire.frames import SERVICE
 from afl.wire.transport import channel_options
 from afl_server.coordinator import Coordinator
-from afl_server.gate import Identity, Served
-from afl_server.hanging_up import hang_up
-from afl_server.listening import check_listen
+from afl_server.network.authentication import Identity, Served
+from afl_server.network.bind_check import check_bind
+from afl_server.network.disconnect import disconnect
+from afl_server.network.reloading import ReloadedFiles
 from afl_server.session import Session, SessionOverError, State
 from afl_server.uninterrupted import uninterrupted
-from afl_server.watched import Watched
 
 LOG = logging.getLogger("afl.server")
 
@@ -68,7 +68,7 @@ class FederationService:
         Raises:
             AddressError: if the address cannot be listened on.
         """
-        check_listen("server.listen", address)
+        check_bind("server.listen", address)
         try:
             self.port = self._open_port(str(address))
         except RuntimeError as error:
@@ -126,7 +126,7 @@ class FederationService:
             ended.cancel()
         if session.is_given_up:
             self._coordinator.reception.tell_not_reading(session)
-            hang_up(session.peer, self.port)
+            disconnect(session.peer, self.port)
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
         shown = context.auth_context()
@@ -153,7 +153,7 @@ class FederationService:
                 )
 
     async def _write(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        downlink = self._coordinator.tallies.downlink
+        downlink = self._coordinator.counters.downlink
         async for frame in session.outgoing():
             downlink.add(len(frame.data), frame.content)
             await context.write(frame.data)
@@ -243,7 +243,7 @@ def _most_connections(sessions: int) -> int:
     return min(most_connections(most_descriptors()), max(LEAST_CONNECTIONS, CONNECTIONS_A_SESSION * sessions))
 
 
-def _credentials(certificates: Watched[Served]) -> grpc.ServerCredentials:
+def _credentials(certificates: ReloadedFiles[Served]) -> grpc.ServerCredentials:
     """Credentials whose certificate may be replaced: gRPC asks before every handshake."""
     served = first = certificates.current()
 

@@ -1,8 +1,9 @@
-"""Counters of a run, read by metrics and the summary."""
+"""What has happened in a run, counted: for metrics, the summary, and whose fault it was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from afl.wire.frames import traffic_of_kind
 
 
 @dataclass
-class Tallies:
+class Counters:
     """What has happened so far."""
 
     uplink: WireCount = field(default_factory=WireCount)
@@ -33,7 +34,7 @@ class Tallies:
     saved_bytes: int = 0
     """What compression has spared: whole vectors in its place would have taken so much more."""
 
-    def copied(self) -> Tallies:
+    def copied(self) -> Counters:
         """As they are now."""
         return replace(self, uplink=self.uplink.copied(), downlink=self.downlink.copied())
 
@@ -47,7 +48,7 @@ class Tallies:
         return self.uplink.total + self.downlink.total + self.saved_bytes
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> Tallies:
+    def of_values(cls, values: Mapping[str, Any]) -> Counters:
         """From :meth:`values`, also by way of JSON."""
         counts = {name: WireCount.of_values(values[name]) for name in ("uplink", "downlink")}
         return cls(**{**values, **counts})
@@ -74,3 +75,36 @@ class Tallies:
         """
         self.saved_bytes += sessions * sum(map(saved_bytes, headers))
         self.downlink.float_equivalents += workers * (has_weights + sum(map(float_equivalents, headers)))
+
+
+class Incident(enum.StrEnum):
+    """Something that happens to one worker."""
+
+    ABSENT = "absent"
+    """A step was closed without it: late, or with nothing finite."""
+    NON_FINITE = "non_finite"
+    """Its loss, gradient or metric was not finite."""
+    FAILURE = "failure"
+    """It could not do a step."""
+    RESTART = "restart"
+    """It came back as another process."""
+    LOST_RESIDUAL = "lost_residual"
+    """It came back without its uplink residual."""
+    DIGEST_MISMATCH = "digest_mismatch"
+    """Its model differed from the server's."""
+
+
+class Incidents:
+    """How often each has happened to each worker in this process of the server.
+
+    The run's own :class:`Counters` are written down with every step, which is
+    why they are not kept by worker.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.counts: dict[Incident, list[int]] = {incident: [0] * workers for incident in Incident}
+
+    def count(self, incident: Incident, workers: Iterable[int]) -> None:
+        """It has happened to each of these."""
+        for worker in workers:
+            self.counts[incident][worker] += 1

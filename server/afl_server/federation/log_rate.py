@@ -13,7 +13,7 @@ MOST_KINDS: Final = 64
 _OTHERS: Final = ""
 
 
-class Sparing:
+class LogRate:
     """Which lines are to be written."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ from afl.config.compare import differences
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
-from afl_server.records import RunRecords, new_run_id
-from afl_server.store import ASIDE, Checkpoint, Entry, RunStore
+from afl_server.storage.records import RunRecords, new_run_id
+from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
 
 LOG = logging.getLogger("afl.server")
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from afl.core.messages import NOWHERE, Payload, PayloadHeader, Position, Step
+from torch import Tensor
+
+from afl.core.algorithms.local_sgd import model_payload
+from afl.core.messages import (
+    NOWHERE,
+    Encoding,
+    Payload,
+    PayloadHeader,
+    Position,
+    Role,
+    Step,
+    ValueType,
+)
+from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,
@@ -112,3 +125,26 @@ class Broadcast:
     async def change(self) -> None:
         """Wait for more frames or the close."""
         await self._changed.wait()
+
+
+def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, and, where there are any, the frozen ones and the mean
+    of the workers' buffers."""
+    payloads = [model_payload(params.numpy(), Role.MODEL)]
+    frozen = vector.frozen_bytes()
+    if frozen:
+        size = len(frozen)
+        header = PayloadHeader(Role.FROZEN, Encoding.DENSE, size, size, size, ValueType.BYTES)
+        payloads.append(Payload(header, (memoryview(frozen),)))
+    if vector.buffers.size:
+        payloads.append(model_payload(vector.buffers.values(), Role.BUFFERS))
+    return payloads
+
+
+class ModelCopy:
+    """A model's parameters as they are now, apart from those that go on changing."""
+
+    def __init__(self, vector: ParameterVector) -> None:
+        self.dim = vector.dim
+        self.buffers = vector.stored_buffers
+        self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}

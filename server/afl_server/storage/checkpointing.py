@@ -16,9 +16,9 @@ from afl.core.engine import Opening, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError
-from afl_server.patience import patiently
-from afl_server.store import Checkpoint, Entry, RunStore
-from afl_server.tallies import Tallies
+from afl_server.federation.counters import Counters
+from afl_server.storage.descriptor_retry import retry_without_descriptor
+from afl_server.storage.store import Checkpoint, Entry, RunStore
 
 if TYPE_CHECKING:
     from afl_server.coordinator import Coordinator
@@ -35,25 +35,25 @@ class Moment:
     Attributes:
         round_seconds: since the round before.
         seconds: since the run began, without the time between its processes.
-        tallies: as they were.
+        counters: as they were.
     """
 
     round_seconds: float
     seconds: float
-    tallies: Tallies
+    counters: Counters
 
     def values(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "round_seconds": self.round_seconds,
             "seconds": self.seconds,
-            "tallies": self.tallies.values(),
+            "tallies": self.counters.values(),
         }
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Moment:
         """From :meth:`values`."""
-        return cls(values["round_seconds"], values["seconds"], Tallies.of_values(values["tallies"]))
+        return cls(values["round_seconds"], values["seconds"], Counters.of_values(values["tallies"]))
 
 
 class Keeper:
@@ -107,7 +107,9 @@ class Keeper:
             StorageError: if it cannot be written.
         """
         if self._run.vector.frozen_length:
-            await self._on(self._disk, patiently, self._store.keep_frozen, self._run.vector.frozen_bytes())
+            await self._on(
+                self._disk, retry_without_descriptor, self._store.keep_frozen, self._run.vector.frozen_bytes()
+            )
         await self.checkpoint(waits=True)
 
     async def checkpoint(self, *, waits: bool = False) -> None:
@@ -124,7 +126,7 @@ class Keeper:
         self._checkpoint_round = run.engine.step.position.round
         if self._publishing is not None:
             await self._publishing
-        temporary = await self._on(self._log, patiently, self._store.write, self._checkpoint())
+        temporary = await self._on(self._log, retry_without_descriptor, self._store.write, self._checkpoint())
         # One job: whoever waits for the thread's end waits for all of it.
         self._publishing = asyncio.get_running_loop().run_in_executor(self._disk, self._publish, temporary)
         if waits:
@@ -134,7 +136,7 @@ class Keeper:
 
     def _publish(self, temporary: Path) -> None:
         self._run.records.sync()
-        patiently(self._store.publish, temporary)
+        retry_without_descriptor(self._store.publish, temporary)
 
     def _checkpoint(self) -> Checkpoint:
         run = self._run
@@ -153,7 +155,7 @@ class Keeper:
                 "layout": vector.layout_hash().hex(),
                 "engine": values,
                 "metrics_bytes": run.records.metrics_bytes,
-                "moment": Moment(0.0, run.seconds, run.tallies).values(),
+                "moment": Moment(0.0, run.seconds, run.counters).values(),
             },
             everything,
         )
@@ -194,7 +196,7 @@ class Keeper:
         self._log.shutdown()
 
     def _stand_at(self, moment: Moment) -> None:
-        self._run.seconds_before, self._run.tallies = moment.seconds, moment.tallies
+        self._run.seconds_before, self._run.counters = moment.seconds, moment.counters
 
     @staticmethod
     async def _on(executor: ThreadPoolExecutor, call: Callable[..., Any], *arguments: object) -> Any:

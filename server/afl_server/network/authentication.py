@@ -32,7 +32,7 @@ from afl.security.identity import (
     parse_tokens,
     token_hash,
 )
-from afl_server.watched import Watched
+from afl_server.network.reloading import ReloadedFiles
 
 LOG = logging.getLogger("afl.server")
 
@@ -102,17 +102,17 @@ class Gate:
     """
 
     def __init__(self, server: Server) -> None:
-        self.certificates: Watched[Served] | None = None
+        self.certificates: ReloadedFiles[Served] | None = None
         self._wants_certificate = False
-        self._tokens: Watched[tuple[TokenEntry, ...]] | None = None
+        self._tokens: ReloadedFiles[tuple[TokenEntry, ...]] | None = None
         if server.tls is not None:
             tls = server.tls
             paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
-            self.certificates = Watched("server.tls", paths, lambda: _served(tls))
+            self.certificates = ReloadedFiles("server.tls", paths, lambda: _served(tls))
             self._wants_certificate = tls.client_ca is not None
         if server.tokens is not None:
             tokens = server.tokens
-            self._tokens = Watched("server.tokens", [tokens], lambda: _tokens(tokens))
+            self._tokens = ReloadedFiles("server.tokens", [tokens], lambda: _tokens(tokens))
 
     @property
     def expiry(self) -> float | None:

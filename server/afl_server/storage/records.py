@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.engine import Evaluation, RoundSummary
-from afl.core.model.parameters import ParameterVector
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.means import settled
 from afl.wire.accounting import Direction, WireCount
+from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.pages.history import Bucket, History
 
@@ -310,7 +310,7 @@ class RunRecords:
             self.best = standing
         return is_best
 
-    def save_model(self, name: str, snapshot: Snapshot, rounds_applied: int) -> None:
+    def save_model(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
         """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module.
 
         Raises:
@@ -440,15 +440,6 @@ class RunRecords:
             return StorageError(f"{name} cannot be written: {self._gone}")
         reason = why_unwritten(error) if isinstance(error, OSError) else error
         return StorageError(f"{self.directory / name} cannot be written: {reason}")
-
-
-class Snapshot:
-    """A model's parameters as they are now, apart from those that go on changing."""
-
-    def __init__(self, vector: ParameterVector) -> None:
-        self.dim = vector.dim
-        self.buffers = vector.stored_buffers
-        self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}
 
 
 def _readable(lines: bytes) -> list[dict[str, Any]]:

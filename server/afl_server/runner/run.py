@@ -20,14 +20,14 @@ from afl.security.identity import WorkerIds
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_server.coordinator import Coordinator
-from afl_server.gate import Gate
-from afl_server.opening import OpenRun, open_run
+from afl_server.network.authentication import Gate
+from afl_server.network.service import FederationService
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import live_view, print_summary, run_status
-from afl_server.service import FederationService
 from afl_server.snapshot_adapter import description_of, snapshot_of
+from afl_server.storage.run_directory import OpenRun, open_run
 
 LOG = logging.getLogger("afl.server")
 
@@ -131,9 +131,9 @@ def _conclude(run: OpenRun, coordinator: Coordinator, code: ExitCode, reason: st
             code=code,
             reason=reason,
             seconds=coordinator.seconds,
-            up=coordinator.tallies.uplink,
-            down=coordinator.tallies.downlink,
-            uncompressed=coordinator.tallies.uncompressed_bytes,
+            up=coordinator.counters.uplink,
+            down=coordinator.counters.downlink,
+            uncompressed=coordinator.counters.uncompressed_bytes,
         )
     except StorageError as error:
         if code is not ExitCode.STORAGE:

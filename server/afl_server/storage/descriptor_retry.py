@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def patiently(call: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
+def retry_without_descriptor(call: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     """Write what ``call`` writes, again and again while there is no descriptor for it; on a thread that may
     wait.
 
