@@ -49,8 +49,7 @@ import yaml
 from afl.config import Config, config_from_mapping, load_config
 from afl.daemon.events import check_line
 from afl_cli.main import make_afl_parser
-from afl_server.main import make_server_parser
-from afl_server.stored import stored_config
+from afl_server.main import make_server_parser, stored_config
 from afl_worker.main import make_worker_parser, parse_ids
 from support import Process
 from support.pages import ROOT, Block, blocks, command_lines

@@ -109,8 +109,8 @@ class FakeRun:
             outcome_seconds=0.001,
             dual_weights=self._weights,
             evaluation=records.last_evaluation,
-            last=records.evaluations[-1] if records.evaluations else None,
-            best=records.best,
+            last=records.ranking.last,
+            best=records.ranking.best,
             residual_norm=None,
             sessions=len(workers) - len(missing),
             connections={
@@ -163,6 +163,7 @@ class FakeRun:
             for own, accuracy in zip(loss, noisy, strict=True)
         )
         evaluation = Evaluation(number, number, metrics, (360,) * self.config.workers, ())
+        self.records.ranking.see(evaluation)
         self.records.evaluation(evaluation, up=self.counters.uplink, down=self.counters.downlink)
 
     def end(self, code: ExitCode, reason: str, *, can_resume: bool = False) -> None:

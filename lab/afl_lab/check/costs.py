@@ -109,7 +109,7 @@ def dry_run(report: Report, config: Config, task: Task) -> list[Point]:
             chunk_bytes=settings.chunk_bytes, sends_dual_weights=driver.engine.algorithm.sends_dual_weights
         )
         driver.meter = meter
-        meter.first_models(driver.vector, driver.engine.algorithm.worker_params, config.workers)
+        meter.first_models(driver.engine.model, driver.engine.worker_params, config.workers)
         points.append(Point(False, meter.counters.copied(), 0.0))
         started = time.monotonic()
         for closed in driver.steps():

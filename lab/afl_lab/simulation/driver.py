@@ -76,12 +76,13 @@ class Driver:
         meter: Meter | None = None,
     ) -> None:
         workers = range(settings.workers)
-        self.vector = build_vector(task, randomness)
+        vector = build_vector(task, randomness)
         self.engine = RoundEngine(
-            server_half(settings, self.vector.values, randomness),
+            server_half(settings, vector.values, randomness),
             evaluate_every=evaluate_every,
-            buffer_mean=BufferMean.of(self.vector.buffers, settings.workers),
+            buffer_mean=BufferMean.of(vector.buffers, settings.workers),
             policy=policy,
+            model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
@@ -112,17 +113,14 @@ class Driver:
         while opening is not None:
             self.meter.step(opening)
             self._answer(opening)
-            if opening.step.kind is Kind.EVALUATE:
-                engine.expect_digest(self.vector.digest())
             closed = opening.step
             following = engine.advance()
-            # What follows may be in the sum's own memory, which settling frees for the next sum.
+            # What follows may be in the sum's own memory, which whoever looks at the model frees.
             opening = (
                 None
                 if following is None
                 else replace(following, payloads=tuple(payload.copied() for payload in following.payloads))
             )
-            engine.algorithm.settle()
             yield closed
 
     def _answer(self, opening: Opening) -> None:

@@ -100,11 +100,11 @@ def _drive(
 ) -> tuple[ExitCode, str]:
     engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
     random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
-    meter.first_models(driver.vector, engine.algorithm.worker_params, engine.workers)
+    meter.first_models(driver.engine.model, engine.worker_params, engine.workers)
 
     def save(name: str) -> None:
         if saves_models:
-            records.save_model(name, ModelCopy(driver.vector), engine.updates_applied)
+            records.save_model(name, ModelCopy(driver.engine.model), engine.updates_applied)
 
     if random_round == 1:
         save("random")
@@ -114,9 +114,11 @@ def _drive(
             now = time.monotonic()
             if closed.kind is Kind.EVALUATE:
                 assert engine.last_evaluation is not None
-                if records.evaluation(engine.last_evaluation, up=up, down=down):
+                is_best = records.ranking.see(engine.last_evaluation)
+                records.evaluation(engine.last_evaluation, up=up, down=down)
+                if is_best:
                     save("best")
-                records.require_convergence()
+                records.ranking.require_convergence()
             elif engine.last_round is not records.round and engine.last_round is not None:
                 records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
                 closed_at = now

@@ -1,8 +1,7 @@
-"""A step on its way to all sessions: serialized once, followed by each session at its own pace."""
+"""What is sent to all sessions, serialized once: a step, followed by each at its own pace, and a model."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -34,6 +33,8 @@ from afl.wire.frames import (
 class Broadcast:
     """The frames of one step, growing while the payload is still being summed.
 
+    Only the federation changes it; streams read it.
+
     Attributes:
         step: what is broadcast.
         base: the position a model must be at for this step's payload to apply.
@@ -51,7 +52,6 @@ class Broadcast:
         self.dual_weights: Sequence[float] = ()
         self.is_abandoned = False
         self._sent_bytes = 0
-        self._changed = asyncio.Event()
 
     @classmethod
     def whole(
@@ -83,10 +83,14 @@ class Broadcast:
             self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
         )
 
-    @property
-    def headers(self) -> tuple[PayloadHeader, ...]:
-        """What it carries."""
-        return self.step.payloads
+    def ending(self, sent: int, workers: Sequence[int]) -> list[Frame]:
+        """What is left of a closed step for a session that was sent the first ``sent`` frames; the commit is
+        the last."""
+        commit = self.commit(workers)
+        rest = self.frames[sent:]
+        if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
+            commit = joined([rest.pop(), commit])
+        return [*rest, commit]
 
     def extend(self, ready: memoryview, chunk_bytes: int, *, complete: bool) -> None:
         """Frame what is new in ``ready``, the final beginning of the payload, in whole chunks.
@@ -96,7 +100,7 @@ class Broadcast:
         """
         while self._sent_bytes < len(ready) and (complete or len(ready) - self._sent_bytes >= chunk_bytes):
             piece = ready[self._sent_bytes : self._sent_bytes + chunk_bytes]
-            self.frames.append(chunk_frame(pb.ServerFrame, self.headers[0], self._sent_bytes, piece))
+            self.frames.append(chunk_frame(pb.ServerFrame, self.step.payloads[0], self._sent_bytes, piece))
             self._sent_bytes += len(piece)
 
     def close(self, dual_weights: Sequence[float]) -> None:
@@ -105,26 +109,15 @@ class Broadcast:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
         self.is_closed = True
-        self.announce()
 
     def abandon(self) -> None:
         """It will never close: its followers stop, and a step without its commit was never there."""
         self.is_abandoned = True
-        self.announce()
 
     def forget_payload(self) -> None:
         """Free the frames: whoever joins now is sent the model instead."""
         self.frames = []
         self.base = NOWHERE
-
-    def announce(self) -> None:
-        """Wake the sessions that follow; call on the event loop."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def change(self) -> None:
-        """Wait for more frames or the close."""
-        await self._changed.wait()
 
 
 def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from afl.core.messages import Kind, PayloadHeader, Report
-from afl.wire.accounting import FrameContent, WireCount, float_equivalents, saved_bytes
-from afl.wire.fast_chunk import ChunkView
-from afl.wire.frames import traffic_of_kind
+from afl.core.messages import PayloadHeader, Report
+from afl.wire.accounting import WireCount, float_equivalents, saved_bytes
 
 
 @dataclass
@@ -38,6 +36,10 @@ class Counters:
         """As they are now."""
         return replace(self, uplink=self.uplink.copied(), downlink=self.downlink.copied())
 
+    def set(self, other: Counters) -> None:
+        """Take over another's."""
+        vars(self).update(vars(other.copied()))
+
     def values(self) -> dict[str, Any]:
         """As JSON has it, for :meth:`of_values`."""
         return asdict(self)
@@ -52,12 +54,6 @@ class Counters:
         """From :meth:`values`, also by way of JSON."""
         counts = {name: WireCount.of_values(values[name]) for name in ("uplink", "downlink")}
         return cls(**{**values, **counts})
-
-    def count_chunk(self, length: int, chunk: ChunkView, header: PayloadHeader | None, kind: Kind) -> None:
-        """A frame of ``length`` bytes with one chunk and nothing else has come in."""
-        in_indices = max(0, min(len(chunk.data), (header.index_bytes if header else 0) - chunk.offset))
-        values = len(chunk.data) - in_indices
-        self.uplink.add(length, FrameContent(traffic_of_kind(kind), values=values, indices=in_indices))
 
     def charge_report(self, report: Report) -> None:
         """What the paper charges for a report: its payloads, its loss, and its weight if it has one."""
@@ -108,3 +104,31 @@ class Incidents:
         """It has happened to each of these."""
         for worker in workers:
             self.counts[incident][worker] += 1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a step was closed.
+
+    Attributes:
+        round_seconds: since the round before.
+        seconds: since the run began, without the time between its processes.
+        counters: as they were.
+    """
+
+    round_seconds: float
+    seconds: float
+    counters: Counters
+
+    def values(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "round_seconds": self.round_seconds,
+            "seconds": self.seconds,
+            "tallies": self.counters.values(),
+        }
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Moment:
+        """From :meth:`values`."""
+        return cls(values["round_seconds"], values["seconds"], Counters.of_values(values["tallies"]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class RunDescription:
     run_id: str
     task: str
     algorithm: str
-    directory: Path
+    directory: str
     workers: int
     rounds: int
     dim: int

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +25,9 @@ from afl.security.certificates import (
 )
 from afl.security.identity import (
     URI_PREFIX,
+    Grant,
+    Permission,
     TokenEntry,
-    WorkerIds,
     ids_of_hash,
     ids_of_names,
     parse_tokens,
@@ -40,44 +41,19 @@ _BEARER: Final = "bearer "
 
 
 @dataclass(frozen=True)
-class Grant:
-    """The workers that one proof of identity allows."""
-
-    proof: str
-    ids: WorkerIds
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a peer has shown of itself.
+class PeerIdentity:
+    """What a peer has shown of itself, and what it may do.
 
     Attributes:
-        refusal: why it may not come in as any worker; empty if it may.
-        grants: all of these must allow a worker; where there are none, whoever comes is believed.
         names: the alternative names of its certificate.
         token: the hash of its token; empty if it has shown none.
         tokens: those that were known when it was looked at.
-        not_after: when its certificate expires, in Unix time; ``None`` if it has shown none.
     """
 
-    refusal: str = ""
-    grants: tuple[Grant, ...] = ()
+    permission: Permission
     names: tuple[str, ...] = field(default=(), repr=False)
     token: str = field(default="", repr=False)
     tokens: tuple[TokenEntry, ...] = field(default=(), repr=False)
-    not_after: float | None = None
-
-    def forbids(self, workers: Sequence[int]) -> str:
-        """Why the peer may not speak for these workers; empty if it may."""
-        for grant in self.grants:
-            outside = next((worker for worker in workers if worker not in grant.ids), None)
-            if outside is not None:
-                other = f"one that names {URI_PREFIX}{outside}" if grant.proof == "certificate" else "another"
-                return (
-                    f"this worker's {grant.proof} speaks for {grant.ids.named}, not for worker {outside}:"
-                    f" start it with an --id among those, or with {other}"
-                )
-        return self.refusal
 
 
 @dataclass(frozen=True)
@@ -94,7 +70,7 @@ class Served:
     not_after: float
 
 
-class Gate:
+class Authentication:
     """The server's certificate, the authorities it believes and the tokens it knows.
 
     Raises:
@@ -131,7 +107,7 @@ class Gate:
 
     def identify(
         self, names: Sequence[str], authorization: Sequence[str], certificate: bytes = b""
-    ) -> Identity:
+    ) -> PeerIdentity:
         """Who a peer is.
 
         Args:
@@ -142,47 +118,55 @@ class Gate:
         token = ""
         if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
             token = token_hash(authorization[0][len(_BEARER) :].strip())
-        not_after = None
+        expiry = None
         if certificate:
             # What cannot be read was verified all the same; its end is for metrics only.
             with contextlib.suppress(ConfigError):
-                not_after = validity(certificate, "the worker's certificate").not_after
-        return replace(self._identity(tuple(names), token), not_after=not_after)
+                expiry = validity(certificate, "the worker's certificate").not_after
+        return self._identity(tuple(names), token, expiry)
 
-    def again(self, identity: Identity) -> Identity:
+    def again(self, identity: PeerIdentity) -> PeerIdentity:
         """A peer that is in, by the tokens that are known now; the same object if they are the same.
 
         Its certificate counts for as long as its connection.
         """
         if self._tokens is None or self._tokens.current() is identity.tokens:
             return identity
-        return replace(self._identity(identity.names, identity.token), not_after=identity.not_after)
+        return self._identity(identity.names, identity.token, identity.permission.certificate_expiry)
 
-    def _identity(self, names: tuple[str, ...], token: str) -> Identity:
-        grants = []
+    def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
         tokens = () if self._tokens is None else self._tokens.current()
+        grants: list[Grant] = []
+        refusal = self._grant(grants, names, token, tokens)
+        permission = Permission(refusal, () if refusal else tuple(grants), expiry)
+        return PeerIdentity(permission, names, token, tokens)
+
+    def _grant(
+        self, grants: list[Grant], names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]
+    ) -> str:
+        """Collect what a peer's proofs allow; why it may not come in, or empty."""
         if self._wants_certificate:
             ids = ids_of_names(names)
             if not ids.ranges:
-                return Identity(
+                return (
                     "this worker's certificate names no worker: it needs a URI among its subject alternative"
                     f" names, such as {URI_PREFIX}3 or {URI_PREFIX}0-9"
                 )
             grants.append(Grant("certificate", ids))
         if self._tokens is not None:
             if not token:
-                return Identity(
+                return (
                     "this server wants a token: start the worker with --token-file FILE, or with AFL_TOKEN in"
                     " its environment"
                 )
             found = ids_of_hash(token, tokens)
             if found is None:
-                return Identity(
+                return (
                     "this worker's token is not one that the server knows (server.tokens): was it replaced,"
                     " or is it another run's?"
                 )
             grants.append(Grant("token", found))
-        return Identity("", tuple(grants), names, token, tokens)
+        return ""
 
 
 def _served(tls: Tls) -> Served:

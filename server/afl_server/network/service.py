@@ -1,36 +1,37 @@
-"""gRPC on the server: streams to sessions. No other module here knows gRPC's types."""
+"""gRPC on the server: streams to events, effects to streams. No other module here knows gRPC's types."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-import time
+from collections.abc import Callable, Iterable
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from afl.config.address import Address
-from afl.core.messages import GoodbyeStatus
-from afl.daemon import events
+from afl.config.schema import Server
+from afl.daemon import events as log_events
 from afl.daemon.descriptors import most_connections, most_descriptors
-from afl.errors import AddressError, NonFiniteError, ProtocolError
+from afl.errors import AddressError
 from afl.wire.frames import SERVICE
 from afl.wire.transport import channel_options
-from afl_server.coordinator import Coordinator
-from afl_server.network.authentication import Identity, Served
+from afl_server.federation import effects, events
+from afl_server.federation.counters import Counters
+from afl_server.network.authentication import Authentication, PeerIdentity, Served
 from afl_server.network.bind_check import check_bind
+from afl_server.network.conversation import Conversation
 from afl_server.network.disconnect import disconnect
+from afl_server.network.outbox import Outbox
 from afl_server.network.reloading import ReloadedFiles
-from afl_server.session import Session, SessionOverError, State
-from afl_server.uninterrupted import uninterrupted
 
 LOG = logging.getLogger("afl.server")
 
 STOP_GRACE_S = 1.0
 """How long streams that are still open get to close when the server stops."""
-
 
 LEAST_CONNECTIONS = 1024
 """Of strangers and workers together, that are allowed however few the sessions."""
@@ -38,13 +39,49 @@ LEAST_CONNECTIONS = 1024
 CONNECTIONS_A_SESSION = 4
 """A worker that comes back, a probe, and some that are on their way out."""
 
+PARTS_A_TURN = 64
+"""Reports and chunks of one frame after which other streams have their turn."""
+
+Deliver = Callable[[events.Event], None]
+"""Takes an event to the federation, and carries out what follows."""
+
+
+class _Stream:
+    """One worker process's stream.
+
+    Attributes:
+        is_read: set while the federation takes what the peer sends.
+    """
+
+    def __init__(self, member: int, identity: PeerIdentity, outbox: Outbox) -> None:
+        self.member = member
+        self.identity = identity
+        self.outbox = outbox
+        self.is_read = asyncio.Event()
+        self.is_read.set()
+
 
 class FederationService:
-    """The gRPC server of one run."""
+    """The gRPC server of one run.
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        server = coordinator.config.server
+    Args:
+        run_id: told to workers as the run ends.
+        counters: count what is sent.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        authentication: Authentication,
+        run_id: str,
+        counters: Counters,
+        deliver: Deliver,
+    ) -> None:
+        self._config = server
+        self._authentication = authentication
+        self._run_id = run_id
+        self._counters = counters
+        self._deliver = deliver
         # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
         patience_ms = round(1000 * server.handshake_timeout)
         bounds = [
@@ -60,6 +97,8 @@ class FederationService:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._watch: asyncio.Task[None] | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._numbers = itertools.count(1)
         self.port = 0
 
     async def start(self, address: Address) -> None:
@@ -75,10 +114,10 @@ class FederationService:
             raise AddressError(f"server.listen: cannot listen on {address}: {error}") from error
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._watch = asyncio.create_task(self._watch_sessions())
+        self._watch = asyncio.create_task(self._watch_permissions())
 
     def _open_port(self, address: str) -> int:
-        certificates = self._coordinator.gate.certificates
+        certificates = self._authentication.certificates
         if certificates is None:
             return self._server.add_insecure_port(address)
         return self._server.add_secure_port(address, _credentials(certificates))
@@ -96,145 +135,133 @@ class FederationService:
         for service in ("", SERVICE):
             await self._health.set(service, status)
 
+    # What the federation wants of streams.
+
+    def carry_out(self, effect: effects.Effect) -> None:
+        """An effect that concerns streams; nothing happens if the one that it is for is gone."""
+        if isinstance(effect, effects.Announce):
+            for stream in self._streams.values():
+                stream.outbox.wake()
+            return
+        stream_ = self._streams.get(effect.member)  # type: ignore[attr-defined]  # all others have one
+        if stream_ is not None:
+            self._carry_out(stream_, effect)
+
+    def _carry_out(self, stream: _Stream, effect: effects.Effect) -> None:
+        outbox = stream.outbox
+        if isinstance(effect, effects.Send | effects.Follow):
+            if isinstance(effect, effects.Send):
+                outbox.put(effect.frame)
+            else:
+                outbox.follow(effect.broadcast, effect.workers)
+            if outbox.is_full and not outbox.is_given_up:
+                self._give_up(stream)
+        elif isinstance(effect, effects.Heartbeat):
+            outbox.beat()
+        elif isinstance(effect, effects.End):
+            outbox.end(effect.status, effect.reason, self._run_id)
+        elif isinstance(effect, effects.Pause):
+            stream.is_read.clear()
+        elif isinstance(effect, effects.Resume):
+            stream.is_read.set()
+        else:
+            assert isinstance(effect, effects.HangUp)
+            disconnect(effect.peer, self.port)
+
+    def _give_up(self, stream: _Stream) -> None:
+        """A peer has long taken nothing."""
+        stream.outbox.give_up()
+        self._deliver(events.NotReading(stream.member))
+
+    # Streams.
+
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        session = self._coordinator.reception.admit(context.peer(), self._identify(context))
+        identity = self._identify(context)
+        stream = _Stream(next(self._numbers), identity, Outbox(self._counters))
+        self._streams[stream.member] = stream
+        self._deliver(events.Opened(stream.member, context.peer(), identity.permission))
         tasks = {
-            asyncio.create_task(self._write(session, context)),
-            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(self._write(stream, context)),
+            asyncio.create_task(self._read(stream, context)),
         }
         try:
-            await self._until_over(session, tasks)
+            await self._until_over(stream, tasks)
+            broken = [error for task in tasks if task.done() and (error := task.exception()) is not None]
         finally:
-            # A peer that hangs up as it is seen off cancels this once more; it must be seen off all the same.
-            await uninterrupted(self._see_off(session, tasks))
-        if session.is_given_up:
+            # Before anything is waited for: a peer that hangs up meanwhile cancels this once more.
+            for task in tasks:
+                task.cancel()
+            del self._streams[stream.member]
+            self._deliver(events.Left(stream.member))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for error in broken:
+            if not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
+                broke = log_events.SessionBroke(peer=context.peer(), workers=())
+                LOG.error("the stream of %s broke", context.peer(), exc_info=error, extra=broke.extra)
+        if stream.outbox.is_given_up:
             # The status of an ordinary end would wait behind what the peer does not take.
             raise asyncio.CancelledError
 
-    async def _until_over(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
-        """Wait until one of the session's two sides has ended; a peer that is seen off has
+    async def _until_over(self, stream: _Stream, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Wait until one of the stream's two sides has ended; a peer that is seen off has
         ``server.peer_timeout`` to take what is left."""
-        ended = asyncio.create_task(session.ended.wait())
+        outbox = stream.outbox
+        ended = asyncio.create_task(outbox.ended.wait())
         try:
             await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if session.state is State.ENDED and not session.is_given_up:
-                patience = self._coordinator.config.server.peer_timeout
-                done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if outbox.ended.is_set() and not outbox.is_given_up:
+                timeout = self._config.peer_timeout
+                done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    session.give_up()
+                    self._give_up(stream)
         finally:
             ended.cancel()
-        if session.is_given_up:
-            self._coordinator.reception.tell_not_reading(session)
-            disconnect(session.peer, self.port)
 
-    def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity:
+    def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> PeerIdentity:
         shown = context.auth_context()
         names = shown.get("x509_subject_alternative_name", ())
         metadata = context.invocation_metadata() or ()
-        return self._coordinator.gate.identify(
+        return self._authentication.identify(
             [name.decode(errors="replace") for name in names],
             [str(value) for key, value in metadata if key == "authorization"],
             next(iter(shown.get("x509_pem_cert", ())), b""),
         )
 
-    async def _see_off(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await self._coordinator.reception.leave(session)
-        for result in results:
-            if isinstance(result, Exception) and not isinstance(result, grpc.RpcError | grpc.aio.BaseError):
-                LOG.error(
-                    "session of %s broke",
-                    session.label,
-                    exc_info=result,
-                    extra=events.SessionBroke(peer=session.peer, workers=session.workers).extra,
-                )
-
-    async def _write(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        downlink = self._coordinator.counters.downlink
-        async for frame in session.outgoing():
+    async def _write(self, stream: _Stream, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        downlink = self._counters.downlink
+        async for frame in stream.outbox.frames():
             downlink.add(len(frame.data), frame.content)
             await context.write(frame.data)
 
-    async def _read(self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        timeout: float | None = self._coordinator.config.server.handshake_timeout
-        while session.state is not State.ENDED:
-            await self._wait_turn(session)
-            try:
-                data = await (
-                    context.read() if timeout is None else asyncio.wait_for(context.read(), timeout)
-                )
-            except TimeoutError:
-                self._coordinator.reception.refuse(session, f"no Join within {timeout:g} s")
-                break
+    async def _read(self, stream: _Stream, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        conversation, ended = Conversation(stream.member), stream.outbox.ended
+        while not ended.is_set():
+            await stream.is_read.wait()
+            data = await context.read()
             if not isinstance(data, bytes):
                 # gRPC's end-of-stream mark.
                 return
-            timeout = None
-            try:
-                await session.receive(data)
-            except SessionOverError as goodbye:
-                LOG.info(
-                    "%s leaves: %s",
-                    session.label,
-                    goodbye,
-                    extra=events.Goodbye(
-                        peer=session.peer, workers=session.workers, reason=str(goodbye)
-                    ).extra,
-                )
-                return
-            except (ProtocolError, NonFiniteError) as error:
-                self._coordinator.reception.refuse(session, str(error))
+            for count, event in enumerate(conversation.events_of(data), 1):
+                self._deliver(event)
+                if isinstance(event, events.GoodbyeSaid):
+                    return
+                if count % PARTS_A_TURN == 0:
+                    await asyncio.sleep(0)
+                    await stream.is_read.wait()
+                if ended.is_set():
+                    break
         # The writer still has a goodbye to send; it ends the stream.
         await asyncio.Event().wait()
 
-    async def _wait_turn(self, session: Session) -> None:
-        while self._coordinator.is_congested(session):
-            session.is_paused = True
-            await self._coordinator.relief()
-        if session.is_paused:
-            session.is_paused = False
-            session.last_seen = time.monotonic()
-
-    async def _watch_sessions(self) -> None:
-        """Send heartbeats, and end sessions that have been silent for too long."""
-        server = self._coordinator.config.server
+    async def _watch_permissions(self) -> None:
+        """Notice tokens that count for something else than before."""
         while True:
-            await asyncio.sleep(server.heartbeat)
-            now = time.monotonic()
-            for session in self._coordinator.roster:
-                if session.state is State.NEW:
-                    continue
-                if await self._is_revoked(session):
-                    continue
-                session.beat()
-                silence = now - session.last_seen
-                if silence > server.peer_timeout and not session.is_paused:
-                    LOG.warning(
-                        "%s silent for %.0f s and given up",
-                        session.label,
-                        silence,
-                        extra=events.PeerTimeout(
-                            peer=session.peer, workers=session.workers, seconds=silence
-                        ).extra,
-                    )
-                    session.end(GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
-                    await self._coordinator.reception.leave(session)
-
-    async def _is_revoked(self, session: Session) -> bool:
-        """End a session whose token does not count any more; whether it was one."""
-        identity = self._coordinator.gate.again(session.identity)
-        if identity is session.identity or session.state is State.ENDED:
-            return False
-        session.identity = identity
-        refusal = identity.forbids(session.workers)
-        if not refusal:
-            return False
-        self._coordinator.reception.refuse(session, refusal)
-        await self._coordinator.reception.leave(session)
-        return True
+            await asyncio.sleep(self._config.heartbeat)
+            for stream in list(self._streams.values()):
+                identity = self._authentication.again(stream.identity)
+                if identity is not stream.identity:
+                    stream.identity = identity
+                    self._deliver(events.PermissionChanged(stream.member, identity.permission))
 
 
 def _most_connections(sessions: int) -> int:

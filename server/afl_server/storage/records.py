@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +27,7 @@ from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE,
 from afl.runs.means import settled
 from afl.wire.accounting import Direction, WireCount
 from afl_server.federation.broadcast import ModelCopy
-from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -38,8 +38,7 @@ class RunRecords:
     """What is written of a run.
 
     Attributes:
-        evaluations: all so far, in order.
-        best: the one whose worst worker was served best.
+        ranking: of the evaluations so far; whoever closes one adds it.
         round: the last closed round.
         first_round: the first line of a round in the metrics.
         history: what the status page draws; ``None`` where nothing serves it.
@@ -48,8 +47,6 @@ class RunRecords:
     run_id: str
     directory: Path
     config: Config
-    evaluations: list[EvaluationSummary] = field(default_factory=list)
-    best: EvaluationSummary | None = None
     round: RoundSummary | None = None
     first_round: Mapping[str, Any] | None = None
     last_evaluation: Evaluation | None = None
@@ -60,7 +57,7 @@ class RunRecords:
     """The lines that the metrics had beyond where they are gone on with."""
 
     def __post_init__(self) -> None:
-        self._divergence = self.config.divergence_watch
+        self.ranking = Ranking(self.config.divergence_watch)
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     @staticmethod
@@ -147,8 +144,7 @@ class RunRecords:
 
     def _read_again(self, line: Mapping[str, Any]) -> None:
         if line["event"] == "evaluation":
-            self._rank(EvaluationSummary.of_line(line), line.get("absent", ()))
-            self._watch(line["round"], line["workers"], line.get("non_finite", ()))
+            self.ranking.see_line(line)
         self._remember(line)
 
     def _rewrite(self, name: str, content: bytes) -> None:
@@ -173,7 +169,7 @@ class RunRecords:
             raise self._unwritten(METRICS_FILE, error) from error
         ahead, self._ahead = self._ahead, ()
         last_round = 0 if self.round is None else self.round.synchronization
-        last_evaluation = self.evaluations[-1].round if self.evaluations else -1
+        last_evaluation = self.ranking.last.round if self.ranking.last else -1
         return (
             sum(line["event"] == "round" and line["synchronization"] > last_round for line in ahead),
             sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
@@ -249,16 +245,14 @@ class RunRecords:
         )
         self._remember(line, summary.dual_weights)
 
-    def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> bool:
-        """An evaluation: one line; whether it is the best so far.
+    def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
+        """An evaluation: one line.
 
         Raises:
             StorageError: if it cannot be written.
         """
         standing = EvaluationSummary.of(evaluation)
         self.last_evaluation = evaluation
-        is_best = self._rank(standing, evaluation.absent)
-        self._watch(standing.round, evaluation.metrics, evaluation.non_finite)
         line = self._line(
             "evaluation",
             round=standing.round,
@@ -287,28 +281,6 @@ class RunRecords:
                 max_loss=standing.max_loss,
             ).extra,
         )
-        return is_best
-
-    def require_convergence(self) -> None:
-        """The evaluations so far are well, or else:
-
-        Raises:
-            DivergedError: as ``faults.divergence`` says.
-        """
-        if self._divergence is not None:
-            self._divergence.require()
-
-    def _watch(self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int]) -> None:
-        if self._divergence is not None:
-            self._divergence.see(round_, metrics, non_finite)
-
-    def _rank(self, standing: EvaluationSummary, absent: Sequence[int]) -> bool:
-        self.evaluations.append(standing)
-        # Who was absent may be the one that is served worst.
-        is_best = not absent and standing.is_better_than(self.best)
-        if is_best:
-            self.best = standing
-        return is_best
 
     def save_model(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
         """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module.
@@ -317,7 +289,7 @@ class RunRecords:
             StorageError: if it cannot be written.
         """
         assert name in MODEL_NAMES
-        standing = next((entry for entry in self.evaluations if entry.round == rounds_applied), None)
+        standing = next((entry for entry in self.ranking.evaluations if entry.round == rounds_applied), None)
         metadata = {
             "format": "pt",
             "afl_version": __version__,
@@ -363,7 +335,8 @@ class RunRecords:
         """
         if lost := self.lost():
             raise StorageError(lost)
-        first, last = (self.evaluations[0], self.evaluations[-1]) if self.evaluations else (None, None)
+        found = self.ranking.evaluations
+        first, last = (found[0], found[-1]) if found else (None, None)
         summary = {
             "run_id": self.run_id,
             "afl_version": __version__,
@@ -377,7 +350,7 @@ class RunRecords:
             "first_round": self._beginning(),
             "first": first.__dict__ if first else None,
             "last": last.__dict__ if last else None,
-            "best": self.best.__dict__ if self.best else None,
+            "best": self.ranking.best.__dict__ if self.ranking.best else None,
             "communication": {
                 direction.value: {
                     "wire_bytes": count.total,

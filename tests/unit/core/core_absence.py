@@ -74,7 +74,9 @@ class Absences:
         self.workers = range(self.problem.workers)
         self.vector = self.problem.vector()
         self.algorithm = server_half(self.settings, self.vector.values, randomness)
-        self.engine = RoundEngine(self.algorithm, evaluate_every=self.every, policy=self.policy)
+        self.engine = RoundEngine(
+            self.algorithm, evaluate_every=self.every, policy=self.policy, model=self.vector
+        )
         self.faulty: set[tuple[int, int]] = set()
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
@@ -148,8 +150,6 @@ class Absences:
                 tuple(returned),
             )
         )
-        self.algorithm.settle()
-        engine.expect_digest(self.vector.digest())
         round_, evaluation = engine.last_round, engine.last_evaluation
         following = engine.advance()
         assert {ack.worker for ack in engine.cut_off} == set(by["cut"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,20 +22,19 @@ from afl.core.messages import (
     Step,
     ValueType,
 )
-from afl.wire.accounting import WireCount
+from afl.wire.accounting import FrameContent, Traffic, WireCount
 from afl.wire.costs import Cost, lengths_of, report_costs, session_costs, step_costs
-from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,
+    Frame,
     commit_frame,
-    content_of_worker_frame,
-    parse_worker_frame,
     traffic_of_kind,
 )
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Counters
-from afl_server.network.authentication import Identity
-from afl_server.session import Session
+from afl_server.federation.events import FrameCame, Piece
+from afl_server.network.conversation import Conversation
+from afl_server.network.outbox import Outbox
 from afl_worker.runtime import _frames
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
@@ -87,19 +84,18 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
     return max(drawn, sum(payload.header.total_bytes for payload in payloads) // 400 // 4 * 4)
 
 
-def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Counters:
-    """As its session counts what comes in."""
-    counters = Counters()
+def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> WireCount:
+    """As the server counts what comes in."""
+    count, conversation = WireCount(), Conversation(1)
     for frame in _frames(report, kind, payloads, chunk_bytes):
-        chunk = lone_chunk_of_worker(frame.data)
-        if chunk is not None:
-            counters.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
-        else:
-            content = content_of_worker_frame(
-                parse_worker_frame(frame.data), lambda _: None, traffic_of_kind(kind)
-            )
-            counters.uplink.add(len(frame.data), content)
-    return counters
+        for event in conversation.events_of(frame.data):
+            if isinstance(event, FrameCame):
+                content = FrameContent(traffic_of_kind(kind), event.values, event.indices, event.scalars)
+                count.add(event.size, content)
+            elif isinstance(event, Piece) and event.size:
+                values = len(event.data) - event.indices
+                count.add(event.size, FrameContent(traffic_of_kind(kind), values, event.indices))
+    return count
 
 
 def totals(costs: list[Cost]) -> WireCount:
@@ -136,7 +132,7 @@ def test_a_report_of_training(
     costs = list(report_costs(report, kind, lengths_of(payloads), chunk_bytes))
     made = list(_frames(report, kind, payloads, chunk_bytes))
     assert [cost.length for cost in costs] == [len(frame.data) for frame in made]
-    assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes).uplink
+    assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes)
 
 
 @given(
@@ -154,28 +150,31 @@ def test_a_report_of_an_evaluation(
     costs = list(report_costs(report, Kind.EVALUATE, (), 4096))
     (made,) = _frames(report, Kind.EVALUATE, [], 4096)
     assert [cost.length for cost in costs] == [len(made.data)]
-    assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096).uplink
+    assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096)
 
 
 def sent_by_the_server(
     step: Step, payloads: list[Payload], chunk_bytes: int, worker: int, weights: list[float]
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
-    counters = Counters()
-    session = Session(cast("Any", SimpleNamespace(counters=counters)), "test", Identity())
-    session.workers = (worker,)
+    outbox = Outbox(Counters())
+    broadcast = Broadcast.whole(
+        step,
+        NOWHERE,
+        payloads,
+        dual_weights=weights,
+        participants=range(worker + 1),
+        chunk_bytes=chunk_bytes,
+    )
+    goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:
-        broadcast = Broadcast.whole(
-            step,
-            NOWHERE,
-            payloads,
-            dual_weights=weights,
-            participants=range(worker + 1),
-            chunk_bytes=chunk_bytes,
-        )
+        outbox.follow(broadcast, (worker,))
+        outbox.put(goodbye)
         count = WireCount()
-        async for frame in session._follow(broadcast):
+        async for frame in outbox.frames():
+            if frame is goodbye:
+                break
             count.add(len(frame.data), frame.content)
         return count
 

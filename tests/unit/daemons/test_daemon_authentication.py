@@ -10,14 +10,14 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.errors import ConfigError
-from afl_server.network.authentication import Gate
+from afl_server.network.authentication import Authentication
 from support.identities import Identities, tls
 
 
-def gate_of(**server: Any) -> Gate:
+def gate_of(**server: Any) -> Authentication:
     algorithm = {"name": "afl-br", "rounds": 1, "eta_w": 1.0, "eta_q": 0.0}
     values = {"workers": 9, "task": {"name": "digits"}, "algorithm": algorithm, "server": server}
-    return Gate(config_from_mapping(values).server)
+    return Authentication(config_from_mapping(values).server)
 
 
 def token_of(path: Path) -> list[str]:
@@ -32,9 +32,13 @@ def ours(tmp_path: Path) -> Identities:
 def test_whoever_comes_is_believed_where_nothing_is_asked_for(ours: Identities) -> None:
     for gate in (gate_of(), gate_of(tls=tls(ours.server()))):
         identity = gate.identify(["afl:worker:1"], ["Bearer x", "y"])
-        assert (identity.refusal, identity.grants, identity.forbids([0, 8])) == ("", (), "")
+        assert (
+            identity.permission.refusal,
+            identity.permission.grants,
+            identity.permission.forbids([0, 8]),
+        ) == ("", (), "")
         assert gate.again(identity) is identity
-        assert gate.identify([], []).forbids([0, 8]) == ""
+        assert gate.identify([], []).permission.forbids([0, 8]) == ""
 
 
 @pytest.mark.parametrize(
@@ -45,27 +49,27 @@ def test_what_is_no_token(ours: Identities, authorization: list[str]) -> None:
     token = token_of(ours.token("3"))[0].removeprefix("Bearer ")
     gate = gate_of(tokens=str(ours.tokens))
     identity = gate.identify([], [value.replace("TOKEN", token) for value in authorization])
-    assert identity.refusal.startswith("this server wants a token")
-    assert identity.forbids([3]) == identity.refusal
-    assert token not in identity.refusal
+    assert identity.permission.refusal.startswith("this server wants a token")
+    assert identity.permission.forbids([3]) == identity.permission.refusal
+    assert token not in identity.permission.refusal
 
 
 def test_a_certificate_and_a_token_must_both_allow(ours: Identities) -> None:
     path = ours.token("0-5")
     gate = gate_of(tls=tls(ours.server(), ours.ca), tokens=str(ours.tokens))
     identity = gate.identify(["afl:worker:4-8"], token_of(path))
-    assert identity.forbids([4, 5]) == ""
-    assert "certificate speaks for workers 4-8, not for worker 3" in identity.forbids([3, 4])
-    assert "token speaks for workers 0-5, not for worker 6" in identity.forbids([5, 6])
-    assert identity.forbids([]) == ""
+    assert identity.permission.forbids([4, 5]) == ""
+    assert "certificate speaks for workers 4-8, not for worker 3" in identity.permission.forbids([3, 4])
+    assert "token speaks for workers 0-5, not for worker 6" in identity.permission.forbids([5, 6])
+    assert identity.permission.forbids([]) == ""
 
 
 def test_an_unknown_token_is_not_shown(ours: Identities) -> None:
     ours.token("0")
     unknown = ours.token("3", is_known=False)
     identity = gate_of(tokens=str(ours.tokens)).identify([], token_of(unknown))
-    assert "token is not one that the server knows" in identity.refusal
-    assert token_of(unknown)[0].removeprefix("Bearer ") not in identity.refusal
+    assert "token is not one that the server knows" in identity.permission.refusal
+    assert token_of(unknown)[0].removeprefix("Bearer ") not in identity.permission.refusal
 
 
 def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
@@ -77,13 +81,13 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
     ours.tokens.write_bytes(whole + b"3 sha256:\n")
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            assert gate.identify([], token_of(first)).forbids([0]) == ""
+            assert gate.identify([], token_of(first)).permission.forbids([0]) == ""
         ours.tokens.unlink()
         for _ in range(3):
-            assert gate.identify([], token_of(first)).forbids([0]) == ""
+            assert gate.identify([], token_of(first)).permission.forbids([0]) == ""
         ours.know("3", token_of(second)[0].removeprefix("Bearer "))
-        assert gate.identify([], token_of(second)).forbids([3]) == ""
-        assert gate.identify([], token_of(first)).refusal
+        assert gate.identify([], token_of(second)).permission.forbids([3]) == ""
+        assert gate.identify([], token_of(first)).permission.refusal
     events = [record.event for record in caplog.records]  # type: ignore[attr-defined]
     assert events == ["reload_failed", "reload_failed", "reloaded"]
     assert "what was there before stays in use: server.tokens" in caplog.records[0].getMessage()
@@ -98,12 +102,12 @@ def test_a_peer_that_is_in_is_looked_at_again_once_tokens_have_changed(ours: Ide
     ours.token("7")
     second = gate.again(first)
     assert second is not first
-    assert second.forbids([4, 5]) == ""
+    assert second.permission.forbids([4, 5]) == ""
     ours.tokens.write_text(ours.tokens.read_text(encoding="utf-8").replace("0-5 ", "0-4 "), encoding="utf-8")
-    assert "token speaks for workers 0-4, not for worker 5" in gate.again(second).forbids([4, 5])
+    assert "token speaks for workers 0-4, not for worker 5" in gate.again(second).permission.forbids([4, 5])
     ours.tokens.unlink()
     ours.token("7")
-    assert "token is not one that the server knows" in gate.again(second).forbids([4])
+    assert "token is not one that the server knows" in gate.again(second).permission.forbids([4])
 
 
 def test_a_certificate_is_read_again_once_its_key_is_there_too(
