@@ -11,12 +11,12 @@ from afl.config import Config, load_config
 from afl.config.address import check_plaintext
 from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
-from afl.errors import AflError, ExitCode
+from afl.errors import AflError, ConfigError, ExitCode
+from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
-from afl_server.gate import Gate
-from afl_server.stored import stored_config
+from afl_server.network.authentication import Authentication
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _config(options)
         if config.server.tls is None:
             check_plaintext(config.server.listen, insecure=config.server.insecure)
-        gate = Gate(config.server)
+        authentication = Authentication(config.server)
         # PyTorch takes seconds to import: what is wrong with the configuration is said before.
-        from afl_server.running import run  # noqa: PLC0415
+        from afl_server.runner.run import run  # noqa: PLC0415
 
-        return run(config, gate, live=options.live, stays=options.stay)
+        return run(config, authentication, live=options.live, stays=options.stay)
     except AflError as error:
         return failed("afl-server", error)
     except KeyboardInterrupt:
@@ -87,3 +87,18 @@ def make_server_parser() -> argparse.ArgumentParser:
     stay_option(parser)
     common_options(parser)
     return parser
+
+
+def stored_config(directory: Path, overrides: list[str]) -> Config:
+    """The configuration of the run in a directory, to go on with.
+
+    Raises:
+        ConfigError: if there is no run that can be gone on with.
+    """
+    if not (directory / STATE_FOLDER).is_dir():
+        raise ConfigError(
+            f"--resume {directory}: no run that can be gone on with is there (no folder "
+            f"{directory / STATE_FOLDER}); give the run.directory of one that was stopped"
+        )
+    config = load_config(directory / CONFIG_FILE, overrides)
+    return config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})

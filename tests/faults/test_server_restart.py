@@ -70,7 +70,7 @@ def test_a_server_that_dies_before_its_run_begins_leaves_the_directory_free(tmp_
         f"    while not any(name == {written!r} for *_, names in os.walk('run') for name in names):\n"
         "        pass\n"
         "    os.kill(os.getpid(), 9)\n"
-        "from afl_server import records, store\n"
+        "from afl_server.storage import records, store\n"
         "pause = lambda path, data, whole=records.write_whole: (whole(path, data), time.sleep(2))\n"
         "records.write_whole = pause\n"
         "threading.Thread(target=look, daemon=True).start()\n"

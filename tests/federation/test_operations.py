@@ -312,7 +312,9 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
 ) -> None:
     """A limit on the size of files, 16 KiB, stands for a full disk."""
     program = (
-        "import resource, runpy, sys; from afl_server.records import RunRecords; create = RunRecords.create\n"
+        "import resource, runpy, sys\n"
+        "from afl_server.storage.records import RunRecords\n"
+        "create = RunRecords.create\n"
         "def limited(*arguments):\n"
         "    records = create(*arguments)\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"

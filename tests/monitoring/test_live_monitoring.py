@@ -22,7 +22,7 @@ SCRAPES = 12
 PATIENCE_S = 100.0
 
 
-class Watched:
+class ReloadedFiles:
     """A run with all that there is to see, and the Prometheus that scrapes it."""
 
     def __init__(self, federation: Federation, prometheus: Prometheus) -> None:
@@ -51,7 +51,7 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadedFiles]:
     """Top-k both ways under mutual TLS: residuals at both ends, and certificates."""
     folder = tmp_path_factory.mktemp("watched")
     pki = Identities(folder / "pki")
@@ -83,7 +83,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "scrape_configs": [{"job_name": "afl", "static_configs": [{"targets": [target]}]}],
         }
         with Prometheus(scraping, folder / "prometheus") as prometheus:
-            run = Watched(federation, prometheus)
+            run = ReloadedFiles(federation, prometheus)
             prometheus.wait_until(run.has_been_scraped, PATIENCE_S)
             yield run
 
@@ -93,7 +93,7 @@ def panels() -> list[dict[str, Any]]:
     return [inner for panel in found for inner in (panel, *panel.get("panels", ()))]
 
 
-def test_every_query_of_the_dashboard_has_data(watched: Watched) -> None:
+def test_every_query_of_the_dashboard_has_data(watched: ReloadedFiles) -> None:
     empty, asked = [], 0
     for panel in panels():
         for target in panel.get("targets", ()):
@@ -106,7 +106,7 @@ def test_every_query_of_the_dashboard_has_data(watched: Watched) -> None:
     assert not empty, empty
 
 
-def test_every_variable_of_the_dashboard_has_a_value(watched: Watched) -> None:
+def test_every_variable_of_the_dashboard_has_a_value(watched: ReloadedFiles) -> None:
     variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
     values = {"source": "prometheus"}
     for variable in variables:
@@ -122,7 +122,7 @@ def test_every_variable_of_the_dashboard_has_a_value(watched: Watched) -> None:
     }
 
 
-def test_every_part_of_every_alert_has_data(watched: Watched) -> None:
+def test_every_part_of_every_alert_has_data(watched: ReloadedFiles) -> None:
     """An alert as a whole has none while all is well."""
     for rule in rules.alerts():
         told = [rule["expr"], *re.findall(r'printf "(.*?%q.*?)" ', rule["annotations"]["summary"])]
@@ -135,7 +135,7 @@ def test_every_part_of_every_alert_has_data(watched: Watched) -> None:
             watched.prometheus.query(filled)
 
 
-def test_the_alerts_are_evaluated_and_silent_while_all_is_well(watched: Watched) -> None:
+def test_the_alerts_are_evaluated_and_silent_while_all_is_well(watched: ReloadedFiles) -> None:
     def are_evaluated() -> bool:
         return all(rule["health"] != "unknown" for rule in watched.prometheus.rules())
 
@@ -145,7 +145,7 @@ def test_the_alerts_are_evaluated_and_silent_while_all_is_well(watched: Watched)
     assert {name: state for name, state in found.items() if state != ("ok", [])} == {}
 
 
-def test_a_misspelt_metric_or_label_would_be_found(watched: Watched) -> None:
+def test_a_misspelt_metric_or_label_would_be_found(watched: ReloadedFiles) -> None:
     assert watched.prometheus.query("afl_round")
     assert not watched.prometheus.query("afl_rond")
     assert not watched.prometheus.query('afl_worker_incidents_total{incident="restarted"}')

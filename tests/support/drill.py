@@ -14,7 +14,7 @@ import psutil
 
 from afl.daemon.fault_points import VARIABLE
 from afl.runs.files import STATE_FOLDER
-from afl_server.store import RunStore
+from afl_server.storage.store import RunStore
 from support.federation import Federation, task_option
 from support.process import Process
 from support.proxy import Proxy

@@ -13,12 +13,12 @@ from afl.core.engine import Evaluation, RoundSummary
 from afl.core.messages import Kind
 from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
+from afl_server.federation.counters import Counters
 from afl_server.federation.snapshot import Connection, Ending, OpenStep, RunDescription, Snapshot
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.page_data import Sources
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.records import RunRecords
-from afl_server.tallies import Tallies
+from afl_server.storage.records import RunRecords
 
 DIM = 100_000
 PAYLOAD = 40_000
@@ -59,7 +59,7 @@ class FakeRun:
         )
         self.run_id = "20260101-000000-abcdef"
         self.records = RunRecords.create(self.run_id, folder, self.config)
-        self.counters = Tallies(starts=1)
+        self.counters = Counters(starts=1)
         self.ending: Ending | None = None
         self.gone: dict[int, float] = {}
         self.unseen: set[int] = set()
@@ -109,8 +109,8 @@ class FakeRun:
             outcome_seconds=0.001,
             dual_weights=self._weights,
             evaluation=records.last_evaluation,
-            last=records.evaluations[-1] if records.evaluations else None,
-            best=records.best,
+            last=records.ranking.last,
+            best=records.ranking.best,
             residual_norm=None,
             sessions=len(workers) - len(missing),
             connections={
@@ -163,6 +163,7 @@ class FakeRun:
             for own, accuracy in zip(loss, noisy, strict=True)
         )
         evaluation = Evaluation(number, number, metrics, (360,) * self.config.workers, ())
+        self.records.ranking.see(evaluation)
         self.records.evaluation(evaluation, up=self.counters.uplink, down=self.counters.downlink)
 
     def end(self, code: ExitCode, reason: str, *, can_resume: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from afl.core.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.core.codecs.payload import check_header
@@ -32,6 +33,7 @@ from afl.core.messages import (
     Step,
 )
 from afl.core.model.buffer_mean import BufferMean
+from afl.core.model.parameters import ParameterVector
 from afl.core.policy import AbsencePolicy
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
 
@@ -154,6 +156,8 @@ class RoundEngine:
         buffer_mean: where the workers' buffers are averaged before each evaluation.
         policy: which participants a step may close without; by default none. If any, whole payloads are kept
             until the step closes, and nothing is streamed.
+        model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
+            evaluation. Without it they are not compared.
     """
 
     def __init__(
@@ -163,8 +167,10 @@ class RoundEngine:
         evaluate_every: int,
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
+        model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
+        self._model = model
         self.policy = policy or AbsencePolicy()
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
@@ -192,11 +198,13 @@ class RoundEngine:
         """The last loss that each worker reported for the dual step; NaN before its first."""
         self.buffers_averaged: Position = NOWHERE
         """Where the workers' buffers were last averaged."""
+        self.residual_norm: float | None = None
+        """The Euclidean norm of the server's own residual at the last evaluation that this engine closed;
+        ``None`` where it keeps none."""
         self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
         self._trained: NDArray[np.int64] = np.zeros(self.workers, dtype=np.int64)
         self._absent: tuple[int, ...] = ()
         self._is_expired = False
-        self._model_digest = b""
         self._participants: Sequence[int] = algorithm.participants
         self._losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         self._reports: dict[int, Report] = {}
@@ -208,6 +216,24 @@ class RoundEngine:
     def opening(self) -> Opening:
         """The open step without a payload: for a worker that already has the model."""
         return self._opening(Step(self.step.position, self.step.kind), ())
+
+    @property
+    def model(self) -> ParameterVector:
+        """The server's own model after all closed steps."""
+        assert self._model is not None
+        self.catch_up()
+        return self._model
+
+    @property
+    def worker_params(self) -> Tensor:
+        """What a worker's model holds in the open step, float32 ``[dim]``."""
+        self.catch_up()
+        return self.algorithm.worker_params
+
+    def catch_up(self) -> None:
+        """Move the server's own model now by what the last close made, which else happens when something
+        needs it: off the critical path, once the payload is on its way. Nothing depends on it."""
+        self.algorithm.settle()
 
     @property
     def collector(self) -> Collector:
@@ -229,7 +255,7 @@ class RoundEngine:
 
     @property
     def updates_applied(self) -> int:
-        """How many update rounds the server's model has behind it, once settled."""
+        """How many update rounds the server's model has behind it."""
         position = self.step.position
         closed = position.round if position.phase > 0 else position.round - 1
         return self.algorithm.settings.updates_after(closed)
@@ -410,6 +436,9 @@ class RoundEngine:
     def advance(self) -> Opening | None:
         """Close the open step; the next one, or ``None`` at the end of the run.
 
+        The memory of its payloads stays as it is until the next piece of a report comes, or anything here
+        that concerns the model is asked for.
+
         Raises:
             NonFiniteError: if a result leaves float32's range, or too few workers have finite numbers.
         """
@@ -448,7 +477,8 @@ class RoundEngine:
         return self._follow(outcome)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """The open step without its reports, as JSON and arrays for :meth:`restore`; settled first."""
+        """The open step without its reports, as JSON and arrays for :meth:`restore`."""
+        self.catch_up()
         values: dict[str, Any] = {
             "position": list(self.step.position),
             "kind": self.step.kind.name,
@@ -546,10 +576,6 @@ class RoundEngine:
         self.dual_weights = self.algorithm.dual_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
-
-    def expect_digest(self, digest: bytes) -> None:
-        """The digest of the server's own model, for the open evaluation."""
-        self._model_digest = digest
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
         """The header of the step after the open training step."""
@@ -664,7 +690,8 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
-        right, self._model_digest = self._model_digest, b""
+        right = b"" if self._model is None else self.model.digest()
+        self.residual_norm = None if self._model is None else self.algorithm.residual_norm
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)
         by_worker = [present.get(worker, nothing) for worker in range(self.workers)]

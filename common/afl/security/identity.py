@@ -161,3 +161,38 @@ def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | No
         if hmac.compare_digest(entry.hash, presented):
             found = (found or WorkerIds()).united(entry.ids.ranges)
     return found
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The workers that one proof of identity (``certificate`` or ``token``) allows."""
+
+    proof: str
+    ids: WorkerIds
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What a peer may do.
+
+    Attributes:
+        refusal: why it may not come in as any worker; empty if it may.
+        grants: all of these must allow a worker; where there are none, whoever comes is believed.
+        certificate_expiry: of the certificate that it has shown, in Unix time; ``None`` if it has shown none.
+    """
+
+    refusal: str = ""
+    grants: tuple[Grant, ...] = ()
+    certificate_expiry: float | None = None
+
+    def forbids(self, workers: Sequence[int]) -> str:
+        """Why the peer may not speak for these workers; empty if it may."""
+        for grant in self.grants:
+            outside = next((worker for worker in workers if worker not in grant.ids), None)
+            if outside is not None:
+                other = f"one that names {URI_PREFIX}{outside}" if grant.proof == "certificate" else "another"
+                return (
+                    f"this worker's {grant.proof} speaks for {grant.ids.named}, not for worker {outside}:"
+                    f" start it with an --id among those, or with {other}"
+                )
+        return self.refusal

@@ -19,7 +19,7 @@ from afl.tasks import Task
 from afl.wire.settings import RunSettings
 from afl_lab.check.findings import Report, blaming
 from afl_lab.simulation.driver import metered
-from afl_server.tallies import Tallies
+from afl_server.federation.counters import Counters
 from afl_worker.training.oracle import TaskOracle
 
 DRY_SYNCHRONIZATIONS = 3
@@ -76,7 +76,7 @@ class Point:
     """
 
     ends: bool
-    tallies: Tallies
+    counters: Counters
     seconds: float
 
 
@@ -99,12 +99,12 @@ def dry_run(report: Report, config: Config, task: Task) -> list[Point]:
             rounds=max(config.algorithm.rounds, enough),
             evaluate_every=2 * local_steps,
         )
-        points.append(Point(False, meter.tallies.copied(), 0.0))
+        points.append(Point(False, meter.counters.copied(), 0.0))
         started = time.monotonic()
         for closed in driver.steps():
             ends = closed.position.phase == driver.engine.algorithm.phases - 1
             seconds = time.monotonic() - started
-            points.append(Point(ends and not closed.kind.is_of_evaluation, meter.tallies.copied(), seconds))
+            points.append(Point(ends and not closed.kind.is_of_evaluation, meter.counters.copied(), seconds))
             if driver.engine.updates_applied >= enough:
                 break
     return points
@@ -129,8 +129,8 @@ def estimate(
     dim_bytes = 4 * vector.dim
     buffers = 4 * vector.buffers.size + vector.frozen_length
     residuals = _residuals(settings, vector.dim)
-    up = second.tallies.uplink.total - first.tallies.uplink.total
-    down = second.tallies.downlink.total - first.tallies.downlink.total
+    up = second.counters.uplink.total - first.counters.uplink.total
+    down = second.counters.downlink.total - first.counters.downlink.total
     held = up if config.absence.leaves_out else config.server.reorder_buffer
     kept = disks(
         dim_bytes + buffers,
@@ -146,7 +146,7 @@ def estimate(
     return Costs(
         up=up,
         down=down,
-        uncompressed=up + down + second.tallies.saved_bytes - first.tallies.saved_bytes,
+        uncompressed=up + down + second.counters.saved_bytes - first.counters.saved_bytes,
         whole_run=model + synchronizations * one + evaluations * evaluation,
         round_seconds=second.seconds - first.seconds,
         server_memory=SERVER_VECTORS * dim_bytes + buffers + min(held, up),
@@ -207,4 +207,4 @@ def _shown_time(seconds: float) -> str:
 
 
 def _sent(point: Point) -> int:
-    return point.tallies.uplink.total + point.tallies.downlink.total
+    return point.counters.uplink.total + point.counters.downlink.total

@@ -9,7 +9,7 @@ from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
-from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Report, Step
+from afl.core.messages import Ack, AckStatus, CommittedStep, Payload, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
@@ -56,12 +56,13 @@ class Driver:
         meter: WireMeter | None = None,
     ) -> None:
         workers = range(settings.workers)
-        self.vector = build_vector(task, randomness)
+        vector = build_vector(task, randomness)
         self.engine = RoundEngine(
-            server_half(settings, self.vector.values, randomness),
+            server_half(settings, vector.values, randomness),
             evaluate_every=evaluate_every,
-            buffer_mean=BufferMean.of(self.vector.buffers, settings.workers),
+            buffer_mean=BufferMean.of(vector.buffers, settings.workers),
             policy=policy,
+            model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
@@ -93,17 +94,14 @@ class Driver:
             if self.meter is not None:
                 self.meter.step(opening)
             self._answer(opening)
-            if opening.step.kind is Kind.EVALUATE:
-                engine.expect_digest(self.vector.digest())
             closed = opening.step
             following = engine.advance()
-            # What follows may be in the sum's own memory, which settling frees for the next sum.
+            # What follows may be in the sum's own memory, which whoever looks at the model frees.
             opening = (
                 None
                 if following is None
                 else replace(following, payloads=tuple(payload.copied() for payload in following.payloads))
             )
-            engine.algorithm.settle()
             yield closed
 
     def _answer(self, opening: Opening) -> None:
@@ -167,8 +165,10 @@ def metered(
         policy=replace(config.absence, skips_late=False),
         batched=config.worker.batch_oracles,
     )
-    algorithm = driver.engine.algorithm
-    meter = WireMeter(chunk_bytes=settings.chunk_bytes, sends_dual_weights=algorithm.sends_dual_weights)
-    meter.first_models(driver.vector, algorithm.worker_params, config.workers)
+    engine = driver.engine
+    meter = WireMeter(
+        chunk_bytes=settings.chunk_bytes, sends_dual_weights=engine.algorithm.sends_dual_weights
+    )
+    meter.first_models(engine.model, engine.worker_params, config.workers)
     driver.meter = meter
     return driver, meter

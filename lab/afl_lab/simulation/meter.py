@@ -29,19 +29,19 @@ from afl.wire.frames import (
     report_frame,
     step_frame,
 )
-from afl_server.model import model_payloads
-from afl_server.tallies import Tallies
+from afl_server.federation.broadcast import model_payloads
+from afl_server.federation.counters import Counters
 
 
 class WireMeter:
-    """Hears of what would cross the wire, and keeps the server's tallies.
+    """Hears of what would cross the wire, and keeps the server's counters.
 
     Args:
         sends_dual_weights: whether the algorithm tells each worker its dual weight.
     """
 
     def __init__(self, *, chunk_bytes: int, sends_dual_weights: bool) -> None:
-        self.tallies = Tallies()
+        self.counters = Counters()
         self._chunk_bytes = chunk_bytes
         self._sends_dual_weights = sends_dual_weights
 
@@ -59,16 +59,16 @@ class WireMeter:
         """The reports of a step have come in."""
         for report in reports:
             for length, content in report_costs(report, kind, self._chunk_bytes):
-                self.tallies.uplink.add(length, content)
+                self.counters.uplink.add(length, content)
             if not kind.is_of_evaluation:
-                self.tallies.charge_report(report)
+                self.counters.charge_report(report)
 
     def _send(self, step: Step, sessions: int, weights: Sequence[float]) -> None:
         # A double takes eight bytes, whatever it is: all commits are as long.
         commit = commit_frame(step.position, step.kind, weights[:1])
         for length, content in step_costs(step, commit, self._chunk_bytes):
-            self.tallies.downlink.add(length, content, times=sessions)
-        self.tallies.charge_step(step.payloads, sessions, has_weights=bool(weights), sessions=sessions)
+            self.counters.downlink.add(length, content, times=sessions)
+        self.counters.charge_step(step.payloads, sessions, has_weights=bool(weights), sessions=sessions)
 
 
 class Cost(NamedTuple):

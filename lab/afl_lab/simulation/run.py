@@ -18,7 +18,8 @@ from afl.runs.tracking.tracker import load_trackers
 from afl.tasks.registry import load_task
 from afl_lab.simulation.driver import Driver, metered
 from afl_lab.simulation.meter import WireMeter
-from afl_server.records import RunRecords, Snapshot, new_run_id
+from afl_server.federation.broadcast import ModelCopy
+from afl_server.storage.records import RunRecords, new_run_id
 
 
 def simulate(
@@ -63,9 +64,9 @@ def simulate(
             code=code,
             reason=reason,
             seconds=time.monotonic() - started,
-            up=meter.tallies.uplink,
-            down=meter.tallies.downlink,
-            uncompressed=meter.tallies.uncompressed_bytes,
+            up=meter.counters.uplink,
+            down=meter.counters.downlink,
+            uncompressed=meter.counters.uncompressed_bytes,
         )
     finally:
         records.close()
@@ -81,12 +82,12 @@ def _drive(
     saves_models: bool,
     on_round: Callable[[int], None],
 ) -> tuple[ExitCode, str]:
-    engine, up, down = driver.engine, meter.tallies.uplink, meter.tallies.downlink
+    engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
     random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
 
     def save(name: str) -> None:
         if saves_models:
-            records.save_model(name, Snapshot(driver.vector), engine.updates_applied)
+            records.save_model(name, ModelCopy(driver.engine.model), engine.updates_applied)
 
     if random_round == 1:
         save("random")
@@ -96,9 +97,11 @@ def _drive(
             now = time.monotonic()
             if closed.kind is Kind.EVALUATE:
                 assert engine.last_evaluation is not None
-                if records.evaluation(engine.last_evaluation, up=up, down=down):
+                is_best = records.ranking.see(engine.last_evaluation)
+                records.evaluation(engine.last_evaluation, up=up, down=down)
+                if is_best:
                     save("best")
-                records.require_convergence()
+                records.ranking.require_convergence()
             elif engine.last_round is not records.round and engine.last_round is not None:
                 records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
                 closed_at = now

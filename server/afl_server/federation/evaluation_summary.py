@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.engine import Evaluation
+from afl.core.policy import DivergenceWatch
 from afl.runs.metrics import OwnMetrics, own_metrics, settled
 
 
@@ -64,6 +65,63 @@ class EvaluationSummary:
             # On small test sets accuracies tie; the loss then says which is better.
             return (self.worst_accuracy, -self.max_loss) > (other.worst_accuracy, -other.max_loss)
         return self.max_loss < other.max_loss
+
+
+class Ranking:
+    """The evaluations of a run so far, in order.
+
+    Attributes:
+        evaluations: all of them.
+        best: the one whose worst worker was served best.
+
+    Args:
+        watch: notices a loss that stays too high.
+    """
+
+    def __init__(self, watch: DivergenceWatch | None = None) -> None:
+        self.evaluations: list[EvaluationSummary] = []
+        self.best: EvaluationSummary | None = None
+        self._watch = watch
+
+    @property
+    def last(self) -> EvaluationSummary | None:
+        """The last one."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    def see(self, evaluation: Evaluation) -> bool:
+        """Take the next one; whether it is the best so far."""
+        summary = EvaluationSummary.of(evaluation)
+        return self._add(summary, evaluation.metrics, evaluation.absent, evaluation.non_finite)
+
+    def see_line(self, line: Mapping[str, Any]) -> None:
+        """Take the next one, from a line of the metrics."""
+        summary = EvaluationSummary.of_line(line)
+        self._add(summary, line["workers"], line.get("absent", ()), line.get("non_finite", ()))
+
+    def require_convergence(self) -> None:
+        """The evaluations so far are well, or else:
+
+        Raises:
+            DivergedError: as ``faults.divergence`` says.
+        """
+        if self._watch is not None:
+            self._watch.require()
+
+    def _add(
+        self,
+        summary: EvaluationSummary,
+        metrics: Sequence[Mapping[str, float]],
+        absent: Sequence[int],
+        non_finite: Sequence[int],
+    ) -> bool:
+        self.evaluations.append(summary)
+        if self._watch is not None:
+            self._watch.see(summary.round, metrics, non_finite)
+        # Who was absent may be the one that is served worst.
+        is_best = not absent and summary.is_better_than(self.best)
+        if is_best:
+            self.best = summary
+        return is_best
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from afl.core.engine import Evaluation, RoundSummary
 from afl.core.messages import Kind
 from afl.errors import ExitCode
+from afl_server.federation.counters import Counters
 from afl_server.federation.evaluation_summary import EvaluationSummary
-from afl_server.tallies import Tallies
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class RunDescription:
     run_id: str
     task: str
     algorithm: str
-    directory: Path
+    directory: str
     workers: int
     rounds: int
     dim: int
@@ -145,7 +144,7 @@ class Snapshot:
     connections: Mapping[int, Connection]
     known: Collection[int]
     lost_at: Mapping[int, float]
-    counters: Tallies
+    counters: Counters
     sum_restarts: int
     incidents: Mapping[str, Sequence[int]]
 

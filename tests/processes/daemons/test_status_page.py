@@ -62,7 +62,7 @@ def test_without_a_script_the_page_says_where_to_look(served: Served) -> None:
 
 def test_the_state_is_the_run_s(served: Served) -> None:
     served.run.play(200)
-    summary = served.run.records.evaluations[-1]
+    summary = served.run.records.ranking.evaluations[-1]
     state = served.json("/data/state.json")
     assert state["last"]["worst_accuracy"] == summary.worst_accuracy
     assert state["last"]["worst_worker"] == summary.worst_worker
@@ -77,6 +77,7 @@ def test_the_task_s_own_metrics_are_the_worst_worker_s(tmp_path: Path) -> None:
         metrics = tuple({"loss": 1.0 + worker, "<mae>": worker / 8} for worker in range(3))
         counters = served.run.counters
         evaluation = Evaluation(9, 9, metrics, (10, 10, 10), ())
+        served.run.records.ranking.see(evaluation)
         served.run.records.evaluation(evaluation, up=counters.uplink, down=counters.downlink)
         state = served.data.state()
         assert state["own_metrics"] == "<mae> 0.25 (mean 0.125)"
@@ -274,7 +275,7 @@ def test_the_first_view_is_small(tmp_path: Path, workers: int) -> None:
         assert sum(sizes.values()) < 300_000, sizes
         assert sizes["/data/state.json"] < 4096, "it is sent every second"
         table = served.json("/data/workers.json")
-        worst = served.run.records.evaluations[-1].worst_worker
+        worst = served.run.records.ranking.evaluations[-1].worst_worker
         assert table["id"][0] == worst
         assert table["accuracy"] == sorted(table["accuracy"])
 

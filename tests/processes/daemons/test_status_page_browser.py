@@ -66,7 +66,7 @@ def test_the_table_is_worst_first_and_can_be_searched_sorted_and_paged(
         def column(number: int) -> list[str]:
             return page.locator(f"#rows tr > :nth-child({number})").all_inner_texts()
 
-        worst = thousand.run.records.evaluations[-1].worst_worker
+        worst = thousand.run.records.ranking.evaluations[-1].worst_worker
         assert column(1)[0] == str(worst)
         accuracies = [float(text.removesuffix(" %")) for text in column(2)]
         assert accuracies == sorted(accuracies)
@@ -152,6 +152,7 @@ def test_a_task_s_own_metrics_have_a_line_where_there_are_any(browser: Any, tmp_
         metrics = tuple({"loss": 1.0 + worker, "mae": worker / 8} for worker in range(3))
         counters = served.run.counters
         evaluation = Evaluation(10, 10, metrics, (10, 10, 10), ())
+        served.run.records.ranking.see(evaluation)
         served.run.records.evaluation(evaluation, up=counters.uplink, down=counters.downlink)
         with Visit(browser, address(served), **DESKTOP) as page:
             page.locator(".own", has_text="mae 0.25 (mean 0.125)").wait_for()

@@ -19,7 +19,7 @@ from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Posi
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
-from afl_server.model import model_payloads
+from afl_server.federation.broadcast import model_payloads
 
 POLICY = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=1e-9)
 Answer = tuple[Report, list[Payload]]
@@ -75,7 +75,9 @@ class Absences:
         self.workers = range(self.problem.workers)
         self.vector = self.problem.vector()
         self.algorithm = server_half(self.settings, self.vector.values, randomness)
-        self.engine = RoundEngine(self.algorithm, evaluate_every=self.every, policy=self.policy)
+        self.engine = RoundEngine(
+            self.algorithm, evaluate_every=self.every, policy=self.policy, model=self.vector
+        )
         self.faulty: set[tuple[int, int]] = set()
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
@@ -152,8 +154,6 @@ class Absences:
                 tuple(returned),
             )
         )
-        self.algorithm.settle()
-        engine.expect_digest(self.vector.digest())
         round_, evaluation = engine.last_round, engine.last_evaluation
         following = engine.advance()
         assert {ack.worker for ack in engine.cut_off} == set(by["cut"])

@@ -224,6 +224,7 @@ class Federation:
             self.algorithm,
             evaluate_every=evaluate_every,
             buffer_mean=BufferMean.of(self.vector.buffers, problem.workers),
+            model=self.vector,
         )
         self.participants: list[Participant] = []
         self.sides: list[WorkerSide] = []
@@ -250,8 +251,6 @@ class Federation:
                     answers += [answer for _, answer in participant.take(step)]
             self._deliver(answers)
             round_, evaluation = self.engine.last_round, self.engine.last_evaluation
-            self.algorithm.settle()
-            self.engine.expect_digest(self.vector.digest())
             opening = self.engine.advance()
             if self.engine.last_round is not round_ and self.engine.last_round is not None:
                 summaries.append(self.engine.last_round)

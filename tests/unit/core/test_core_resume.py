@@ -24,7 +24,7 @@ from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Answer, Oracle, Participant
 from afl.core.randomness import SharedRandomness
 from afl.tasks.base import TaskContext
-from afl_server.model import model_payloads
+from afl_server.federation.broadcast import model_payloads
 from afl_worker.journal import Journals
 from afl_worker.training.batched import BatchedOracle
 from support.tests_tasks import LocalNorm, MeanNorm

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from afl.errors import ConfigError, StorageError
-from afl_server import records as records_module
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.pages.history import BUCKETS, MOST_FOLLOWED, Bucket, History
 from afl_server.pages.page_data import PageData
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.records import RunRecords
+from afl_server.storage import records as records_module
+from afl_server.storage.records import RunRecords
 from support.fake_run import FakeRun
 
 

@@ -14,8 +14,8 @@ from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl.errors import StorageError
 from afl.runs.durable import InUseError
-from afl_server import store as store_module
-from afl_server.store import Checkpoint, Entry, Loss, RunStore
+from afl_server.storage import store as store_module
+from afl_server.storage.store import Checkpoint, Entry, Loss, RunStore
 
 LOSSES = np.array([0.1, np.nan, 1e300])
 
@@ -24,7 +24,7 @@ def checkpoint(sequence: int) -> Checkpoint:
     return Checkpoint(
         "run-1",
         sequence,
-        {"engine": {"position": [sequence, 0]}, "counters": {"a": 0.1}},
+        {"engine": {"position": [sequence, 0]}, "tallies": {"a": 0.1}},
         {"params": np.arange(4, dtype=np.float32) + sequence, "empty": np.zeros((0, 2))},
     )
 

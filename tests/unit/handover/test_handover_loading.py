@@ -16,7 +16,8 @@ from afl.core.randomness import SharedRandomness
 from afl.tasks.base import Batch
 from afl.tasks.initialization import build_vector
 from afl.tasks.synthetic import Synthetic
-from afl_server.records import RunRecords, Snapshot
+from afl_server.federation.broadcast import ModelCopy
+from afl_server.storage.records import RunRecords
 
 CONFIG = {
     "workers": 2,
@@ -78,7 +79,7 @@ def stored(task: afl.Task, folder: Path, name: str = "tests_tasks:Odd") -> tuple
         vector.values.copy_(torch.randn(vector.dim))
     vector.publish()
     records = RunRecords("20260101-000000-abcdef", folder, config)
-    records.save_model("final", Snapshot(vector), 7)
+    records.save_model("final", ModelCopy(vector), 7)
     return folder / "model-final.safetensors", vector.module
 
 
@@ -132,7 +133,7 @@ def _with_statistics(task: afl.Task, folder: Path) -> tuple[Path, nn.Module]:
     vector = build_vector(task, SharedRandomness.from_int(5))
     vector.module[1].running_mean.fill_(0.25)  # type: ignore[index, union-attr]
     records = RunRecords("20260101-000000-abcdef", folder, config)
-    records.save_model("final", Snapshot(vector), 7)
+    records.save_model("final", ModelCopy(vector), 7)
     return folder / "model-final.safetensors", vector.module
 
 
@@ -145,7 +146,7 @@ def test_code_that_only_the_file_names_is_not_loaded(tmp_path: Path) -> None:
 def test_an_installed_task_is_found_by_its_name(tmp_path: Path) -> None:
     config = config_from_mapping({**CONFIG, "task": {"name": "synthetic", "options": {"dim": 6}}})
     vector = build_vector(Synthetic(dim=6), SharedRandomness.from_int(5))
-    RunRecords("r", tmp_path, config).save_model("best", Snapshot(vector), 7)
+    RunRecords("r", tmp_path, config).save_model("best", ModelCopy(vector), 7)
     assert_equal_to_the_bit(afl.load_model(tmp_path / "model-best.safetensors"), vector.module)
     assert_equal_to_the_bit(afl.load_model(tmp_path / "model-best.safetensors", "synthetic"), vector.module)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,21 +22,20 @@ from afl.core.messages import (
     Step,
     ValueType,
 )
-from afl.wire.accounting import WireCount
-from afl.wire.fast_chunk import lone_chunk_of_worker
+from afl.wire.accounting import FrameContent, Traffic, WireCount
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,
+    Frame,
     commit_frame,
-    content_of_worker_frame,
-    parse_worker_frame,
     report_frames,
     traffic_of_kind,
 )
 from afl_lab.simulation.meter import Cost, report_costs, step_costs
-from afl_server.broadcast import Broadcast
-from afl_server.gate import Identity
-from afl_server.session import Session
-from afl_server.tallies import Tallies
+from afl_server.federation.broadcast import Broadcast
+from afl_server.federation.counters import Counters
+from afl_server.federation.events import FrameCame, Piece
+from afl_server.network.conversation import Conversation
+from afl_server.network.outbox import Outbox
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
 SIZES = st.one_of(
@@ -87,19 +84,18 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
     return max(drawn, sum(payload.header.total_bytes for payload in payloads) // 400 // 4 * 4)
 
 
-def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> Tallies:
-    """As its session counts what comes in."""
-    tallies = Tallies()
+def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> WireCount:
+    """As the server counts what comes in."""
+    count, conversation = WireCount(), Conversation(1)
     for frame in report_frames(report, kind, payloads, chunk_bytes):
-        chunk = lone_chunk_of_worker(frame.data)
-        if chunk is not None:
-            tallies.count_chunk(len(frame.data), chunk, payloads[chunk.payload].header, kind)
-        else:
-            content = content_of_worker_frame(
-                parse_worker_frame(frame.data), lambda _: None, traffic_of_kind(kind)
-            )
-            tallies.uplink.add(len(frame.data), content)
-    return tallies
+        for event in conversation.events_of(frame.data):
+            if isinstance(event, FrameCame):
+                content = FrameContent(traffic_of_kind(kind), event.values, event.indices, event.scalars)
+                count.add(event.size, content)
+            elif isinstance(event, Piece) and event.size:
+                values = len(event.data) - event.indices
+                count.add(event.size, FrameContent(traffic_of_kind(kind), values, event.indices))
+    return count
 
 
 def totals(costs: list[Cost]) -> WireCount:
@@ -136,7 +132,7 @@ def test_a_report_of_training(
     costs = list(report_costs(report, kind, chunk_bytes))
     made = list(report_frames(report, kind, payloads, chunk_bytes))
     assert [cost.length for cost in costs] == [len(frame.data) for frame in made]
-    assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes).uplink
+    assert totals(costs) == counted_by_the_server(report, kind, payloads, chunk_bytes)
 
 
 @given(
@@ -154,28 +150,31 @@ def test_a_report_of_an_evaluation(
     costs = list(report_costs(report, Kind.EVALUATE, 4096))
     (made,) = report_frames(report, Kind.EVALUATE, [], 4096)
     assert [cost.length for cost in costs] == [len(made.data)]
-    assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096).uplink
+    assert totals(costs) == counted_by_the_server(report, Kind.EVALUATE, [], 4096)
 
 
 def sent_by_the_server(
     step: Step, payloads: list[Payload], chunk_bytes: int, worker: int, weights: list[float]
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
-    tallies = Tallies()
-    session = Session(cast("Any", SimpleNamespace(tallies=tallies)), "test", Identity())
-    session.workers = (worker,)
+    outbox = Outbox(Counters())
+    broadcast = Broadcast.whole(
+        step,
+        NOWHERE,
+        payloads,
+        dual_weights=weights,
+        participants=range(worker + 1),
+        chunk_bytes=chunk_bytes,
+    )
+    goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:
-        broadcast = Broadcast.whole(
-            step,
-            NOWHERE,
-            payloads,
-            dual_weights=weights,
-            participants=range(worker + 1),
-            chunk_bytes=chunk_bytes,
-        )
+        outbox.follow(broadcast, (worker,))
+        outbox.put(goodbye)
         count = WireCount()
-        async for frame in session._follow(broadcast):
+        async for frame in outbox.frames():
+            if frame is goodbye:
+                break
             count.add(len(frame.data), frame.content)
         return count
 

@@ -16,6 +16,7 @@ PLACES = {"common": "both", "server": "server", "worker": "worker"}
 LEVELS = {"info": "info", "warning": "warning", "error": "error", "exception": "error"}
 
 _LOGGERS = {"LOG", "logger"}
+_MODULES = {"events", "log_events"}
 
 
 class UnnamedEventError(Exception):
@@ -25,17 +26,19 @@ class UnnamedEventError(Exception):
 def sites() -> dict[str, set[tuple[str, str]]]:
     """Where each event is logged, and at which level, by its name.
 
+    A line is a call of a logger with ``extra=EVENT.extra``, or an effect ``Log(LEVEL, message, EVENT)`` of a
+    machine that does not log itself. EVENT is made there, or earlier in the same function.
+
     Raises:
-        UnnamedEventError: if a call of a logger, but for debugging, has not ``extra=events.NAME(...).extra``.
+        UnnamedEventError: if a line, but for debugging, has no such event.
     """
     by_class = {event.__name__: name for name, event in EVENTS.items()}
     found: dict[str, set[tuple[str, str]]] = {}
     for folder, place in PLACES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for call, level in _calls(ast.parse(path.read_text(encoding="utf-8"))):
-                event = _event(call)
+            for line, level, event in _lines(ast.parse(path.read_text(encoding="utf-8")), {}):
                 if event not in by_class:
-                    where = f"{path.relative_to(ROOT)}:{call.lineno}"
+                    where = f"{path.relative_to(ROOT)}:{line}"
                     raise UnnamedEventError(f"{where}: a logged line needs extra=events.NAME(...).extra")
                 found.setdefault(by_class[event], set()).add((place, level))
     return found
@@ -55,21 +58,35 @@ def events_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        logger, method = node.func.value, node.func.attr
-        if isinstance(logger, ast.Name) and logger.id in _LOGGERS and method in LEVELS:
-            yield node, LEVELS[method]
+def _lines(node: ast.AST, made: dict[str, str]) -> Iterator[tuple[int, str, str]]:
+    """The lines that are logged below a node: where, at which level, and the event's class or nothing.
+
+    Args:
+        made: classes of the events that variables hold.
+    """
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        made = {}
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Assign(targets=[ast.Name(id=variable)], value=value) if _event(value, made):
+                made[variable] = _event(value, made)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=method)) if (
+                logger in _LOGGERS and method in LEVELS
+            ):
+                extra = next((each.value for each in child.keywords if each.arg == "extra"), None)
+                is_event = isinstance(extra, ast.Attribute) and extra.attr == "extra"
+                event = _event(extra.value, made) if is_event and isinstance(extra, ast.Attribute) else ""
+                yield child.lineno, LEVELS[method], event
+            case ast.Call(func=ast.Name(id="Log"), args=[ast.Constant(value=str(level)), _, event, *_]):
+                yield child.lineno, LEVELS[level.lower()], _event(event, made)
+        yield from _lines(child, made)
 
 
-def _event(call: ast.Call) -> str:
-    """The class in ``extra=events.CLASS(...).extra``; empty for anything else."""
-    extra = next((keyword.value for keyword in call.keywords if keyword.arg == "extra"), None)
-    match extra:
-        case ast.Attribute(
-            value=ast.Call(func=ast.Attribute(value=ast.Name(id="events"), attr=name)), attr="extra"
-        ):
+def _event(node: ast.expr, made: dict[str, str]) -> str:
+    """The class of an event that an expression makes or names; empty for anything else."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if module in _MODULES:
             return name
+        case ast.Name(id=variable):
+            return made.get(variable, "")
     return ""

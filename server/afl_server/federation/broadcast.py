@@ -1,0 +1,143 @@
+"""What is sent to all sessions, serialized once: a step, followed by each at its own pace, and a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from afl.core.algorithms.local_sgd import model_payload
+from afl.core.messages import (
+    NOWHERE,
+    Encoding,
+    Payload,
+    PayloadHeader,
+    Position,
+    Role,
+    Step,
+    ValueType,
+)
+from afl.core.model.parameters import ParameterVector
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import (
+    JOIN_BELOW_BYTES,
+    Frame,
+    chunk_frame,
+    chunk_frames,
+    commit_frame,
+    joined,
+    step_frame,
+)
+
+
+class Broadcast:
+    """The frames of one step, growing while the payload is still being summed.
+
+    Only the federation changes it; streams read it.
+
+    Attributes:
+        step: what is broadcast.
+        base: the position a model must be at for this step's payload to apply.
+        participants: the workers that answer the step.
+        is_closed: whether all frames are there.
+        dual_weights: ``[m]``, once closed; empty where workers are told none.
+    """
+
+    def __init__(self, step: Step, base: Position, participants: Sequence[int]) -> None:
+        self.step = step
+        self.base = base
+        self.participants = participants
+        self.frames: list[Frame] = [step_frame(step)]
+        self.is_closed = False
+        self.dual_weights: Sequence[float] = ()
+        self.is_abandoned = False
+        self._sent_bytes = 0
+
+    @classmethod
+    def whole(
+        cls,
+        step: Step,
+        base: Position,
+        payloads: Sequence[Payload],
+        *,
+        dual_weights: Sequence[float],
+        participants: Sequence[int],
+        chunk_bytes: int,
+    ) -> Broadcast:
+        """A step whose payloads are complete."""
+        broadcast = cls(step, base, participants)
+        for index, payload in enumerate(payloads):
+            broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
+        broadcast.close(dual_weights)
+        return broadcast
+
+    def is_for(self, workers: Iterable[int]) -> bool:
+        """Whether one of the workers answers it."""
+        return any(worker in self.participants for worker in workers)
+
+    def commit(self, workers: Sequence[int]) -> Frame:
+        """The closing part for a session of these workers."""
+        weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
+        asked = [worker for worker in workers if worker in self.participants]
+        return commit_frame(
+            self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
+        )
+
+    def ending(self, sent: int, workers: Sequence[int]) -> list[Frame]:
+        """What is left of a closed step for a session that was sent the first ``sent`` frames; the commit is
+        the last."""
+        commit = self.commit(workers)
+        rest = self.frames[sent:]
+        if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
+            commit = joined([rest.pop(), commit])
+        return [*rest, commit]
+
+    def extend(self, ready: memoryview, chunk_bytes: int, *, complete: bool) -> None:
+        """Frame what is new in ``ready``, the final beginning of the payload, in whole chunks.
+
+        Args:
+            complete: whether ``ready`` is the whole payload, so that its end is framed too.
+        """
+        while self._sent_bytes < len(ready) and (complete or len(ready) - self._sent_bytes >= chunk_bytes):
+            piece = ready[self._sent_bytes : self._sent_bytes + chunk_bytes]
+            self.frames.append(chunk_frame(pb.ServerFrame, self.step.payloads[0], self._sent_bytes, piece))
+            self._sent_bytes += len(piece)
+
+    def close(self, dual_weights: Sequence[float]) -> None:
+        """All frames are there; each session may be sent its commit."""
+        if sum(len(frame.data) for frame in self.frames) < JOIN_BELOW_BYTES and self._sent_bytes == 0:
+            self.frames = [joined(self.frames)]
+        self.dual_weights = dual_weights
+        self.is_closed = True
+
+    def abandon(self) -> None:
+        """It will never close: its followers stop, and a step without its commit was never there."""
+        self.is_abandoned = True
+
+    def forget_payload(self) -> None:
+        """Free the frames: whoever joins now is sent the model instead."""
+        self.frames = []
+        self.base = NOWHERE
+
+
+def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, and, where there are any, the frozen ones and the mean
+    of the workers' buffers."""
+    payloads = [model_payload(params.numpy(), Role.MODEL)]
+    frozen = vector.frozen_bytes()
+    if frozen:
+        size = len(frozen)
+        header = PayloadHeader(Role.FROZEN, Encoding.DENSE, size, size, size, ValueType.BYTES)
+        payloads.append(Payload(header, (memoryview(frozen),)))
+    if vector.buffers.size:
+        payloads.append(model_payload(vector.buffers.values(), Role.BUFFERS))
+    return payloads
+
+
+class ModelCopy:
+    """A model's parameters as they are now, apart from those that go on changing."""
+
+    def __init__(self, vector: ParameterVector) -> None:
+        self.dim = vector.dim
+        self.buffers = vector.stored_buffers
+        self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}

@@ -1,0 +1,217 @@
+"""What a federation wants done: plain instructions, carried out in order by the loop around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from afl.core.algorithms.base import Arrays
+from afl.core.engine import Evaluation, Outcome, RoundSummary
+from afl.core.messages import GoodbyeStatus
+from afl.daemon import events as log_events
+from afl.errors import ExitCode
+from afl.wire.accounting import WireCount
+from afl.wire.frames import Frame
+from afl_server.federation.broadcast import Broadcast, ModelCopy
+
+ENGINE_PREFIX = "engine."
+"""Of the engine's own arrays in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something to be done."""
+
+
+# To members.
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Effect):
+    """Queue a frame for a member."""
+
+    member: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Effect):
+    """Queue a heartbeat, unless the peer has yet to take what is queued: it is alive or it is not."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow(Effect):
+    """Queue a step; its frames are sent as they come, until it is closed or abandoned."""
+
+    member: int
+    workers: tuple[int, ...]
+    broadcast: Broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Effect):
+    """A step that is followed has more frames, is closed, or is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class End(Effect):
+    """Say goodbye and end the stream after what is queued has been sent."""
+
+    member: int
+    status: GoodbyeStatus
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp(Effect):
+    """Cut a peer off that takes nothing, not even a goodbye."""
+
+    member: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Effect):
+    """Read no more of a member until :class:`Resume`: what it has sent waits."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Effect):
+    """Read on."""
+
+    member: int
+
+
+# Work; while one of these three is under way, the machine takes nothing else in hand.
+
+
+@dataclass(frozen=True, slots=True)
+class Compute(Effect):
+    """Run a long calculation off the loop; :class:`afl_server.federation.events.EngineDone` answers."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Effect):
+    """Make a closed step durable; :class:`afl_server.federation.events.OutcomeWritten` answers.
+
+    Attributes:
+        values: the moment and the counters, for JSON.
+        round: the synchronization round that is open now.
+    """
+
+    outcome: Outcome
+    values: Mapping[str, Any]
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Effect):
+    """Write down all that the open step begins with; ``CheckpointWritten`` answers.
+
+    Attributes:
+        values: for JSON; ``metrics_bytes`` is added.
+        arrays: they stay as they are until the answer.
+        round: the synchronization round that is open.
+        waits: answer once the checkpoint is on the disk, rather than once its arrays are read.
+    """
+
+    values: Mapping[str, Any]
+    arrays: Arrays
+    round: int
+    waits: bool
+
+
+# Files, timers, words.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRound(Effect):
+    """A line of metrics."""
+
+    summary: RoundSummary
+    seconds: float
+    up: WireCount
+    down: WireCount
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvaluation(Effect):
+    """A line of metrics."""
+
+    evaluation: Evaluation
+    up: WireCount
+    down: WireCount
+
+
+@dataclass(frozen=True, slots=True)
+class SaveModel(Effect):
+    """Write ``model-NAME.safetensors``; ``ModelWritten`` answers.
+
+    Attributes:
+        rounds_applied: how many update rounds it has behind it.
+        is_salvage: of a run that is aborted: not where the run's directory is gone.
+    """
+
+    name: str
+    model: ModelCopy
+    rounds_applied: int
+    is_salvage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timer(Effect):
+    """Let ``TimerFired`` come ``at`` a time of the monotonic clock, or not at all any more (``None``).
+
+    One with the same name and member is replaced.
+    """
+
+    name: str
+    at: float | None
+    member: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WhenIdle(Effect):
+    """Let ``Idle`` come once what was to be sent is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Effect):
+    """A line of the log.
+
+    Attributes:
+        level: as :mod:`logging` has it, such as ``INFO``.
+        error: whose traceback belongs to it.
+    """
+
+    level: str
+    message: str
+    event: log_events.Event
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Effect):
+    """The run, or this process's part of it, is over."""
+
+    code: ExitCode
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Effect):
+    """Everybody has heard of the end who could: the server need not listen any more."""
+
+
+_R = TypeVar("_R")
+
+Job: TypeAlias = Generator[Effect, Any, _R]
+"""Work that yields each effect whose answer it waits for, and returns its result: straight-line code for what
+happens in several events. While one is under way, the machine takes nothing else in hand."""

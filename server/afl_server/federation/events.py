@@ -1,0 +1,250 @@
+"""What happens to a federation: each event is plain data, so that a sequence of them can be written down.
+
+``member`` is a stream's number (:class:`afl_server.federation.members.Member`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from afl.core.messages import NOWHERE, Position, Report
+from afl.errors import ExitCode
+from afl.security.identity import Permission
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens."""
+
+
+# What members do.
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEvent(Event):
+    """Something that happens on a member's stream."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(MemberEvent):
+    """A stream has opened."""
+
+    peer: str
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCame(MemberEvent):
+    """A frame has come, before the events of what it holds; a lone :class:`Piece` comes without one.
+
+    Attributes:
+        size: in bytes, without gRPC's prefix.
+        values: bytes of payload values in it; ``indices`` and ``scalars`` likewise.
+        has_reports: whether it holds a report or a piece of one.
+    """
+
+    size: int
+    values: int = 0
+    indices: int = 0
+    scalars: int = 0
+    has_reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(MemberEvent):
+    """A process asks to take part.
+
+    Attributes:
+        incarnation: drawn when the process started.
+        run_id: the run that it has a model of; empty if it has none.
+        applied: the position of the last step applied to that model.
+        layout_hash: of a model that it has built; empty if it has built none.
+        task: the one that it was started for; empty for whatever the run's is.
+    """
+
+    workers: tuple[int, ...]
+    incarnation: bytes
+    protocol: int
+    package_version: str
+    run_id: str = ""
+    applied: Position = NOWHERE
+    layout_hash: bytes = b""
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(MemberEvent):
+    """A process has its task, data and model.
+
+    Attributes:
+        dim: d, of its model.
+        realization_digest: of the first round's shared randomness as it draws it.
+        reported: of each of its workers, the position of its last report.
+    """
+
+    layout_hash: bytes
+    dim: int
+    realization_digest: bytes
+    reported: tuple[tuple[int, Position], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBegan(MemberEvent):
+    """A report's opening; its payloads follow in pieces."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(MemberEvent):
+    """The next bytes of a payload.
+
+    Attributes:
+        size: of the frame that held nothing else; 0 where a :class:`FrameCame` has counted it.
+        indices: how many bytes of the data are coded indices.
+    """
+
+    worker: int
+    payload: int
+    offset: int
+    data: bytes | memoryview
+    size: int = 0
+    indices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTold(MemberEvent):
+    """A worker could not do a step; ``cause`` is a :class:`afl.core.messages.FailureCause`, if known."""
+
+    worker: int
+    position: Position
+    cause: int
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatCame(MemberEvent):
+    """A heartbeat that wants an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodbyeSaid(MemberEvent):
+    """The process ends of itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed(MemberEvent):
+    """A frame that says nothing this protocol knows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionChanged(MemberEvent):
+    """The peer's token means something else than before."""
+
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class NotReading(MemberEvent):
+    """The peer takes nothing of what it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left(MemberEvent):
+    """The stream has ended."""
+
+
+# What the machine around it does.
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The server listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired(Event):
+    """The time of a :class:`afl_server.federation.effects.Timer` has come."""
+
+    name: str
+    member: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(Event):
+    """What was to be sent is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDone(Event):
+    """A :class:`afl_server.federation.effects.Compute` has ended.
+
+    Attributes:
+        result: what the call returned.
+        error: what it raised instead.
+    """
+
+    result: Any = field(default=None, compare=False)
+    error: Exception | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeWritten(Event):
+    """An outcome is durable.
+
+    Attributes:
+        checkpoint_due: whether a checkpoint should follow.
+    """
+
+    checkpoint_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    """The arrays of a checkpoint may change again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWritten(Event):
+    """``model-NAME.safetensors`` is on the disk."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed(Event):
+    """Something could not be written.
+
+    Attributes:
+        code: ``STORAGE`` if it is the disk's fault, else ``INTERNAL``.
+        error: for the log.
+    """
+
+    what: Literal["outcome", "checkpoint", "metrics", "model"]
+    reason: str
+    code: ExitCode = ExitCode.STORAGE
+    error: Exception | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked(Event):
+    """This process is to end; the run can be resumed where it is durable."""
+
+    reason: str
+    code: ExitCode = ExitCode.INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAsked(Event):
+    """The run is to end before its last round."""
+
+    reason: str
+    code: ExitCode

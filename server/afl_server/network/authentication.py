@@ -1,0 +1,194 @@
+"""Who a peer is, by its certificate and its token, and which workers it may speak for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from afl.config.schema import Server, Tls
+from afl.daemon import events
+from afl.errors import ConfigError
+from afl.security.certificates import (
+    EXPIRES_SOON_S,
+    KeyPair,
+    read_authorities,
+    read_file,
+    read_pair,
+    shown_time,
+    validity,
+    warn_if_open,
+)
+from afl.security.identity import (
+    URI_PREFIX,
+    Grant,
+    Permission,
+    TokenEntry,
+    ids_of_hash,
+    ids_of_names,
+    parse_tokens,
+    token_hash,
+)
+from afl_server.network.reloading import ReloadedFiles
+
+LOG = logging.getLogger("afl.server")
+
+_BEARER: Final = "bearer "
+
+
+@dataclass(frozen=True)
+class PeerIdentity:
+    """What a peer has shown of itself, and what it may do.
+
+    Attributes:
+        names: the alternative names of its certificate.
+        token: the hash of its token; empty if it has shown none.
+        tokens: those that were known when it was looked at.
+    """
+
+    permission: Permission
+    names: tuple[str, ...] = field(default=(), repr=False)
+    token: str = field(default="", repr=False)
+    tokens: tuple[TokenEntry, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server shows in a handshake, and whom it believes.
+
+    Attributes:
+        authorities: of the workers' certificates, as PEM; ``None`` if none is asked for.
+        not_after: when the certificate expires, in Unix time.
+    """
+
+    pair: KeyPair
+    authorities: bytes | None
+    not_after: float
+
+
+class Authentication:
+    """The server's certificate, the authorities it believes and the tokens it knows.
+
+    Raises:
+        ConfigError: if one of the files cannot be used.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.certificates: ReloadedFiles[Served] | None = None
+        self._wants_certificate = False
+        self._tokens: ReloadedFiles[tuple[TokenEntry, ...]] | None = None
+        if server.tls is not None:
+            tls = server.tls
+            paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
+            self.certificates = ReloadedFiles("server.tls", paths, lambda: _served(tls))
+            self._wants_certificate = tls.client_ca is not None
+        if server.tokens is not None:
+            tokens = server.tokens
+            self._tokens = ReloadedFiles("server.tokens", [tokens], lambda: _tokens(tokens))
+
+    @property
+    def expiry(self) -> float | None:
+        """When the server's certificate expires, in Unix time; ``None`` in plaintext."""
+        return None if self.certificates is None else self.certificates.current().not_after
+
+    @property
+    def description(self) -> str:
+        """How peers are known, in a few words for the log."""
+        ways = [
+            "plaintext" if self.certificates is None else "TLS",
+            *(["client certificates"] if self._wants_certificate else []),
+            *(["tokens"] if self._tokens is not None else []),
+        ]
+        return " with ".join([ways[0], " and ".join(ways[1:])] if len(ways) > 1 else ways)
+
+    def identify(
+        self, names: Sequence[str], authorization: Sequence[str], certificate: bytes = b""
+    ) -> PeerIdentity:
+        """Who a peer is.
+
+        Args:
+            names: the alternative names of the certificate with which it made its connection.
+            authorization: the values of its call's field of this name.
+            certificate: the certificate itself, as PEM.
+        """
+        token = ""
+        if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
+            token = token_hash(authorization[0][len(_BEARER) :].strip())
+        expiry = None
+        if certificate:
+            # What cannot be read was verified all the same; its end is for metrics only.
+            with contextlib.suppress(ConfigError):
+                expiry = validity(certificate, "the worker's certificate").not_after
+        return self._identity(tuple(names), token, expiry)
+
+    def again(self, identity: PeerIdentity) -> PeerIdentity:
+        """A peer that is in, by the tokens that are known now; the same object if they are the same.
+
+        Its certificate counts for as long as its connection.
+        """
+        if self._tokens is None or self._tokens.current() is identity.tokens:
+            return identity
+        return self._identity(identity.names, identity.token, identity.permission.certificate_expiry)
+
+    def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
+        tokens = () if self._tokens is None else self._tokens.current()
+        grants: list[Grant] = []
+        refusal = self._grant(grants, names, token, tokens)
+        permission = Permission(refusal, () if refusal else tuple(grants), expiry)
+        return PeerIdentity(permission, names, token, tokens)
+
+    def _grant(
+        self, grants: list[Grant], names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]
+    ) -> str:
+        """Collect what a peer's proofs allow; why it may not come in, or empty."""
+        if self._wants_certificate:
+            ids = ids_of_names(names)
+            if not ids.ranges:
+                return (
+                    "this worker's certificate names no worker: it needs a URI among its subject alternative"
+                    f" names, such as {URI_PREFIX}3 or {URI_PREFIX}0-9"
+                )
+            grants.append(Grant("certificate", ids))
+        if self._tokens is not None:
+            if not token:
+                return (
+                    "this server wants a token: start the worker with --token-file FILE, or with AFL_TOKEN in"
+                    " its environment"
+                )
+            found = ids_of_hash(token, tokens)
+            if found is None:
+                return (
+                    "this worker's token is not one that the server knows (server.tokens): was it replaced,"
+                    " or is it another run's?"
+                )
+            grants.append(Grant("token", found))
+        return ""
+
+
+def _served(tls: Tls) -> Served:
+    names = ("server.tls.certificate", "server.tls.key")
+    pair = read_pair(tls.certificate, tls.key, names=names)
+    authorities = None
+    if tls.client_ca is not None:
+        authorities = read_authorities(tls.client_ca, "server.tls.client_ca")
+    not_after = validity(pair.certificate, str(tls.certificate)).not_after
+    left = not_after - time.time()
+    if left < EXPIRES_SOON_S:
+        LOG.warning(
+            "server.tls.certificate %s %s %s; put a new one in its place, which is read without a restart",
+            tls.certificate,
+            "expires on" if left > 0 else "expired on",
+            shown_time(not_after),
+            extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
+        )
+    warn_if_open(LOG, "server.tls.key", tls.key)
+    return Served(pair, authorities, not_after)
+
+
+def _tokens(path: Path) -> tuple[TokenEntry, ...]:
+    source = f"server.tokens {path}"
+    return parse_tokens(read_file(path, "server.tokens").decode(errors="replace"), source)

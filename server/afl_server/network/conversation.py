@@ -1,0 +1,124 @@
+"""A peer's frames as the federation's events: parsed, checked for what costs too much, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from afl.core.messages import PayloadHeader, Report
+from afl.errors import ProtocolError
+from afl.v1 import federation_pb2 as pb
+from afl.wire.accounting import Traffic
+from afl.wire.fast_chunk import lone_chunk_of_worker
+from afl.wire.frames import (
+    check_parts,
+    content_of_worker_frame,
+    parse_worker_frame,
+    position_of,
+    report_of,
+)
+from afl_server.federation import events
+
+
+class Conversation:
+    """What one peer says; nothing of it is believed yet.
+
+    Args:
+        member: the stream's number.
+    """
+
+    def __init__(self, member: int) -> None:
+        self._member = member
+        self._workers = 0
+        """How many the peer has asked to speak for."""
+        self._payloads: dict[int, tuple[PayloadHeader, ...]] = {}
+        """Of each worker's last report."""
+
+    def events_of(self, data: bytes) -> Iterator[events.MemberEvent]:
+        """What a frame says, in order; a lone piece of a payload without copying it."""
+        chunk = lone_chunk_of_worker(data)
+        if chunk is not None:
+            worker, payload, offset, content = chunk
+            header = self._header(worker, payload)
+            indices = 0 if header is None else max(0, min(len(content), header.index_bytes - offset))
+            yield events.Piece(self._member, worker, payload, offset, content, len(data), indices)
+            return
+        try:
+            frame = parse_worker_frame(data)
+            check_parts(frame, self._workers)
+        except ProtocolError as error:
+            yield events.FrameCame(self._member, len(data))
+            yield events.Malformed(self._member, str(error))
+            return
+        try:
+            reports = [report_of(message) for message in frame.reports]
+        except ProtocolError as error:
+            yield events.FrameCame(self._member, len(data), has_reports=True)
+            yield events.Malformed(self._member, str(error))
+            return
+        yield self._counted(len(data), frame, reports)
+        yield from self._control(frame)
+        for report in reports:
+            yield events.ReportBegan(self._member, report)
+        for piece in frame.chunks:
+            yield events.Piece(self._member, piece.worker, piece.payload, piece.offset, piece.data)
+        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
+            yield events.HeartbeatCame(self._member)
+        if frame.HasField("failure"):
+            yield self._failure(frame.failure)
+        if frame.HasField("goodbye"):
+            yield events.GoodbyeSaid(self._member, frame.goodbye.reason)
+
+    def _counted(self, size: int, frame: pb.WorkerFrame, reports: list[Report]) -> events.FrameCame:
+        for report in reports:
+            self._payloads[report.worker] = report.payloads
+        # What the step is for, which decides on the kind of traffic, the federation knows.
+        content = content_of_worker_frame(frame, lambda worker: self._header(worker, 0), Traffic.GRADIENT)
+        return events.FrameCame(
+            self._member,
+            size,
+            content.values,
+            content.indices,
+            content.scalars,
+            has_reports=bool(frame.reports or frame.chunks),
+        )
+
+    def _header(self, worker: int, payload: int) -> PayloadHeader | None:
+        known = self._payloads.get(worker, ())
+        return known[payload] if payload < len(known) else None
+
+    def _control(self, frame: pb.WorkerFrame) -> Iterator[events.MemberEvent]:
+        if frame.HasField("join"):
+            join = frame.join
+            self._workers = len(join.workers)
+            yield events.Joined(
+                self._member,
+                workers=tuple(join.workers),
+                incarnation=join.incarnation,
+                protocol=join.protocol,
+                package_version=join.package_version,
+                run_id=join.run_id,
+                applied=position_of(join.applied),
+                layout_hash=join.layout_hash,
+                task=join.task,
+            )
+        if frame.HasField("ready"):
+            ready = frame.ready
+            yield events.Ready(
+                self._member,
+                layout_hash=ready.layout_hash,
+                dim=ready.dim,
+                realization_digest=ready.realization_digest,
+                reported=tuple(
+                    (standing.worker, position_of(standing.reported)) for standing in ready.workers
+                ),
+            )
+
+    def _failure(self, failure: pb.Failure) -> events.FailureTold:
+        return events.FailureTold(
+            self._member,
+            failure.worker,
+            position_of(failure.position),
+            int(failure.cause),
+            failure.message,
+            failure.traceback,
+        )

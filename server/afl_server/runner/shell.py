@@ -1,0 +1,258 @@
+"""The loop around the federation: brings it events with the time, and carries out what it wants done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from afl.daemon import events as log_events
+from afl.errors import ExitCode, StorageError
+from afl_server.federation import effects, events
+from afl_server.federation.machine import Federation
+from afl_server.pages.dual_window import DualWindow
+from afl_server.runner.recording import Recorder
+from afl_server.storage.checkpointing import Checkpointing
+from afl_server.storage.descriptor_retry import retry_without_descriptor
+from afl_server.storage.records import RunRecords
+
+LOG = logging.getLogger("afl.server")
+
+
+class Shell:
+    """Drives one federation, on one event loop.
+
+    Three threads take what would hold the loop up: one the engine's long calculations, one the log of
+    outcomes, and one whatever the run need not wait for: models, and a checkpoint's way to the disk. A
+    checkpoint counts only once the models that were chosen before it are there, which the last one's order
+    sees to.
+
+    Attributes:
+        result: how the run, or this process's part of it, has ended, once it has.
+        released: set once everybody has heard of the end who could.
+        streams: carries out what concerns streams; set before the first event.
+
+    Args:
+        checkpointing: ``None`` for a run without durable state.
+        recorder: writes down every event.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        records: RunRecords,
+        checkpointing: Checkpointing | None,
+        dual_window: DualWindow,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.result: asyncio.Future[tuple[ExitCode, str]] = asyncio.get_running_loop().create_future()
+        self.released = asyncio.Event()
+        self.streams: Callable[[effects.Effect], None] = _no_streams
+        self._federation = federation
+        self._records = records
+        self._checkpointing = checkpointing
+        self._dual_window = dual_window
+        self._recorder = recorder
+        self._loop = asyncio.get_running_loop()
+        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
+        self._log_thread = ThreadPoolExecutor(1, thread_name_prefix="afl-log")
+        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="afl-disk")
+        self._publishing: asyncio.Future[None] | None = None
+        self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._inbox: deque[events.Event] = deque()
+        self._is_delivering = False
+        self._carriers: dict[type[effects.Effect], Callable[[Any], None]] = {
+            effects.Compute: lambda effect: self._spawn(self._compute(effect)),
+            effects.Append: lambda effect: self._spawn(self._append(effect)),
+            effects.Checkpoint: lambda effect: self._spawn(self._checkpoint(effect)),
+            effects.SaveModel: lambda effect: self._spawn(self._save_model(effect)),
+            effects.RecordRound: self._record_round,
+            effects.RecordEvaluation: self._record_evaluation,
+            effects.Timer: self._set_timer,
+            effects.WhenIdle: lambda _: self._call_soon(events.Idle()),
+            effects.Log: _log,
+            effects.Finish: lambda effect: self.result.set_result((effect.code, effect.reason)),
+            effects.Release: lambda _: self.released.set(),
+        }
+
+    def deliver(self, event: events.Event) -> None:
+        """Take an event to the federation, and carry out what follows from it; on the event loop."""
+        self._inbox.append(event)
+        if self._is_delivering:
+            # Brought about by an effect: after the others of its event.
+            return
+        self._is_delivering = True
+        try:
+            while self._inbox:
+                event, now = self._inbox.popleft(), time.monotonic()
+                if self._recorder is not None:
+                    self._recorder.add(event, now)
+                self.carry_out(self._federation.handle(event, now))
+        finally:
+            self._is_delivering = False
+
+    async def begin(self) -> None:
+        """Let the run begin; returns once what it begins with is durable."""
+        self.deliver(events.Started())
+        while self._work and not self._federation.has_begun:
+            await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
+
+    def carry_out(self, wanted: list[effects.Effect]) -> None:
+        """Do what is wanted, in order."""
+        for effect in wanted:
+            self._carriers.get(type(effect), self.streams)(effect)
+
+    def carry_out_now(self, wanted: list[effects.Effect]) -> None:
+        """Do what a resumed run wants before any event: models are written before anything goes on.
+
+        Raises:
+            StorageError: if something cannot be written.
+        """
+        for effect in wanted:
+            if isinstance(effect, effects.SaveModel):
+                self._records.save_model(effect.name, effect.model, effect.rounds_applied)
+            else:
+                self.carry_out([effect])
+
+    async def close(self) -> None:
+        """Wait for everything that is under way."""
+        while self._work:
+            await asyncio.wait(self._work)
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._publishing is not None:
+            await asyncio.wait([self._publishing])
+        for thread in (self._disk_thread, self._log_thread, self._engine_thread):
+            await asyncio.to_thread(thread.shutdown)
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # Work on threads.
+
+    async def _compute(self, effect: effects.Compute) -> None:
+        try:
+            result = await self._loop.run_in_executor(self._engine_thread, effect.call)
+        except Exception as error:  # noqa: BLE001  # the federation's to judge
+            self.deliver(events.EngineDone(error=error))
+        else:
+            self.deliver(events.EngineDone(result))
+
+    async def _append(self, effect: effects.Append) -> None:
+        assert self._checkpointing is not None
+        append, values = self._checkpointing.append, effect.values
+        try:
+            is_due = await self._loop.run_in_executor(
+                self._log_thread, append, effect.outcome, values, effect.round
+            )
+        except Exception as error:  # noqa: BLE001  # the federation's to judge
+            self.deliver(_failed("outcome", error))
+        else:
+            is_busy = self._publishing is not None and not self._publishing.done()
+            self.deliver(events.OutcomeWritten(is_due and not is_busy))
+
+    async def _checkpoint(self, effect: effects.Checkpoint) -> None:
+        assert self._checkpointing is not None
+        values = {**effect.values, "metrics_bytes": self._records.metrics_bytes}
+        try:
+            if self._publishing is not None:
+                # One that has failed is no loss while the log goes on; its error comes again here.
+                await self._publishing
+            temporary = await self._loop.run_in_executor(
+                self._log_thread, self._checkpointing.write, values, effect.arrays, effect.round
+            )
+            # One job: whoever waits for the thread's end waits for all of it.
+            publish = self._checkpointing.publish
+            self._publishing = self._loop.run_in_executor(self._disk_thread, publish, temporary)
+            if effect.waits:
+                await self._publishing
+            else:
+                self._publishing.add_done_callback(_note_published)
+        except Exception as error:  # noqa: BLE001  # the federation's to judge
+            self.deliver(_failed("checkpoint", error))
+        else:
+            self.deliver(events.CheckpointWritten())
+
+    async def _save_model(self, effect: effects.SaveModel) -> None:
+        if effect.is_salvage and self._records.lost():
+            return
+        save = self._records.save_model
+        try:
+            await self._loop.run_in_executor(
+                self._disk_thread,
+                retry_without_descriptor,
+                save,
+                effect.name,
+                effect.model,
+                effect.rounds_applied,
+            )
+        except StorageError as error:
+            self.deliver(events.WriteFailed("model", str(error)))
+        except Exception as error:  # noqa: BLE001  # logged with its traceback by the federation
+            reason = f"model-{effect.name}.safetensors cannot be written: {error}"
+            self.deliver(events.WriteFailed("model", reason, ExitCode.INTERNAL, error))
+        else:
+            self.deliver(events.ModelWritten(effect.name))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    # At once.
+
+    def _record_round(self, effect: effects.RecordRound) -> None:
+        summary = effect.summary
+        self._dual_window.add(summary.round, summary.dual_weights)
+        self._record(
+            lambda: self._records.train_round(summary, seconds=effect.seconds, up=effect.up, down=effect.down)
+        )
+
+    def _record_evaluation(self, effect: effects.RecordEvaluation) -> None:
+        self._record(lambda: self._records.evaluation(effect.evaluation, up=effect.up, down=effect.down))
+
+    def _record(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            self.deliver(events.WriteFailed("metrics", str(error)))
+
+    def _set_timer(self, effect: effects.Timer) -> None:
+        name = (effect.name, effect.member)
+        running = self._timers.pop(name, None)
+        if running is not None:
+            running.cancel()
+        if effect.at is not None:
+            # The loop's clock is the monotonic one.
+            self._timers[name] = self._loop.call_at(effect.at, self._timer_fired, *name)
+
+    def _timer_fired(self, name: str, member: int) -> None:
+        del self._timers[name, member]
+        self.deliver(events.TimerFired(name, member))
+
+    def _call_soon(self, event: events.Event) -> None:
+        self._loop.call_soon(self.deliver, event)
+
+
+def _failed(what: Any, error: Exception) -> events.WriteFailed:
+    code = ExitCode.STORAGE if isinstance(error, StorageError) else ExitCode.INTERNAL
+    return events.WriteFailed(what, str(error), code, error)
+
+
+def _note_published(publishing: asyncio.Future[None]) -> None:
+    error = None if publishing.cancelled() else publishing.exception()
+    if error is not None:
+        LOG.error("%s", error, extra=log_events.CheckpointFailed().extra)
+
+
+def _log(effect: effects.Log) -> None:
+    level = logging.getLevelNamesMapping()[effect.level]
+    LOG.log(level, "%s", effect.message, exc_info=effect.error, extra=effect.event.extra)
+
+
+def _no_streams(effect: effects.Effect) -> None:
+    raise AssertionError(f"{effect} before there are streams")

@@ -1,0 +1,1 @@
+"""The run directory: its records, checkpoints, and the log of outcomes."""

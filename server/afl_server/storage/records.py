@@ -1,0 +1,462 @@
+"""The run directory: the resolved configuration, metrics line by line, models, and a summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from afl._version import __version__
+from afl.config import Config, dump_config
+from afl.core.engine import Evaluation, RoundSummary
+from afl.daemon import events
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.runs.durable import replacing, write_whole
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.metrics import settled
+from afl.wire.accounting import Direction, WireCount
+from afl_server.federation.broadcast import ModelCopy
+from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking
+from afl_server.pages.history import Bucket, History
+
+LOG = logging.getLogger("afl.server")
+
+
+@dataclass
+class RunRecords:
+    """What is written of a run.
+
+    Attributes:
+        ranking: of the evaluations so far; whoever closes one adds it.
+        round: the last closed round.
+        first_round: the first line of a round in the metrics.
+        history: what the status page draws; ``None`` where nothing serves it.
+    """
+
+    run_id: str
+    directory: Path
+    config: Config
+    round: RoundSummary | None = None
+    first_round: Mapping[str, Any] | None = None
+    last_evaluation: Evaluation | None = None
+    round_seconds: float = 0.0
+
+    _metrics: TextIO | None = None
+    _ahead: Sequence[Mapping[str, Any]] = ()
+    """The lines that the metrics had beyond where they are gone on with."""
+
+    def __post_init__(self) -> None:
+        self.ranking = Ranking(self.config.divergence_watch)
+        self.history = None if self.config.server.http is None else History(self.config.workers)
+
+    @staticmethod
+    def claim(directory: Path) -> None:
+        """Make the directory, if it is not there.
+
+        Raises:
+            ConfigError: if it holds a run already, or cannot be made.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            taken = next((name for name in (CONFIG_FILE, METRICS_FILE) if (directory / name).exists()), None)
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        if taken:
+            raise ConfigError(
+                f"run.directory: {directory} already holds a run ({taken} is there), and nothing is "
+                "overwritten; name another directory: --set run.directory=runs/NEW"
+            )
+
+    @classmethod
+    def create(cls, run_id: str, directory: Path, config: Config) -> RunRecords:
+        """Begin in a directory, and write the resolved configuration.
+
+        Raises:
+            ConfigError: if it holds a run already, or cannot be written.
+        """
+        cls.claim(directory)
+        try:
+            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            records = cls(run_id, directory, config)
+            # By lines, so that a server that is killed leaves all rounds that it closed.
+            records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        return records
+
+    @classmethod
+    def resume(cls, run_id: str, directory: Path, config: Config, metrics_bytes: int) -> RunRecords:
+        """Go on with a run's records: the metrics from where they had ``metrics_bytes``.
+
+        What stood behind that is written over by the same lines as the outcomes since are replayed, and stays
+        until :meth:`caught_up`: it alone may know of more.
+
+        Raises:
+            StorageError: if one of its files cannot be read or written.
+        """
+        records = cls(run_id, directory, config)
+        records._rewrite(CONFIG_FILE, dump_config(config).encode())
+        path = directory / METRICS_FILE
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        whole = content.rfind(b"\n", 0, metrics_bytes) + 1
+        if whole < metrics_bytes:
+            LOG.warning(
+                "%s has %d bytes where it had %d: metrics of earlier rounds are lost",
+                path,
+                whole,
+                metrics_bytes,
+                extra=events.MetricsLost(file=path.name).extra,
+            )
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                records._read_again(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise StorageError(
+                    f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
+                    "or remove it to go on without the metrics so far"
+                ) from error
+        records._ahead = _readable(content[metrics_bytes:])
+        try:
+            records._metrics = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
+            records._metrics.seek(whole)
+        except OSError as error:
+            raise records._unwritten(METRICS_FILE, error) from error
+        try:
+            (directory / SUMMARY_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            records.close()
+            raise StorageError(f"{directory / SUMMARY_FILE} cannot be removed: {error.strerror}") from error
+        return records
+
+    def _read_again(self, line: Mapping[str, Any]) -> None:
+        if line["event"] == "evaluation":
+            self.ranking.see_line(line)
+        self._remember(line)
+
+    def _rewrite(self, name: str, content: bytes) -> None:
+        try:
+            write_whole(self.directory / name, content)
+        except OSError as error:
+            raise self._unwritten(name, error) from error
+
+    def caught_up(self) -> tuple[int, int]:
+        """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
+
+        Returns:
+            how many synchronization rounds and evaluations that were.
+
+        Raises:
+            StorageError: if it cannot be done.
+        """
+        assert self._metrics is not None
+        try:
+            self._metrics.truncate()
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+        ahead, self._ahead = self._ahead, ()
+        last_round = 0 if self.round is None else self.round.synchronization
+        last_evaluation = self.ranking.last.round if self.ranking.last else -1
+        return (
+            sum(line["event"] == "round" and line["synchronization"] > last_round for line in ahead),
+            sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
+        )
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long the metrics are."""
+        assert self._metrics is not None
+        return self._metrics.tell()
+
+    def sync(self) -> None:
+        """Wait until the metrics so far are on the disk.
+
+        Raises:
+            StorageError: if they cannot be written.
+        """
+        assert self._metrics is not None
+        try:
+            os.fsync(self._metrics.fileno())
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+
+    def discard(self) -> None:
+        """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
+        self.close()
+        for name in (CONFIG_FILE, METRICS_FILE):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+    def lost(self) -> str:
+        """What has become of the directory, if it is no longer the one that this run writes to."""
+        assert self._metrics is not None
+        path = self.directory / METRICS_FILE
+        try:
+            is_ours = os.path.samestat(path.stat(), os.fstat(self._metrics.fileno()))
+        except OSError:
+            is_ours = False
+        if is_ours:
+            return ""
+        if not self.directory.is_dir():
+            return self._gone
+        return f"{path} is gone, or another file has its place"
+
+    @property
+    def _gone(self) -> str:
+        return (
+            f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
+            "another one"
+        )
+
+    def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
+        """A closed round: one line.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        self.round = summary
+        self.round_seconds = seconds
+        worst = int(np.nanargmax(summary.losses))
+        line = self._line(
+            "round",
+            round=summary.round,
+            synchronization=summary.synchronization,
+            seconds=round(seconds, 6),
+            loss_max=float(summary.losses[worst]),
+            loss_max_worker=worst,
+            loss_mean=_mean(summary.losses[~np.isnan(summary.losses)]),
+            dual_weight_max=float(summary.dual_weights.max()),
+            **_named(absent=summary.absent),
+            **_bytes(up, down),
+        )
+        self._remember(line, summary.dual_weights)
+
+    def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
+        """An evaluation: one line.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        standing = EvaluationSummary.of(evaluation)
+        self.last_evaluation = evaluation
+        line = self._line(
+            "evaluation",
+            round=standing.round,
+            worst_worker=standing.worst_worker,
+            worst_accuracy=standing.worst_accuracy,
+            mean_accuracy=standing.mean_accuracy,
+            max_loss=standing.max_loss,
+            mean_loss=standing.mean_loss,
+            workers=[dict(metrics) for metrics in evaluation.metrics],
+            examples=list(evaluation.examples),
+            **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **_bytes(up, down),
+        )
+        self._remember(line)
+        LOG.info(
+            "round %d: worst worker %d, %s",
+            standing.round,
+            standing.worst_worker,
+            f"accuracy {standing.worst_accuracy:.4f} (mean {standing.mean_accuracy:.4f})"
+            if standing.worst_accuracy is not None
+            else f"loss {standing.max_loss:.5g} (mean {standing.mean_loss:.5g})",
+            extra=events.Evaluation(
+                round=standing.round,
+                worst_worker=standing.worst_worker,
+                worst_accuracy=standing.worst_accuracy,
+                max_loss=standing.max_loss,
+            ).extra,
+        )
+
+    def save_model(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
+        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        assert name in MODEL_NAMES
+        standing = next((entry for entry in self.ranking.evaluations if entry.round == rounds_applied), None)
+        metadata = {
+            "format": "pt",
+            "afl_version": __version__,
+            "run_id": self.run_id,
+            "output": name,
+            "rounds_applied": str(rounds_applied),
+            "task": self.config.task.name,
+            "task_options": json.dumps(dict(self.config.task.options), sort_keys=True),
+            "algorithm": self.config.algorithm.name,
+            "workers": str(self.config.workers),
+            "trained_parameters": str(snapshot.dim),
+            "buffers": snapshot.buffers,
+        }
+        if standing is not None:
+            metadata["worst_worker"] = str(standing.worst_worker)
+            metadata["max_loss"] = repr(standing.max_loss)
+            if standing.worst_accuracy is not None:
+                metadata["worst_accuracy"] = repr(standing.worst_accuracy)
+        path = self.directory / model_file(name)
+        try:
+            with replacing(path) as temporary:
+                save_file(snapshot.tensors, temporary, metadata)
+        except (OSError, SafetensorError) as error:
+            raise self._unwritten(path.name, error) from error
+
+    def summarize(
+        self,
+        *,
+        code: ExitCode,
+        reason: str,
+        seconds: float,
+        up: WireCount,
+        down: WireCount,
+        uncompressed: int,
+    ) -> dict[str, Any]:
+        """Write and return ``summary.json``; nothing is written after it.
+
+        Args:
+            uncompressed: bytes that both directions would have carried without compression.
+
+        Raises:
+            StorageError: if it cannot be written, or the directory is not this run's any more.
+        """
+        if lost := self.lost():
+            raise StorageError(lost)
+        found = self.ranking.evaluations
+        first, last = (found[0], found[-1]) if found else (None, None)
+        summary = {
+            "run_id": self.run_id,
+            "afl_version": __version__,
+            "result": code.name.lower(),
+            "reason": reason,
+            "algorithm": self.config.algorithm.name,
+            "task": self.config.task.name,
+            "workers": self.config.workers,
+            "rounds": self.round.round if self.round else 0,
+            "seconds": round(seconds, 3),
+            "first_round": self._beginning(),
+            "first": first.__dict__ if first else None,
+            "last": last.__dict__ if last else None,
+            "best": self.ranking.best.__dict__ if self.ranking.best else None,
+            "communication": {
+                direction.value: {
+                    "wire_bytes": count.total,
+                    "wire_bytes_by_kind": {kind.value: size for kind, size in count.wire.items()},
+                    "payload_bytes_by_part": {part.value: size for part, size in count.parts.items()},
+                    "frames": count.frames,
+                    "float_equivalents": count.float_equivalents,
+                    "float_equivalents_as_bytes": 4 * count.float_equivalents,
+                }
+                for direction, count in ((Direction.UPLINK, up), (Direction.DOWNLINK, down))
+            },
+            "uncompressed_bytes": uncompressed,
+            "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
+        }
+        self._rewrite(SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
+        return summary
+
+    def _beginning(self) -> dict[str, Any] | None:
+        """The losses of the first round, whose model nobody has trained."""
+        if self.first_round is None:
+            return None
+        names = ("round", "loss_max", "loss_max_worker", "loss_mean")
+        return {name: self.first_round[name] for name in names}
+
+    def close(self) -> None:
+        """Write no more metrics."""
+        if self._metrics is not None:
+            # What a full disk did not take is still buffered and fails again.
+            with contextlib.suppress(OSError):
+                self._metrics.close()
+            self._metrics = None
+
+    def _line(self, event: str, **values: Any) -> dict[str, Any]:
+        assert self._metrics is not None
+        line = {"event": event, **values}
+        try:
+            self._metrics.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise self._unwritten(METRICS_FILE, error) from error
+        return line
+
+    def _remember(self, line: Mapping[str, Any], dual_weights: NDArray[np.float64] | None = None) -> None:
+        """A line of the metrics, written now or by an earlier process."""
+        if self.first_round is None and line["event"] == "round":
+            self.first_round = line
+        if self.history is None:
+            return
+        if line["event"] == "evaluation":
+            self.history.add_evaluation(EvaluationSummary.of_line(line), line["workers"])
+        elif line["event"] == "round":
+            bucket = Bucket(
+                round=line["round"],
+                weight_max=line["dual_weight_max"],
+                sent=line["uplink_bytes"] + line["downlink_bytes"],
+            )
+            self.history.add_round(bucket, dual_weights)
+
+    def _unwritten(self, name: str, error: Exception) -> StorageError:
+        if not self.directory.is_dir():
+            return StorageError(f"{name} cannot be written: {self._gone}")
+        reason = why_unwritten(error) if isinstance(error, OSError) else error
+        return StorageError(f"{self.directory / name} cannot be written: {reason}")
+
+
+def _readable(lines: bytes) -> list[dict[str, Any]]:
+    """Lines of rounds and evaluations, without those that were cut off or changed."""
+    found = []
+    for line in lines.splitlines():
+        try:
+            values = json.loads(line)
+            is_line = type(values["round"]) is int and (
+                values["event"] == "evaluation" or type(values["synchronization"]) is int
+            )
+        except (ValueError, TypeError, KeyError):
+            continue
+        if is_line:
+            found.append(values)
+    return found
+
+
+def new_run_id() -> str:
+    """A new, sortable name: the UTC second and random hexadecimal digits."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+
+
+def _mean(losses: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        mean = float(losses.mean())
+    return settled(mean, losses.tolist())
+
+
+def _named(**workers: Sequence[int]) -> dict[str, Any]:
+    """Workers, where there are any: a line without them is one of all."""
+    return {name: list(entry) for name, entry in workers.items() if entry}
+
+
+def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:
+    return {
+        "uplink_bytes": up.total,
+        "downlink_bytes": down.total,
+        "uplink_float_equivalents": up.float_equivalents,
+        "downlink_float_equivalents": down.float_equivalents,
+    }
+
+
+def _unwritable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
+    )

@@ -1,0 +1,172 @@
+"""A run's directory: begun, or gone on with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from afl.config import Config, config_from_text, load_config
+from afl.config.compare import differences
+from afl.daemon import events
+from afl.errors import ConfigError, ExitCode, RunCompleteError
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl_server.storage.records import RunRecords, new_run_id
+from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
+
+LOG = logging.getLogger("afl.server")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that this process may write.
+
+    Attributes:
+        config: with its seed.
+        store: its durable state, if it has any.
+        checkpoint: what it goes on from; ``None`` for a new run.
+        entries: the outcomes since.
+    """
+
+    config: Config
+    records: RunRecords
+    store: RunStore | None
+    checkpoint: Checkpoint | None = None
+    entries: Iterable[Entry] = ()
+
+    def discard(self) -> None:
+        """No run comes of it: a directory that was made for it is free again."""
+        if self.checkpoint is None:
+            if self.store is not None:
+                self.store.discard()
+            self.records.discard()
+            return
+        self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        self.records.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def open_run(config: Config, fresh_seed: int) -> OpenRun:
+    """Go on with the run in ``config.run.directory`` if one is there that has not ended, else begin one.
+
+    Args:
+        fresh_seed: for a new run whose configuration names none.
+
+    Raises:
+        ConfigError: if the directory cannot be used, or holds a run of another configuration.
+        RunCompleteError: if the run has ended; whoever starts servers again may leave it.
+        InUseError: if another process runs it.
+        StorageError: if the run's state is damaged.
+    """
+    directory = config.run.directory
+    if directory is not None and config.server.state != "off" and (directory / STATE_FOLDER).is_dir():
+        store = RunStore(directory / STATE_FOLDER, config.server.state)
+        try:
+            if not store.is_empty:
+                return _resumed(config, directory, store)
+            _clear(directory)
+        except BaseException:
+            store.close()
+            raise
+        store.close()
+    if config.run.seed is None:
+        config = config.with_seed(fresh_seed)
+    run_id = new_run_id()
+    directory = directory or Path("runs") / run_id
+    if config.server.state == "off":
+        return OpenRun(config, RunRecords.create(run_id, directory, config), None)
+    RunRecords.claim(directory)
+    # The state's folder first: a run whose server ended before it began is known by it.
+    store = RunStore(directory / STATE_FOLDER, config.server.state)
+    try:
+        return OpenRun(config, RunRecords.create(run_id, directory, config), store)
+    except BaseException:
+        store.discard()
+        raise
+
+
+def _clear(directory: Path) -> None:
+    """A server that ended before its first checkpoint has left nothing that counts."""
+    metrics = directory / METRICS_FILE
+    if not metrics.exists() or metrics.stat().st_size == 0:
+        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
+    checkpoint, entries = store.load()
+    # Its own word: the file beside it is anyone's to edit.
+    stored = config_from_text(checkpoint.values["config"], f"the configuration in {directory / STATE_FOLDER}")
+    different = differences(stored, config)
+    if different:
+        file = directory / CONFIG_FILE
+        what = (
+            f"run.directory: {directory} holds a run of another configuration; go on with its own, or name "
+            "another directory"
+            if _is_of(stored, file)
+            else f"{file} is not as it was when the run was begun; write the run's own values there again, "
+            "or begin a new run in another directory"
+        )
+        raise ConfigError(what + ":\n" + "\n".join(f"  {line}" for line in different))
+    if _result(directory) == ExitCode.OK.name.lower():
+        raise RunCompleteError(
+            f"run.directory: {directory} already holds this run, which is complete; to see it: afl inspect "
+            f"{directory}; to run it again, name another directory: --set run.directory=runs/NEW"
+        )
+    assert stored.run.seed is not None
+    config = config.with_seed(stored.run.seed)
+    records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
+    return OpenRun(config, records, store, checkpoint, _with_losses(store, records, entries))
+
+
+def _is_of(stored: Config, file: Path) -> bool:
+    """Whether a run of ``stored`` can be gone on with by the configuration in a file."""
+    try:
+        return not differences(stored, load_config(file))
+    except ConfigError:
+        return False
+
+
+def _with_losses(store: RunStore, records: RunRecords, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The outcomes; once the last has been replayed, what is known to have followed it is told."""
+    yield from entries
+    rounds, evaluations = records.caught_up()
+    found = []
+    if store.loss is not None:
+        found.append(store.loss.what)
+        if store.loss.readable:
+            found.append(f"{store.loss.readable} whole outcomes follow, kept in files *{ASIDE} there")
+    if rounds or evaluations:
+        found.append(
+            f"{records.directory / METRICS_FILE} has {rounds} rounds and {evaluations} evaluations more than "
+            "the state"
+        )
+    if found:
+        LOG.error(
+            "%s: what came later is lost; the run goes on from before it",
+            "; ".join(found),
+            extra=events.RoundsLost(rounds=rounds).extra,
+        )
+
+
+def _result(directory: Path) -> str:
+    """How the run ended; empty if it has not, or if that cannot be read: its state says the same."""
+    path = directory / SUMMARY_FILE
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["result"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        LOG.warning(
+            "%s cannot be read (%s); the run's state says how far it is",
+            path,
+            error or type(error).__name__,
+            extra=events.SummaryDamaged(file=path.name).extra,
+        )
+        return ""

@@ -1,0 +1,407 @@
+"""A federation without loop, clock or sockets: peers that do what workers do, a disk that does as it is told.
+
+What a peer reports depends on the worker and the step alone, so that every run of one configuration must end
+in the same bits, whatever happens on the way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afl._version import __version__
+from afl.config import Config, config_from_mapping
+from afl.core.engine import Outcome
+from afl.core.messages import NOWHERE, Encoding, GoodbyeStatus, Kind, PayloadHeader, Position, Report
+from afl.errors import ExitCode
+from afl.security.identity import Permission
+from afl.tasks.initialization import realization_digest
+from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import PROTOCOL
+from afl_server.federation import effects, events
+from afl_server.federation.broadcast import Broadcast
+from afl_server.federation.counters import Moment
+from afl_server.federation.evaluation_summary import Ranking
+from afl_server.federation.machine import Federation
+from afl_server.runner.build import build
+from afl_server.storage.checkpointing import Checkpointing
+from afl_server.storage.store import Checkpoint
+
+RUN_ID = "20260101-000000-abcdef"
+ANYBODY = Permission()
+
+
+def config_of(*, workers: int = 3, state: str = "process", **changes: Any) -> Config:
+    """A small run; ``changes`` are its sections' keys."""
+    sections: dict[str, dict[str, Any]] = {
+        "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": 20}},
+        "algorithm": {"name": "afl-br", "rounds": 4, "eta_w": 0.1, "eta_q": 0.1},
+        "evaluation": {"every": 2},
+        "run": {"seed": 7},
+        "server": {"state": state, "chunk_bytes": "4KiB", "reorder_buffer": "4KiB"},
+        "faults": {},
+    }
+    for name, values in changes.items():
+        sections[name] = {**({} if name == "algorithm" else sections[name]), **values}
+    return config_from_mapping({"workers": workers, **sections})
+
+
+def payload_of(worker: int, position: Position, header: PayloadHeader) -> bytes:
+    """Plain values that only a worker's report for a step has."""
+    assert header.encoding in {Encoding.DENSE, Encoding.SEEDED}
+    seed = [worker, position.round, position.phase, int(header.role)]
+    values = np.random.default_rng(seed).standard_normal(header.count).astype("<f4")
+    return values.tobytes()
+
+
+class Peer:
+    """A worker process's side of one stream; a process that lives on is carried from stream to stream.
+
+    Attributes:
+        said: what it has yet to say, in order.
+    """
+
+    def __init__(self, workers: Sequence[int], incarnation: bytes) -> None:
+        self.member = 0
+        self.workers = tuple(workers)
+        self.incarnation = incarnation
+        self.applied = NOWHERE
+        self.reported: dict[int, Position] = dict.fromkeys(self.workers, NOWHERE)
+        self.said: deque[events.MemberEvent] = deque()
+        self.is_welcome = False
+        self.goodbye: GoodbyeStatus | None = None
+        self.held: set[int] = set()
+        self.steps: deque[tuple[Broadcast, tuple[int, ...]]] = deque()
+
+
+class World:
+    """A federation, its peers and its disk.
+
+    Attributes:
+        log: the lines that were logged, by the name of their event.
+        appended: the outcomes that are durable, in order.
+    """
+
+    def __init__(self, config: Config, folder: Path = Path()) -> None:
+        self.config = config
+        self.folder = folder
+        self.now = 100.0
+        self.peers: dict[int, Peer] = {}
+        self.finished: tuple[ExitCode, str] | None = None
+        self.released = False
+        self.log: list[effects.Log] = []
+        self.timers: dict[tuple[str, int], float] = {}
+        self.work: deque[effects.Effect] = deque()
+        self.appended: list[Any] = []
+        self.checkpoint: Checkpoint | None = None
+        self.models: dict[str, Any] = {}
+        self.hung_up: list[int] = []
+        self.paused: set[int] = set()
+        self.events: list[tuple[float, events.Event]] = []
+        self._numbers = 0
+        self.federation = self._made()
+
+    @property
+    def is_durable(self) -> bool:
+        return self.config.server.state != "off"
+
+    def _made(self) -> Federation:
+        self.ranking = Ranking(self.config.divergence_watch)
+        federation, self.vector = build(
+            self.config, RUN_ID, self.folder, self.ranking, is_durable=self.is_durable, now=self.now
+        )
+        return federation
+
+    # Events.
+
+    def handle(self, event: events.Event) -> None:
+        self.events.append((self.now, event))
+        for effect in self.federation.handle(event, self.now):
+            self._carry_out(effect)
+        self._check()
+
+    def start(self) -> None:
+        self.handle(events.Started())
+
+    def open(self, permission: Permission = ANYBODY) -> int:
+        self._numbers += 1
+        self.handle(events.Opened(self._numbers, f"peer-{self._numbers}", permission))
+        return self._numbers
+
+    def connect(self, peer: Peer, permission: Permission = ANYBODY) -> Peer:
+        """Open a stream for a process, and let it join."""
+        peer.member = self.open(permission)
+        peer.said.clear()
+        peer.steps.clear()
+        peer.is_welcome, peer.goodbye = False, None
+        self.peers[peer.member] = peer
+        self.handle(
+            events.Joined(
+                peer.member,
+                peer.workers,
+                peer.incarnation,
+                PROTOCOL,
+                __version__,
+                run_id="" if peer.applied == NOWHERE else RUN_ID,
+                applied=peer.applied,
+            )
+        )
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        self.peers.pop(peer.member, None)
+        self.handle(events.Left(peer.member))
+
+    def ready(self, peer: Peer) -> events.Ready:
+        return events.Ready(
+            peer.member,
+            self.vector.layout_hash(),
+            self.vector.dim,
+            realization_digest(self.federation.engine.algorithm),
+            tuple(peer.reported.items()),
+        )
+
+    def say(self, peer: Peer) -> bool:
+        """Let a peer take what it was sent, and say the next thing; whether it had something to say."""
+        self._take_steps(peer)
+        if not peer.said or peer.goodbye is not None or peer.member in self.paused:
+            return False
+        self.handle(peer.said.popleft())
+        return True
+
+    def report(self, worker: int, position: Position, kind: Kind) -> list[events.MemberEvent]:
+        """What says a worker's report, without its member."""
+        engine = self.federation.engine
+        headers: tuple[PayloadHeader, ...] = ()
+        if kind is not Kind.EVALUATE and position == engine.step.position:
+            headers = tuple(engine.collector.expected_payloads(position))
+        loss = 1.0 + zlib.crc32(repr((worker, position)).encode()) / 2**32
+        metrics = {"loss": loss} if kind is Kind.EVALUATE else {}
+        report = Report(worker, position, loss, 8, headers, metrics, self._digest(kind))
+        found: list[events.MemberEvent] = [events.ReportBegan(0, report)]
+        for index, header in enumerate(headers):
+            data = payload_of(worker, position, header)
+            half = len(data) // 8 * 4
+            found.append(events.Piece(0, worker, index, 0, data[:half], half + 20))
+            found.append(events.Piece(0, worker, index, half, data[half:], len(data) - half + 20))
+        return found
+
+    def _digest(self, kind: Kind) -> bytes:
+        return self.federation.engine.model.digest() if kind is Kind.EVALUATE else b""
+
+    def _take_steps(self, peer: Peer) -> None:
+        while peer.steps and peer.steps[0][0].is_closed:
+            broadcast, workers = peer.steps.popleft()
+            step = broadcast.step
+            peer.applied = max(peer.applied, step.position)
+            if step.kind is Kind.MODEL:
+                continue
+            for worker in workers:
+                if worker in broadcast.participants and peer.reported[worker] <= step.position:
+                    peer.reported[worker] = step.position
+                    self.queue(peer, worker, step.position, step.kind)
+
+    def queue(self, peer: Peer, worker: int, position: Position, kind: Kind) -> None:
+        """Let the peer report."""
+        for event in self.report(worker, position, kind):
+            values = {name: getattr(event, name) for name in type(event).__dataclass_fields__}
+            peer.said.append(type(event)(**{**values, "member": peer.member}))
+
+    # Effects.
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send(member, frame):
+                self._received(member, pb.ServerFrame.FromString(frame.data))
+            case effects.Follow(member, workers, broadcast):
+                if member in self.peers:
+                    self.peers[member].steps.append((broadcast, workers))
+            case effects.End(member, status, _):
+                self.paused.discard(member)
+                if member in self.peers:
+                    self.peers[member].goodbye = status
+            case effects.Pause(member):
+                self.paused.add(member)
+            case effects.Resume(member):
+                self.paused.discard(member)
+            case effects.HangUp(member, _):
+                self.hung_up.append(member)
+            case effects.Timer(name, at, member):
+                self.timers.pop((name, member), None)
+                if at is not None:
+                    self.timers[name, member] = at
+            case effects.Log():
+                self.log.append(effect)
+            case effects.Finish(code, reason):
+                assert self.finished is None
+                self.finished = (code, reason)
+            case effects.Release():
+                self.released = True
+            case effects.Compute() | effects.Append() | effects.Checkpoint() | effects.SaveModel():
+                self.work.append(effect)
+            case effects.WhenIdle():
+                self.work.append(effect)
+
+    def _received(self, member: int, frame: pb.ServerFrame) -> None:
+        peer = self.peers.get(member)
+        if peer is None:
+            return
+        if frame.HasField("welcome"):
+            peer.is_welcome = True
+            peer.held = {entry.worker for entry in frame.welcome.workers if entry.held}
+            peer.said.append(self.ready(peer))
+            position, kind = self.federation.engine.step.position, self.federation.engine.step.kind
+            for worker in peer.workers:
+                # As a worker does: what it has made and the server does not hold goes again.
+                if peer.reported[worker] == position and worker not in peer.held:
+                    self.queue(peer, worker, position, kind)
+        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
+            peer.said.append(events.FrameCame(member, 4))
+
+    def answer(self) -> bool:
+        """Let the first piece of work that is waited for be done; whether there was one."""
+        if not self.work:
+            return False
+        effect = self.work.popleft()
+        match effect:
+            case effects.Compute(call):
+                try:
+                    done = events.EngineDone(call())
+                except Exception as error:  # noqa: BLE001  # the federation's to judge
+                    done = events.EngineDone(error=error)
+                self.handle(done)
+            case effects.Append(outcome, values, _):
+                self.appended.append((_own(outcome), values))
+                self.handle(events.OutcomeWritten(checkpoint_due=len(self.appended) % 3 == 0))
+            case effects.Checkpoint(values, arrays, _, _):
+                self.checkpoint = Checkpoint(
+                    RUN_ID,
+                    len(self.appended),
+                    deepcopy(dict(values)),
+                    {name: array.copy() for name, array in arrays.items()},
+                )
+                self.handle(events.CheckpointWritten())
+            case effects.SaveModel(name, model, _, _):
+                self.models[name] = model
+                self.handle(events.ModelWritten(name))
+            case effects.WhenIdle():
+                self.handle(events.Idle())
+        return True
+
+    def fail(self, reason: str = "the disk is full") -> None:
+        """Let the first piece of work fail, as a disk does."""
+        effect = self.work.popleft()
+        what = {effects.Append: "outcome", effects.Checkpoint: "checkpoint", effects.SaveModel: "model"}
+        self.handle(events.WriteFailed(cast("Any", what[type(effect)]), reason))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let timers fire in order."""
+        until = self.now + seconds
+        while True:
+            due = sorted((at, name) for name, at in self.timers.items() if at <= until)
+            if not due:
+                break
+            at, name = due[0]
+            del self.timers[name]
+            self.now = max(self.now, at)
+            self.handle(events.TimerFired(*name))
+        self.now = until
+
+    def die_and_resume(self) -> None:
+        """The server's process ends at once, and another goes on from what is durable."""
+        assert self.checkpoint is not None
+        checkpoint, since = self.checkpoint, self.appended[self.checkpoint.sequence :]
+        for peer in list(self.peers.values()):
+            peer.said.clear()
+            peer.steps.clear()
+        self.peers.clear()
+        self.timers.clear()
+        self.work.clear()
+        self.paused.clear()
+        self.finished = None
+        self.federation = self._made()
+        records = SimpleNamespace(round=None, last_evaluation=None, directory="run", config=self.config)
+        store = SimpleNamespace(frozen=lambda: b"")
+        checkpointing = Checkpointing(cast("Any", store), cast("Any", records), self.vector, 50)
+        self.federation.resume(checkpointing.restore(checkpoint, self.federation.engine))
+        for outcome, values in since:
+            for effect in self.federation.replay(_own(outcome), Moment.of_values(values), self.now):
+                if isinstance(effect, effects.SaveModel):
+                    self.models[effect.name] = effect.model
+        for effect in self.federation.resumed(len(since)):
+            self._carry_out(effect)
+        self.start()
+
+    # What must hold, always.
+
+    def _check(self) -> None:
+        self._check_told()
+        owned: list[int] = []
+        for peer in self.peers.values():
+            if peer.is_welcome and peer.goodbye is None:
+                owned += peer.workers
+        assert len(owned) == len(set(owned)), "one owner a worker"
+
+    def _check_told(self) -> None:
+        """No step is told of before the outcome of the one before it is durable."""
+        if not self.is_durable:
+            return
+        pending = [effect.outcome.step.position for effect in self.work if isinstance(effect, effects.Append)]
+        if not pending:
+            return
+        for peer in self.peers.values():
+            for broadcast, _ in peer.steps:
+                assert not broadcast.is_closed or broadcast.step.position <= pending[0], "told before durable"
+
+    # To the end.
+
+    def settle(self) -> None:
+        """Let everybody do all that can be done."""
+        while self.answer() or sum(self.say(peer) for peer in list(self.peers.values())):
+            pass
+
+    def complete(self) -> tuple[NDArray[np.float32], NDArray[np.float64], list[Any]]:
+        """Nothing goes wrong any more: the model, the dual weights and the losses of every step."""
+        for _ in range(400):
+            self.settle()
+            if self.finished is not None:
+                break
+            for peer in list(self.peers.values()):
+                if peer.goodbye is not None or not peer.is_welcome:
+                    self.leave(peer)
+            present = {worker for peer in self.peers.values() for worker in peer.workers}
+            for worker in set(range(self.config.workers)) - present:
+                self.connect(Peer([worker], f"late {worker} {self._numbers}".encode()))
+            self.settle()
+            self.pass_time(0.5)
+        assert self.finished == (ExitCode.OK, "the run is complete"), self.finished
+        return self.outcome()
+
+    def outcome(self) -> tuple[NDArray[np.float32], NDArray[np.float64], list[Any]]:
+        engine = self.federation.engine
+        losses = [(outcome.step.position, outcome.losses.tolist()) for outcome, _ in self.appended]
+        return engine.model.numpy().copy(), engine.dual_weights.copy(), losses
+
+
+def _own(outcome: Outcome) -> Outcome:
+    """The same, in memory of its own, as a disk has it."""
+    return replace(
+        outcome,
+        losses=outcome.losses.copy(),
+        payload=outcome.payload and outcome.payload.copied(),
+        unsent={name: array.copy() for name, array in outcome.unsent.items()},
+    )
+
+
+def names(lines: Iterable[effects.Log]) -> list[str]:
+    """The events of lines."""
+    return [line.event.name for line in lines]
