@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from afl.daemon.events import EVENTS
@@ -32,11 +32,13 @@ def sites() -> dict[str, set[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = {}
     for folder, place in PLACES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for call, level in _calls(ast.parse(path.read_text(encoding="utf-8"))):
-                event = _event(call)
+            for call, level, event in _calls(ast.parse(path.read_text(encoding="utf-8"))):
                 if event not in by_class:
                     where = f"{path.relative_to(ROOT)}:{call.lineno}"
-                    raise UnnamedEventError(f"{where}: a logged line needs extra=events.NAME(...).extra")
+                    raise UnnamedEventError(
+                        f"{where}: a logged line needs extra=events.NAME(...).extra, and an effect Log an "
+                        "event made in the same function"
+                    )
                 found.setdefault(by_class[event], set()).add((place, level))
     return found
 
@@ -55,21 +57,38 @@ def events_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, str]]:
+    """Calls of a logger, and the federation's ``Log`` effects: each with its level and its event's class,
+    which is empty where it has none."""
+    made = _made(tree)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        logger, method = node.func.value, node.func.attr
-        if isinstance(logger, ast.Name) and logger.id in _LOGGERS and method in LEVELS:
-            yield node, LEVELS[method]
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=method)) if (
+                logger in _LOGGERS and method in LEVELS
+            ):
+                extra = next((keyword.value for keyword in node.keywords if keyword.arg == "extra"), None)
+                event = extra.value if isinstance(extra, ast.Attribute) and extra.attr == "extra" else None
+                yield node, LEVELS[method], _class(event, made)
+            case ast.Call(func=ast.Name(id="Log"), args=[ast.Constant(value=str(level)), _, event, *_]):
+                yield node, level.lower(), _class(event, made)
 
 
-def _event(call: ast.Call) -> str:
-    """The class in ``extra=events.CLASS(...).extra``; empty for anything else."""
-    extra = next((keyword.value for keyword in call.keywords if keyword.arg == "extra"), None)
-    match extra:
-        case ast.Attribute(
-            value=ast.Call(func=ast.Attribute(value=ast.Name(id="events"), attr=name)), attr="extra"
-        ):
+def _made(tree: ast.AST) -> dict[str, str]:
+    """Events that are given a name, which then stands for one class in the whole file."""
+    return {
+        name: kind
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and (kind := _class(node.value, {}))
+        for target in node.targets
+        if isinstance(target, ast.Name) and (name := target.id)
+    }
+
+
+def _class(event: ast.AST | None, made: Mapping[str, str]) -> str:
+    """The class in ``events.CLASS(...)``, or of what was made so; empty for anything else."""
+    match event:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="events" | "log_events"), attr=name)):
             return name
+        case ast.Name(id=name):
+            return made.get(name, "")
     return ""
