@@ -43,7 +43,7 @@ LOG = logging.getLogger("afl.server")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 RECORDING = "AFL_RECORDING"
-"""The environment variable that names a file in which to write down every event (docs/architecture.md)."""
+"""The environment variable that names a file in which to write down every event (CONTRIBUTING.md)."""
 
 DIRECTORY_CHECK_S = 2.0
 """Between two looks at whether the run directory is still there: files that are open outlive their names."""
