@@ -56,7 +56,7 @@ def functions(file: str) -> dict[str, ast.AST]:
 
 
 def mentions(node: ast.AST, name: str) -> bool:
-    """By its name, or as an attribute that holds it for the caller: ``self._deliver`` is ``Shell.deliver``."""
+    """By its name, or as an attribute that holds it: ``self._deliver`` is ``Shell.deliver``."""
     return any(
         (isinstance(each, ast.Attribute) and each.attr in {name, f"_{name}"})
         or (isinstance(each, ast.Name) and each.id == name)
