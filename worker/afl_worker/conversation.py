@@ -72,7 +72,7 @@ class Conversation:
         return 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
 
     def join(self) -> pb.Join:
-        """The first words of a connection."""
+        """The message that opens a connection: this process, its workers, and the run that it knows."""
         participant = self._training.participant if self._training else None
         return pb.Join(
             protocol=PROTOCOL,

@@ -118,7 +118,7 @@ def checked_token(text: str, source: str) -> str:
 
 
 def token_hash(token: str) -> str:
-    """What is kept of a token."""
+    """The hash that the server keeps of a token: ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 

@@ -132,7 +132,7 @@ def _check(report: Report, config: Config) -> None:
     if costs.up + costs.down >= costs.uncompressed and config.algorithm.takes("uplink"):
         report.note(
             "algorithm.uplink",
-            "nothing is saved by it: what travels is as long as whole vectors",
+            "it saves nothing: each message is as long as an uncompressed one",
             "rand-k with ratio 0.1 sends a tenth",
         )
 

@@ -85,8 +85,8 @@ def _require_free(request: Request) -> None:
         return
     if not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(
-            f"--out {out}: is there already, and not by afl export (it has no {CARD_FILE}), so it is left "
-            "alone; name another folder"
+            f"--out {out}: already exists, and was not written by afl export (it has no {CARD_FILE}), so "
+            "nothing is written there; name another folder"
         )
     if not request.force and any(out.iterdir()):
         raise ConfigError(

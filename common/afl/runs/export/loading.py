@@ -111,7 +111,7 @@ def _of_card(folder: Path) -> _Stored:
                 f"{folder} is a run directory; name one of its models ({folder / model_file('final')}), or "
                 f"export it: afl export {folder}"
             ) from error
-        raise ConfigError(f"{folder}: no model that afl export wrote is there (no {CARD_FILE})") from error
+        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})") from error
     found = read_model(file).digest
     if found != card.model.digest:
         raise DataError(

@@ -79,5 +79,5 @@ class MlflowTracker:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MOST_METRICS])
 
     def ended(self, status: Status) -> None:
-        """Say how it ended."""
+        """Give the MLflow run its final status."""
         self._client.set_terminated(self._id, _STATUSES[status])

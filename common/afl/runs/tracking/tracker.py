@@ -66,13 +66,13 @@ class Tracker(Protocol):
     """
 
     def started(self, run: TrackedRun) -> None:
-        """The run begins, or is gone on with."""
+        """The run begins, or is resumed."""
 
     def log(self, rounds: Sequence[TrackedRound]) -> None:
         """Take some rounds, ascending; no round comes twice in a run's life."""
 
     def ended(self, status: Status) -> None:
-        """Nothing more comes from this process."""
+        """The process has no more rounds for the tracker."""
 
 
 def load_trackers(names: Sequence[str]) -> Mapping[str, Tracker]:
