@@ -1,4 +1,4 @@
-"""``afl new``: a small project that runs at once, to be filled with a model and data of one's own."""
+"""``afl new``: a small project that runs at once, to be filled with your own model and data."""
 
 from __future__ import annotations
 

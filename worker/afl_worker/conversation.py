@@ -86,7 +86,7 @@ class Conversation:
         )
 
     def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
-        """Get ready: build what the run needs, once in the process's life, or go on with it.
+        """Get ready: build what the run needs, once in the process's life; later sessions use it again.
 
         Args:
             settings: the Welcome's.

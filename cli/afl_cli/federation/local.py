@@ -37,7 +37,7 @@ class Ending:
         code: the server's exit code, or that of a worker for which the run was stopped.
         reason: one sentence.
         summary: what the server wrote last; nothing if it could not.
-        can_go_on: whether the run can be gone on with.
+        can_go_on: whether the run can be resumed.
     """
 
     code: ExitCode

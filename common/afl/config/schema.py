@@ -587,7 +587,7 @@ class Config(Section):
 
     @property
     def divergence_watch(self) -> DivergenceWatch | None:
-        """Sees the evaluations, if that is wished for."""
+        """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
 

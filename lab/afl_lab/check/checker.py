@@ -31,7 +31,7 @@ SEED = 1
 
 
 def check_task(config: Path | str, *, task: str | None = None, workers: int | None = None) -> Report:
-    """Try a task with a run's configuration, for a test of one's own.
+    """Try a task with a run's configuration, for your own tests.
 
     Args:
         config: the file.

@@ -42,7 +42,7 @@ class Request:
         onnx: whether the module is also written as ONNX.
         task: ``package.module:Class``, for ONNX of a task that is not installed.
         input: the shape of a batch, for ONNX; by default examples of worker 0 are taken.
-        description: of the data, in place of the configuration's.
+        description: of the data, instead of the configuration's.
     """
 
     directory: Path

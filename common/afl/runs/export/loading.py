@@ -42,7 +42,7 @@ def load_model(
         path: a folder that ``afl export`` wrote, or a model of a run directory (``model-*.safetensors``).
         task: the task's class, or a task; or an installed task's name, or ``package.module:Class``. Without
             it, the installed task that the model was trained with.
-        options: of the task, besides or in place of those that it was trained with.
+        options: of the task, besides or instead of those that it was trained with.
         device: where the module goes.
 
     Raises:

@@ -40,7 +40,7 @@ END_S = 120.0
 """How long trackers may take over the rest at the end of the run."""
 
 STOP_S = 2.0
-"""The same for a run that is only stopped: what is left comes when it is gone on with."""
+"""The same for a run that is only stopped: the rest is sent when it is resumed."""
 
 
 class Following:

@@ -29,7 +29,7 @@ _STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", 
 
 
 class MlflowTracker:
-    """One MLflow run, found again by the tag ``afl.run_id`` when the run is gone on with."""
+    """One MLflow run, found again by the tag ``afl.run_id`` when the run is resumed."""
 
     def __init__(self) -> None:
         check_installed("mlflow", "log to MLflow", "mlflow")
