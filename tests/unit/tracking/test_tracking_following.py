@@ -214,7 +214,7 @@ def test_a_tracker_that_cannot_start_is_logged_and_leaves_the_others_alone(
     following.end("finished")
     assert notes.numbers == [1]
     assert following.failures == {"unwilling": 1, "notes": 0}
-    assert "tracker unwilling fails" in caplog.text
+    assert "tracker unwilling failed" in caplog.text
 
 
 @pytest.mark.usefixtures("no_thread_left")
