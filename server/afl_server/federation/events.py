@@ -44,6 +44,7 @@ class FrameCame(MemberEvent):
         size: in bytes, without gRPC's prefix.
         values: bytes of payload values in it; ``indices`` and ``scalars`` likewise.
         has_reports: whether it holds a report or a piece of one.
+        has_join: whether it holds a :class:`Joined`, as the first of a stream must.
     """
 
     size: int
@@ -51,6 +52,7 @@ class FrameCame(MemberEvent):
     indices: int = 0
     scalars: int = 0
     has_reports: bool = False
+    has_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,10 @@ class GoodbyeSaid(MemberEvent):
 
 @dataclass(frozen=True, slots=True)
 class Malformed(MemberEvent):
-    """A frame that says nothing this protocol knows."""
+    """A frame that says nothing this protocol knows; ``size`` as in :class:`FrameCame`, 0 after one."""
 
     reason: str
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

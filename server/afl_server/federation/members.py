@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from afl.core.messages import NOWHERE, Position
@@ -133,6 +133,10 @@ class Members:
     def owner(self, worker: int) -> Member | None:
         """The member that speaks for a worker."""
         return self._owners.get(worker)
+
+    def owner_of_any(self, workers: Iterable[int]) -> Member | None:
+        """The member that speaks for the first of these workers that has one."""
+        return next((owner for worker in workers if (owner := self._owners.get(worker)) is not None), None)
 
     def owners(self) -> dict[int, Member]:
         """By worker, those that somebody speaks for; a copy."""

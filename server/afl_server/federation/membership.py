@@ -133,9 +133,12 @@ class Membership:
             # Told meanwhile that the run is over, or gone.
             return
         assert member.join is not None
-        owners = map(self._members.owner, member.join.workers)
-        for owner in dict.fromkeys(owner for owner in owners if owner is not None):
+        # When one owner has gone, another may have come for a worker that was free: ask until none is left.
+        while (owner := self._members.owner_of_any(member.join.workers)) is not None:
             if owner.incarnation == member.incarnation:
+                # Its process is alive, so whoever waited for it to be gone has waited in vain.
+                for claimant in self._no_longer_asked(owner):
+                    self._refuse_taken(claimant, owner, now)
                 self._replace(owner, now)
             elif owner.is_paused or not may_ask:
                 # The answer of one that is paused would not be read, since its turn in the sum has not come;

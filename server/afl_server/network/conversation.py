@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from afl.core.messages import PayloadHeader, Report
+from afl.core.messages import PayloadHeader
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import Traffic
@@ -46,18 +46,17 @@ class Conversation:
             frame = parse_worker_frame(data)
             check_parts(frame, self._workers)
         except ProtocolError as error:
-            yield events.FrameCame(self._member, len(data))
-            yield events.Malformed(self._member, str(error))
+            yield events.Malformed(self._member, str(error), len(data))
             return
-        try:
-            reports = [report_of(message) for message in frame.reports]
-        except ProtocolError as error:
-            yield events.FrameCame(self._member, len(data), has_reports=True)
-            yield events.Malformed(self._member, str(error))
-            return
-        yield self._counted(len(data), frame, reports)
+        yield self._counted(len(data), frame)
         yield from self._control(frame)
-        for report in reports:
+        for message in frame.reports:
+            try:
+                report = report_of(message)
+            except ProtocolError as error:
+                yield events.Malformed(self._member, str(error))
+                return
+            self._payloads[report.worker] = report.payloads
             yield events.ReportBegan(self._member, report)
         for piece in frame.chunks:
             yield events.Piece(self._member, piece.worker, piece.payload, piece.offset, piece.data)
@@ -68,9 +67,7 @@ class Conversation:
         if frame.HasField("goodbye"):
             yield events.GoodbyeSaid(self._member, frame.goodbye.reason)
 
-    def _counted(self, size: int, frame: pb.WorkerFrame, reports: list[Report]) -> events.FrameCame:
-        for report in reports:
-            self._payloads[report.worker] = report.payloads
+    def _counted(self, size: int, frame: pb.WorkerFrame) -> events.FrameCame:
         # What the step is for, which decides on the kind of traffic, the federation knows.
         content = content_of_worker_frame(frame, lambda worker: self._header(worker, 0), Traffic.GRADIENT)
         return events.FrameCame(
@@ -80,6 +77,7 @@ class Conversation:
             content.indices,
             content.scalars,
             has_reports=bool(frame.reports or frame.chunks),
+            has_join=frame.HasField("join"),
         )
 
     def _header(self, worker: int, payload: int) -> PayloadHeader | None:

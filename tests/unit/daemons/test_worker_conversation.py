@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from afl_server.model import model_payloads
 
 from afl.config import config_from_mapping
 from afl.config.address import Address
@@ -20,6 +19,7 @@ from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import Frame, parse_worker_frame, position_message
 from afl.wire.settings import RunSettings
+from afl_server.federation.broadcast import model_payloads
 from afl_worker.conversation import CannotGoOnError, Conversation
 from afl_worker.options import WorkerOptions
 from afl_worker.training.timings import Spent

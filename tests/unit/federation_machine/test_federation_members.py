@@ -237,6 +237,30 @@ def test_the_same_process_replaces_its_own_stream() -> None:
     assert back.is_welcome
 
 
+def test_who_waits_for_a_process_that_comes_back_is_refused() -> None:
+    world = world_of(dim=20)
+    old = joined(world, 0, 1, process=b"same")
+    rival = joined(world, 0, process=b"rival", ready=False)
+    back = joined(world, 0, 1, process=b"same", ready=False)
+    assert old.goodbye is GoodbyeStatus.TRY_LATER
+    assert rival.goodbye is GoodbyeStatus.REFUSED
+    assert not rival.is_welcome
+    assert back.is_welcome
+
+
+def test_a_worker_that_is_taken_while_another_s_owner_is_asked_for() -> None:
+    world = world_of(dim=20)
+    joined(world, 1, process=b"silent")
+    both = joined(world, 0, 1, process=b"both", ready=False)
+    quick = joined(world, 0, process=b"quick")
+    assert quick.is_welcome, "nobody speaks for it yet"
+    world.pass_time(PROBE_TIMEOUT_S + 0.1)
+    assert quick.goodbye is None
+    assert not both.is_welcome, "the other worker's owner is asked next"
+    world.say(quick)
+    assert both.goodbye is GoodbyeStatus.REFUSED
+
+
 def test_how_long_a_worker_has_been_missing() -> None:
     world = world_of(workers=2, dim=20)
     snapshot = world.federation.snapshot

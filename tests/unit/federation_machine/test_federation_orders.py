@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from afl.errors import ExitCode
-from afl_server.federation import machine
+from afl_server.federation import events, rounds
 
 WORKERS = 3
 
@@ -45,7 +45,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(CONFIGS)), is_large=st.booleans(), hosts=st.sampled_from([1, 2]))
     def begin(self, name: str, is_large: bool, hosts: int) -> None:
         self.name = name
-        self.small, machine.INLINE_DIM = machine.INLINE_DIM, 0 if is_large else machine.INLINE_DIM
+        self.small, rounds.INLINE_DIM = rounds.INLINE_DIM, 0 if is_large else rounds.INLINE_DIM
         self.world = World(config_named(name))
         self.processes = 0
         self.world.start()
@@ -141,7 +141,7 @@ class AnyOrder(RuleBasedStateMachine):
     def the_server_is_stopped(self) -> None:
         if self.world.checkpoint is None or self.world.finished is not None:
             return
-        self.world.handle(machine.events.StopAsked("stopped"))
+        self.world.handle(events.StopAsked("stopped"))
         self.world.settle()
         self.world.pass_time(self.world.config.server.grace + 1)
         self.world.settle()
@@ -172,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert np.array_equal(weights, right_weights)
             assert np.array_equal(model.view(np.uint8), right_model.view(np.uint8))
         finally:
-            machine.INLINE_DIM = getattr(self, "small", machine.INLINE_DIM)
+            rounds.INLINE_DIM = getattr(self, "small", rounds.INLINE_DIM)
 
 
 TestAnyOrder = AnyOrder.TestCase
