@@ -6,7 +6,7 @@ from afl.terminal.entry import enter
 
 
 def main() -> int:
-    """The command; returns the exit code."""
+    """Run ``afl`` with the process's arguments; returns the exit code."""
     return enter("afl", "afl_cli.main")
 
 

@@ -28,25 +28,25 @@ TOKENS_FILE = "tokens"
 _SERVER_FILES: Final = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
 
 _SHOWN: Final = 20
-"""How many files are named."""
+"""The most file names that a message lists."""
 
 _PUBLIC: Final = 0o644
 _PRIVATE: Final = 0o600
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument(
         "directory",
         type=Path,
         metavar="DIR",
-        help="where the files go; the authority that is there is used, and nothing there is overwritten",
+        help="where the files go; an existing authority is used, and no file is overwritten",
     )
     parser.add_argument(
         "--server",
         metavar="HOST[,HOST...]",
-        help="names and addresses that workers reach the server by (default: those of the certificate that is"
-        f" there, or {DEFAULT_SERVER})",
+        help="names and addresses that workers reach the server by (default: those of the existing"
+        f" certificate, or {DEFAULT_SERVER})",
     )
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="also for the workers 0 to N - 1 (default: 0)"
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_DAYS,
         metavar="N",
-        help=f"how long the certificates hold (default: {DEFAULT_DAYS})",
+        help=f"how long the certificates are valid (default: {DEFAULT_DAYS})",
     )
     parser.add_argument(
         "--tokens", action="store_true", help="also a token for each worker; the server's file has its hash"
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--renew",
         action="store_true",
-        help="make the certificates of the server and of these workers again, by the same authority",
+        help="make the certificates of the server and of these workers again, with the same authority",
     )
 
 
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 class _Folder:
-    """The files, and what was made of them."""
+    """The directory of certificates and tokens; notes which files it writes and which it keeps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class _Folder:
             ) from error
 
     def authority(self, now: dt.datetime) -> Authority:
-        """The one that is there, or a new one."""
+        """The directory's authority; a new one if it has none."""
         try:
             from afl.security.issuing import Authority  # noqa: PLC0415  # cryptography is optional
         except ImportError as error:
@@ -121,7 +121,7 @@ class _Folder:
         if certificate.exists() != key.exists():
             there, missing = (certificate, key) if certificate.exists() else (key, certificate)
             raise ConfigError(
-                f"{there} is there and {missing} is not: bring it back, or name another directory for a new"
+                f"{there} exists and {missing} does not: put it back, or name another directory for a new"
                 " authority"
             )
         if certificate.exists():
@@ -132,7 +132,7 @@ class _Folder:
                 )
             except ConfigError as error:
                 raise ConfigError(
-                    f"{certificate} and {key}: {error}; bring them back, or name another directory for a new "
+                    f"{certificate} and {key}: {error}; put them back, or name another directory for a new "
                     "authority"
                 ) from error
         authority = Authority.make(now)
@@ -175,13 +175,15 @@ class _Folder:
 
     def report(self) -> list[str]:
         """What was done, and what to do with it."""
-        kept = f"; {self._kept} that were there stay (--renew makes certificates again)" if self._kept else ""
+        kept = (
+            f"; {self._kept} that existed are kept (--renew makes certificates again)" if self._kept else ""
+        )
         own = {key: self._path / name for key, name in _SERVER_FILES.items()}
         settings = " ".join(f"--set server.tls.{key}={path}" for key, path in own.items())
         made = [*self._made[:_SHOWN], *(["..."] if len(self._made) > _SHOWN else [])]
         return [
             f"made in {self._path}: {', '.join(made) or 'nothing'}{kept}",
-            f"keep {self._path / 'ca.key'} to yourself: who has it can speak for any worker",
+            f"keep {self._path / 'ca.key'} to yourself: whoever has it can act as any worker",
             f"for the server: {settings}",
             "for worker 0: --ca ca.pem --certificate worker-0.pem --key worker-0.key"
             if (self._path / "worker-0.pem").exists()

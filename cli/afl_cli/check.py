@@ -44,12 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="N", help="the number of workers (default: the configuration's, or 3)"
     )
     set_option(parser)
-    parser.add_argument("--strict", action="store_true", help="exit code 2 if there are warnings, too")
+    parser.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Check it and print what was found."""
+    """Check the task and print the findings; the exit code is that of the first error."""
     if options.task is None and options.config is None:
         raise ConfigError("name a task, such as task.py:MyTask, or a configuration with --config FILE")
     if options.config is None and options.set:

@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "run_directory",
         type=Path,
         metavar="RUN",
-        help="a run's directory; the run may have ended, well or badly, or still go on",
+        help="a run's directory; the run may have ended, well or badly, or still be running",
     )
     parser.add_argument(
         "--model",
@@ -49,13 +49,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
         metavar="SHAPE",
-        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx where worker 0's "
+        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's "
         "data is not on this machine",
     )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Write it, and say what it is."""
+    """Export the model, and print what was written."""
     if options.torchscript:
         raise ConfigError(
             "--torchscript: PyTorch has deprecated TorchScript, and afl no longer writes it; use --onnx, or "

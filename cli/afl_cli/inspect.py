@@ -39,7 +39,7 @@ _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "secon
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument(
         "path",
         type=Path,
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Print it."""
+    """Print what the file or directory holds."""
     console = make_console()
     sections = describe(options.path, everything=options.all)
     for index, section in enumerate(sections):

@@ -19,7 +19,7 @@ class Command(Protocol):
     """What a subcommand's module holds."""
 
     HELP: str
-    """One line."""
+    """What the subcommand does, in one line for ``afl --help``."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Declare its options."""
@@ -53,7 +53,7 @@ def commands() -> Mapping[str, Command]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run a subcommand of ``afl``; returns the exit code."""
     options, unknown = make_afl_parser().parse_known_args(arguments)
     if unknown:
         # argparse would show the usage of `afl` itself.

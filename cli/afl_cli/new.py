@@ -1,4 +1,4 @@
-"""``afl new``: a small project that runs at once, to be filled with a model and data of one's own."""
+"""``afl new``: a small project that runs at once, to be filled with your own model and data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDING: Final = ".template"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument(
         "name", metavar="NAME", help="the new folder; letters, digits and underscores, such as my_study"
     )
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             write_whole(folder / file, text.encode(), mode=0o644)
     except FileExistsError as error:
         raise ConfigError(
-            f"{folder} is there already, and nothing is overwritten; choose another name"
+            f"{folder} already exists, and nothing is overwritten; choose another name"
         ) from error
     except OSError as error:
         raise StorageError(f"{folder} cannot be written here: {why_unwritable(error)}") from error

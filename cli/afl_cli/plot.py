@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="run directories, or their metrics.jsonl; runs may still be going on",
+        help="run directories, or their metrics.jsonl; runs may still be running",
     )
     parser.add_argument(
         "--label",
@@ -33,11 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="worst-accuracy and max-loss go there as .png and .svg (default: plots)",
     )
-    parser.add_argument("--title", default="", metavar="TEXT", help="above the figures")
+    parser.add_argument("--title", default="", metavar="TEXT", help="title of the figures")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Draw."""
+    """Draw the figures, and print where they are."""
     from afl_lab.plots.comparison import compare  # noqa: PLC0415  # numpy takes a moment to import
 
     compare(options.runs, options.label, options.out, options.title)

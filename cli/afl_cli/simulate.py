@@ -49,7 +49,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         type=_seeds,
         default=[],
         metavar="SEEDS",
-        help="seeds such as 1-5 or 1,4,9, a run each, in place of those that are written down",
+        help="seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own",
     )
     set_option(parser)
     parser.add_argument(

@@ -45,22 +45,22 @@ _SCHEME_PORTS = {"http": 80, "https": 443}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument(
         "server",
         nargs="?",
         default=DEFAULT_SERVER,
         metavar="HOST[:PORT]",
-        help="the server's http address (server.http), or a URL; the port is "
-        f"{DEFAULT_PORT} unless it is given (default: {DEFAULT_SERVER})",
+        help="the server's http address (server.http), or a URL; default "
+        f"port {DEFAULT_PORT} (default: {DEFAULT_SERVER})",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
-    choice.add_argument("--watch", action="store_true", help="show it as it goes on, until the run is over")
+    choice.add_argument("--watch", action="store_true", help="keep showing it until the run is over")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Ask once and print, or again and again."""
+    """Ask the server for its state and print it: once, or with ``--watch`` until the run is over."""
     state = fetch_status(options.server)
     if options.json:
         print(json.dumps(state, indent=2))
@@ -121,7 +121,7 @@ def fetch_status(server: str) -> dict[str, Any]:
         reason = getattr(error, "reason", error)
         raise LostServerError(
             f"nothing answers at {url} ({reason}); is the server running, and is this its server.http? "
-            "What a run wrote that is over, afl inspect shows"
+            "afl inspect shows what a finished run wrote"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")
@@ -136,7 +136,9 @@ def status_url(server: str) -> str:
     """
     scheme, separator, rest = server.partition("://")
     if separator and scheme not in {"http", "https"}:
-        raise ConfigError(f"{server}: {scheme} is not a scheme to ask with; write http://host:port")
+        raise ConfigError(
+            f"{server}: {scheme} is not a scheme that afl status speaks; write http://host:port"
+        )
     if not separator:
         scheme, rest = "http", server
     host, slash, path = rest.partition("/")

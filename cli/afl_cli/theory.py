@@ -59,7 +59,7 @@ _Choice = tuple[str, Mapping[str, Any]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.description = (
         "Step sizes and block length for a run's size, and how much may be dropped; see docs/theory.md."
     )
@@ -111,7 +111,7 @@ def _of_options(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--{name} is missing; give it, or --config with a server's configuration")
     if options.set:
         raise ConfigError(
-            f"--set {options.set[0]} overrides a configuration, and there is none: add --config"
+            f"--set {options.set[0]} overrides a configuration, and none is given: add --config"
         )
     if options.compressor is None and options.ratio is not None:
         raise ConfigError("--ratio needs --compressor, such as --compressor rand-k")
@@ -125,7 +125,7 @@ def _of_options(options: argparse.Namespace) -> dict[str, Any]:
 def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
     for option, key in _GIVEN_BY_CONFIG.items():
         if getattr(options, option) is not None:
-            raise ConfigError(f"--{option} and --config both say it; use --set {key}=... instead")
+            raise ConfigError(f"--{option} and --config both set it; use --set {key}=... instead")
     config = load_config(options.config, options.set)
     algorithm = config.algorithm
     for name in ("smoothness", "sigma_q"):
@@ -189,9 +189,7 @@ def _warnings(config: Config) -> list[str]:
     """Where the configuration is not the run that the theorems speak of."""
     algorithm = config.algorithm
     if not algorithm_named(algorithm.name).has_theorems:
-        return [
-            f"the configuration runs {algorithm.name}; what follows is said of afl-br and afl-com, not of it"
-        ]
+        return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
     own = [
         f"{step} = {value}"
         for step, value in (("eta_w", algorithm.eta_w), ("eta_q", algorithm.eta_q))
@@ -201,7 +199,7 @@ def _warnings(config: Config) -> list[str]:
         own.append(f"block = {algorithm.block_length}")
     if not own:
         return []
-    return [f"the configuration sets {', '.join(own)}; the theorems speak of the values below alone"]
+    return [f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"]
 
 
 def _model_size(config: Config) -> tuple[int | None, str | None]:

@@ -34,9 +34,9 @@ class ExitCode(enum.IntEnum):
 
 _MEANINGS = {
     ExitCode.OK: "the run ended as configured",
-    ExitCode.INTERNAL: "a fault of the program; the log holds the traceback",
+    ExitCode.INTERNAL: "a bug in afl; the log has the traceback",
     ExitCode.CONFIG: "the command line, the configuration or the task's code is wrong",
-    ExitCode.REFUSED: "the server refused this worker and said why",
+    ExitCode.REFUSED: "the server refused this worker; the log says why",
     ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
     ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the"
     " log names worker and round",
@@ -45,14 +45,14 @@ _MEANINGS = {
     ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
     ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
     ExitCode.LOST_WORKERS: "no worker had a session for longer than server.give_up_after",
-    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command goes on with the run",
+    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command resumes the run",
 }
 
 
 def why_unwritable(error: OSError) -> str:
     """Why a folder cannot be made or written, for a message."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file is there, where a folder is needed"
+        return "it is a file, and must be a folder"
     return error.strerror or str(error)
 
 
@@ -60,7 +60,7 @@ def why_unwritten(error: OSError) -> str:
     """Why a file of a run could not be written, for a message; what to do where that is the same always."""
     reason = error.strerror or str(error)
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{reason}; make room, and start the server again to go on with the run"
+        return f"{reason}; free some space, and start the server again to resume the run"
     return reason
 
 

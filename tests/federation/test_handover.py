@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_and_stopped_is_tracked_once_and_exported_in_every_
         federation.server.expect(130)
         card = exported(federation, tmp_path / "out")
         assert card["run"]["state"] == "stopped"
-        assert "can be gone on with" in card["run"]["state_words"]
+        assert "can be resumed" in card["run"]["state_words"]
         federation.start_server(*listen)
         federation.finish()
         card = exported(federation, tmp_path / "out")

@@ -113,10 +113,12 @@ UNREACHED = {
         "elsewhere", "--ca CA", "the certificate of {address} does not name 127.0.0.1"
     ),
     "the server's certificate is by another authority": Case(
-        "mutual", f"--ca OTHER-CA {OWN}", "is not by an authority in --ca {other_ca}"
+        "mutual", f"--ca OTHER-CA {OWN}", "is not signed by an authority in --ca {other_ca}"
     ),
     "no certificate where one is asked for": Case(
-        "mutual", "--ca CA", "{address} wants a certificate of this worker: give one with --certificate FILE"
+        "mutual",
+        "--ca CA",
+        "{address} requires a certificate from this worker: give one with --certificate FILE",
     ),
     "a certificate that has expired": Case(
         "mutual", "--ca CA --certificate expired.pem --key expired.key", "expired.pem expired on 2"
@@ -124,7 +126,7 @@ UNREACHED = {
     "a certificate by another authority": Case(
         "mutual",
         "--ca CA --certificate OTHER.pem --key OTHER.key",
-        "worker-3.pem is not by an authority that",
+        "worker-3.pem is not signed by an authority that",
     ),
     "a certificate that is not for clients": Case(
         "mutual", "--ca CA --certificate server.pem --key server.key", "or is not for clients"
@@ -278,7 +280,7 @@ def test_certificates_are_replaced_while_a_run_goes_on_and_its_result_is_the_sam
         assert "refuses this worker's certificate" in stale.wait_for("reconnecting")["message"]
         stale.close()
         distrustful = federation.start("2-3", "--ca", str(old_ca), *workers["2-3"].worker_options)
-        assert "is not by an authority in --ca" in distrustful.wait_for("reconnecting")["message"]
+        assert "is not signed by an authority in --ca" in distrustful.wait_for("reconnecting")["message"]
         distrustful.close()
         link.delay = 0.0
         federation.workers[:] = processes
@@ -343,7 +345,7 @@ def test_a_server_on_other_addresses_needs_tls_or_its_written_word(tmp_path: Pat
         "tokens": (
             {"insecure": True, "tokens": str(ours.tokens)},
             ExitCode.CONFIG,
-            "without TLS, tokens would be known to whoever is between",
+            "without TLS, tokens could be read by anyone in between",
         ),
         "no file": (
             {"tls": {"certificate": "nowhere.pem", "key": "nowhere.key"}},

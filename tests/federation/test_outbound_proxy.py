@@ -70,4 +70,4 @@ def test_what_a_server_wants_is_found_out_through_the_proxy_too(
         worker = federation.start(
             "0", "--ca", str(identities.ca), server=f"{HOST}:50051", environment=door.environment
         )
-        worker.wait_for("reconnecting", saying=f"{HOST}:50051 wants a certificate of this worker")
+        worker.wait_for("reconnecting", saying=f"{HOST}:50051 requires a certificate from this worker")

@@ -126,8 +126,8 @@ def test_a_worker_that_dies_is_started_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "code", "said"),
     [
-        ("Doomed", 1, ["It is started again (1 of 1).", "it was started again often enough"]),
-        ("Wrong", 2, ["a mistake of the user's", "that would come again"]),
+        ("Doomed", 1, ["It is started again (1 of 1).", "no restart is left (--restarts)"]),
+        ("Wrong", 2, ["a mistake of the user's", "that would happen again"]),
     ],
 )
 def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: int, said: list[str]) -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: 
     for words in said:
         assert words in answer.stdout
     assert re.search(r"afl run: the worker 0 process ended with exit code \d+$", answer.stderr.strip())
-    assert "\nOnce that is mended, the same command goes on with the run. Where it takes" in answer.stdout
+    assert "\nOnce that is fixed, the same command resumes the run. If it needs" in answer.stdout
     assert "not evaluated" not in answer.stdout, "a table of nothing"
     assert summary(folder / "runs" / "server")["result"] == "interrupted"
 
@@ -171,7 +171,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
         shown, errors = process.communicate(timeout=120)
     assert process.returncode == 130, shown + errors
     assert "Stopping when the open round is closed" in shown
-    assert "The same command goes on with the run." in shown
+    assert "The same command resumes the run." in shown
     assert not any(child.is_running() for child in children)
     first = summary(folder / "runs" / "server")
     assert first["result"] == "interrupted"
@@ -197,7 +197,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
         (["nowhere.yaml"], "nowhere.yaml"),
         (
             ["server.yaml", "--set", "run.directory=server.yaml/run"],
-            "run.directory: server.yaml/run cannot be written: a file is there, where a folder is",
+            "run.directory: server.yaml/run cannot be written: it is a file, and must be a folder",
         ),
     ],
 )

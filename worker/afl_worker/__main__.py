@@ -6,7 +6,7 @@ from afl.terminal.entry import enter
 
 
 def main() -> int:
-    """The command; returns the exit code."""
+    """Run ``afl-worker`` with the process's arguments; returns the exit code."""
     return enter("afl-worker", "afl_worker.main")
 
 

@@ -72,7 +72,7 @@ class Conversation:
         return 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
 
     def join(self) -> pb.Join:
-        """The first words of a connection."""
+        """The message that opens a connection: this process, its workers, and the run that it knows."""
         participant = self._training.participant if self._training else None
         return pb.Join(
             protocol=PROTOCOL,
@@ -86,7 +86,7 @@ class Conversation:
         )
 
     def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
-        """Get ready: build what the run needs, once in the process's life, or go on with it.
+        """Get ready: build what the run needs, once in the process's life; later sessions use it again.
 
         Args:
             settings: the Welcome's.

@@ -48,14 +48,14 @@ HEAD_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose journal it is."""
+    """What a journal belongs to: a run, a model layout and a worker."""
 
     run_id: str
     layout_hash: bytes
     worker: int
 
     def values(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The owner as the journal's records hold it, in JSON."""
         return {"run_id": self.run_id, "layout": self.layout_hash.hex(), "worker": self.worker}
 
 
@@ -109,7 +109,7 @@ class Journal:
                 found.append(read_record(view))
             except OtherVersionError as error:
                 raise ConfigError(
-                    f"{self._path} cannot be used: {error}; go on with the run with that version, or name "
+                    f"{self._path} cannot be used: {error}; resume the run with that version, or name "
                     "another directory with --journal: the worker then begins without its residual"
                 ) from error
             except DamagedError as error:
@@ -124,10 +124,10 @@ class Journal:
             damaged.append(f"none in {size} bytes")
         if damaged:
             LOG.warning(
-                "%s holds an entry that is not whole (%s); %s",
+                "%s holds an incomplete entry (%s); %s",
                 self._path,
                 "; ".join(damaged),
-                "the one before it counts" if found else "it is as if there were no journal",
+                "the entry before it is used" if found else "the journal is ignored",
                 extra=events.JournalDamaged(worker=self._owner.worker).extra,
             )
         if not found:
@@ -166,7 +166,7 @@ class Journal:
         reached("worker.after-journal")
 
     def close(self) -> None:
-        """Give it back."""
+        """Unmap the file and release its lock."""
         self._unmap()
         os.close(self._lock)
 
@@ -303,13 +303,13 @@ class Journals:
         return bool(self._own)
 
     def close(self) -> None:
-        """Give them back."""
+        """Unmap all files and release their locks."""
         for journal in self._own.values():
             journal.close()
         self._own = {}
 
     def remove(self) -> None:
-        """The run is complete."""
+        """Remove the journals of a run that is complete."""
         if not self._own:
             return
         for journal in self._own.values():

@@ -25,7 +25,7 @@ from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run ``afl-worker``; returns the exit code."""
     parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
@@ -89,14 +89,14 @@ def make_worker_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option of the task that is this machine's own, such as file=writers.npz; may be repeated",
+        help="an option of the task for this machine only, such as file=writers.npz; may be repeated",
     )
     parser.add_argument(
         "--journal",
         type=Path,
         default=DEFAULT_JOURNAL,
         metavar="DIR",
-        help="where this process writes what it is about to send, so that it can go on after a crash "
+        help="where this process writes what it is about to send, so that it can resume after a crash "
         "(default: afl-journal)",
     )
     parser.add_argument(
@@ -115,7 +115,7 @@ def make_worker_parser() -> argparse.ArgumentParser:
         "--ca",
         type=Path,
         metavar="FILE",
-        help="use TLS, with a server whose certificate is by an authority in this file (PEM)",
+        help="use TLS, with a server whose certificate an authority in this file has signed (PEM)",
     )
     parser.add_argument(
         "--certificate",
@@ -133,12 +133,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server-name",
         metavar="NAME",
-        help="what the server's certificate must name (default: the host of --server)",
+        help="the name that the server's certificate must have (default: the host of --server)",
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="connect in plaintext to a server on another machine (for a network that is itself trusted)",
+        help="connect in plaintext to a server on another machine (for a network that you trust)",
     )
     parser.add_argument(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
@@ -217,13 +217,13 @@ def _check_plaintext(files: CredentialFiles, server: Address, *, is_meant: bool)
         return
     if not is_meant:
         raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone between could read and alter the "
-            "model and the updates; use TLS with --ca FILE, or the near end of an SSH tunnel or VPN on this "
-            "machine, or add --insecure if the network itself is trusted"
+            f"--server {server} is another machine, and without TLS anyone in between could read and alter "
+            "the model and the updates; use TLS with --ca FILE, or the near end of an SSH tunnel or VPN on "
+            "this machine, or add --insecure if the network itself is trusted"
         )
     if files.has_token:
         raise ConfigError(
-            f"--server {server} is another machine, and without TLS whoever is between would know the token; "
+            f"--server {server} is another machine, and without TLS anyone in between could read the token; "
             "use TLS with --ca FILE"
         )
 

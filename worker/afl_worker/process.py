@@ -76,7 +76,7 @@ class WorkerPages(HttpPages):
         super().__init__(address, "--http")
 
     def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
-        """For probes."""
+        """Answer a probe: ``/healthz`` or ``/readyz``."""
         if path == "/healthz":
             return text("200 OK", "ok\n")
         if path != "/readyz":

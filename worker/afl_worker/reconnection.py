@@ -31,12 +31,12 @@ class Reconnection:
             self.pause = FIRST_PAUSE_S
 
     def has_paused(self, now: float) -> None:
-        """The next pause is longer."""
+        """Note a pause that has passed; the next one is longer, up to a limit."""
         is_early = self.silence(now) < EARLY_S
         self.pause = min(2 * self.pause, LONGEST_EARLY_PAUSE_S if is_early else LONGEST_PAUSE_S)
 
     def silence(self, now: float) -> float:
-        """How long there has been no session."""
+        """Seconds since the last session ended."""
         return now - self._last_session
 
     def left(self, now: float) -> float | None:

@@ -54,13 +54,16 @@ What travels: {compressor}.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument(
         "--workers", type=int, default=10, metavar="M", help=f"1 to {MOST_WORKERS} (default: 10)"
     )
     parser.add_argument("--rounds", type=int, default=150, metavar="T", help="update rounds (default: 150)")
     parser.add_argument(
-        "--compressor", choices=list(_COMPRESSORS), default="rand-k", help="what travels (default: rand-k)"
+        "--compressor",
+        choices=list(_COMPRESSORS),
+        default="rand-k",
+        help="which compressor (default: rand-k)",
     )
     parser.add_argument(
         "--processes",
@@ -107,7 +110,9 @@ class Plan:
             raise ConfigError(f"--seed {options.seed}: a whole number, at least 0")
         groups = groups_of(options.workers, options.processes)
         if importlib.util.find_spec("sklearn") is None:
-            raise ConfigError(f"the demo's images come with scikit-learn, which is not here: {INSTALL_HINT}")
+            raise ConfigError(
+                f"the demo's images come with scikit-learn, which is not installed: {INSTALL_HINT}"
+            )
         return cls(options.workers, options.rounds, options.compressor, options.seed, groups)
 
     def config(self) -> dict[str, Any]:
@@ -129,7 +134,7 @@ class Plan:
         }
 
     def introduction(self) -> str:
-        """What will be seen."""
+        """What the demo will show, as a paragraph for the terminal."""
         processes = len(self.groups)
         return _INTRODUCTION.format(
             workers=self.workers,

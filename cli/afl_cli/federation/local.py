@@ -37,7 +37,7 @@ class Ending:
         code: the server's exit code, or that of a worker for which the run was stopped.
         reason: one sentence.
         summary: what the server wrote last; nothing if it could not.
-        can_go_on: whether the run can be gone on with.
+        can_go_on: whether the run can be resumed.
     """
 
     code: ExitCode
@@ -77,7 +77,7 @@ class LocalFederation:
         self._stopped: tuple[ExitCode, str] | None = None
         """Why the run was stopped from here."""
         self._last_word: Event | None = None
-        """The server's."""
+        """The last event that the server has logged."""
         self._can_go_on = False
 
     def start(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class LocalFederation:
         if self._round > worker.round:
             worker.restarts = 0
         if code in FINAL_CODES:
-            self._give_up(child, "that would come again", display)
+            self._give_up(child, "that would happen again", display)
         elif worker.restarts >= self._plan.restarts:
-            self._give_up(child, "it was started again often enough", display)
+            self._give_up(child, "no restart is left (--restarts)", display)
         else:
             worker.restarts += 1
             worker.round = self._round

@@ -30,13 +30,13 @@ FREE_PORT = "127.0.0.1:0"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the command's options."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="the number of workers, in place of the configuration's (as --set workers=N)",
+        help="the number of workers, instead of the configuration's (as --set workers=N)",
     )
     parser.add_argument(
         "--processes",
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
         metavar="TASK",
-        help="package.module:Class, file.py:Class or an installed name, in place of the configuration's"
+        help="package.module:Class, file.py:Class or an installed name, instead of the configuration's"
         " task.name",
     )
     set_option(parser)
@@ -59,14 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option of the task that is this machine's own; may be repeated",
+        help="an option of the task for this machine only; may be repeated",
     )
     parser.add_argument(
         "--restarts",
         type=int,
         default=MOST_RESTARTS,
         metavar="N",
-        help="how often in a row a worker process that dies is started again while no round is closed"
+        help="how often in a row a dead worker process is restarted without a closed round in between"
         f" (default: {MOST_RESTARTS})",
     )
 
@@ -98,14 +98,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     with Children() as children:
         federation = LocalFederation(plan, children)
         federation.start()
-        with RunDisplay(console, hint="Ctrl-C stops it; the same command goes on.") as display:
+        with RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it.") as display:
             ending = federation.follow(display)
     _report(console, ending, directory)
     return ending.code
 
 
 def _report(console: Console, ending: Ending, directory: Path) -> None:
-    """What came of the run, and what to do next."""
+    """Print how the run ended, and what to do next."""
     summary, code = ending.summary, ending.code
     if summary is not None and summary["rounds"]:
         reason = summary["reason"] if code is ExitCode.OK else "not complete"
@@ -118,10 +118,10 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
         console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
     elif ending.can_go_on:
         if code is ExitCode.INTERRUPTED:
-            console.print("The same command goes on with the run.")
+            console.print("The same command resumes the run.")
         else:
             console.print(
-                "Once that is mended, the same command goes on with the run. Where it takes another "
+                "Once that is fixed, the same command resumes the run. If it needs another "
                 "configuration, that is another run: name a new run.directory.",
                 soft_wrap=True,
             )

@@ -107,7 +107,7 @@ def check_plaintext(
     if insecure or address.is_loopback:
         return
     raise ConfigError(
-        f"{key}: {address} is reachable from other machines, and without TLS anyone between could read "
+        f"{key}: {address} is reachable from other machines, and without TLS anyone in between could read "
         "and alter the model and the updates; set server.tls, or use a loopback address such as "
         f"127.0.0.1:{address.port}, or set {option} to true if the network itself is trusted"
     )

@@ -38,7 +38,7 @@ def differences(stored: Config, given: Config) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """As the configuration's file has it."""
+    """A value as the configuration's file writes it."""
     return json.dumps(value, ensure_ascii=False)
 
 

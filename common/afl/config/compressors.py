@@ -39,7 +39,7 @@ class CompressorOption:
 
 OPTIONS: Final[Mapping[str, CompressorOption]] = {
     "ratio": CompressorOption(
-        description="share of the values that are sent: k = max(1, round(ratio * d)) of d;"
+        description="share of the values that is sent: k = max(1, round(ratio * d)) of d;"
         " theory is the least that keeps AFL-BR's rate, from the number of workers",
         accepts="a number above 0 and at most 1, or theory",
         default=None,

@@ -175,7 +175,7 @@ def server(values: Mapping[str, Any]) -> list[Problem]:
     if values.get("tokens") is not None and is_plain:
         accepted = (
             f"no file, unless server.tls is set or server.listen ({listen}) is loopback; without TLS, tokens"
-            " would be known to whoever is between"
+            " could be read by anyone in between"
         )
         problems.append(Problem(("tokens",), shown(str(values["tokens"])), accepted))
     return problems

@@ -75,7 +75,7 @@ def _finite(value: JsonValue) -> JsonValue:
 
 def _each_once(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name appears twice")
     return names
 
 
@@ -179,7 +179,7 @@ class Algorithm(Section):
         AfterValidator(_installed_algorithm),
         Field(
             description="afl-br sends whole vectors; afl-com compresses both ways;"
-            " sgda, drfa and fedavg are what they are compared with; or an installed one of your own"
+            " sgda, drfa and fedavg are for comparison; or an installed one of your own"
         ),
     ]
     rounds: Annotated[Count, Unit("rounds"), Field(description="T, the number of update rounds")]
@@ -201,7 +201,7 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
         Field(
-            description="step size on the dual weights, required but for fedavg; theory is"
+            description="step size on the dual weights, required except for fedavg; theory is"
             " 2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"
         ),
     ] = None
@@ -221,7 +221,7 @@ class Algorithm(Section):
         Literal["uniform", "samples"] | None,
         Null("uniform"),
         Field(
-            description="what a worker's model counts: all alike, or by training examples; "
+            description="how much a worker's model counts: all equally, or by training examples; "
             + _only("weighting")
         ),
     ] = None
@@ -334,7 +334,7 @@ class Run(Section):
         Accepts("a list of names, each once"),
         AfterValidator(_each_once),
         Field(
-            description="what the metrics are also told to: tensorboard, mlflow, wandb, or an installed one;"
+            description="where metrics also go: tensorboard, mlflow, wandb, or an installed one;"
             " metrics.jsonl is always written"
         ),
     ] = []
@@ -346,7 +346,7 @@ class Tls(Section):
     certificate: Annotated[
         PathName,
         Field(
-            description="the server's certificate and what leads up to its authority (PEM); read again"
+            description="the server's certificate and those between it and its authority (PEM); read again"
             " when it changes"
         ),
     ]
@@ -412,7 +412,7 @@ class Server(Section):
     give_up_after: Annotated[
         Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
         Null("never"),
-        Field(description="how long the server goes on without a session of any worker (then exit code 10)"),
+        Field(description="how long the server waits without a session of any worker (then exit code 10)"),
     ] = None
     state: Annotated[
         Durability,
@@ -465,7 +465,7 @@ class Worker(Section):
         Durability,
         Field(
             description="what a worker's report and residual survive, before the report is sent: the"
-            " process's end (process), also a loss of power (machine: waits for the disk), or neither (off)"
+            " process's end (process), also a power failure (machine: waits for the disk), or neither (off)"
         ),
     ] = "process"
 
@@ -478,7 +478,7 @@ class Worker(Section):
         bool,
         Field(
             description="compute the gradients of a process's workers in one call: faster, but the result"
-            " depends on which process hosts whom"
+            " depends on which process hosts which worker"
         ),
     ] = False
 
@@ -490,7 +490,7 @@ class Stragglers(Section):
         Literal["wait", "skip"],
         Field(
             description="wait for every worker for as long as it takes, or close a step at its deadline"
-            " without those that are late; what they were late with is sent later"
+            " without late workers, whose updates are sent later"
         ),
     ] = "wait"
     deadline: Annotated[
@@ -503,8 +503,8 @@ class Stragglers(Section):
         Unit("share"),
         Null("0.5"),
         Field(
-            description="how many reports a step takes in any case, rounded up; past the deadline it waits"
-            " for them; with policy: skip only"
+            description="share of the workers whose reports a step needs in any case, rounded up; past the"
+            " deadline it waits for them; with policy: skip only"
         ),
     ] = None
 
@@ -515,7 +515,7 @@ class Divergence(Section):
     max_loss: Annotated[
         Annotated[float, Field(gt=0, allow_inf_nan=False)],
         Unit("loss"),
-        Field(description="the highest loss of any worker in an evaluation that is still right"),
+        Field(description="the highest loss of any worker in an evaluation that counts as normal"),
     ]
     evaluations: Annotated[
         Count,
@@ -560,14 +560,14 @@ class Config(Section):
     """A whole configuration."""
 
     workers: Annotated[Count, Unit("workers"), Field(description="m, the number of workers")]
-    task: Annotated[Task, Field(description="what is learned")]
-    algorithm: Annotated[Algorithm, Field(description="how it is learned")]
+    task: Annotated[Task, Field(description="the learning problem")]
+    algorithm: Annotated[Algorithm, Field(description="the algorithm")]
     evaluation: Annotated[Evaluation, Field(description="when the model is evaluated at every worker")] = (
         Evaluation()
     )
     run: Annotated[Run, Field(description="one execution")] = Run()
     server: Annotated[Server, Field(description="the server process")] = Server()
-    worker: Annotated[Worker, Field(description="what every worker is told")] = Worker()
+    worker: Annotated[Worker, Field(description="settings that every worker gets from the server")] = Worker()
     faults: Annotated[Faults, Field(description="what happens when something breaks")] = Faults()
 
     @model_validator(mode="after")
@@ -587,7 +587,7 @@ class Config(Section):
 
     @property
     def divergence_watch(self) -> DivergenceWatch | None:
-        """Sees the evaluations, if that is wished for."""
+        """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
 

@@ -268,7 +268,7 @@ class _Reader:
 
 
 def _line(place: yaml.Event | yaml.Node) -> int:
-    """Counted from 1."""
+    """The line on which a YAML event or node begins, counted from 1."""
     assert place.start_mark is not None
     return int(place.start_mark.line) + 1
 

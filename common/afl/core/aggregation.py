@@ -43,7 +43,7 @@ class MessageSum(Sum):
         self.reset()
 
     def reset(self) -> None:
-        """In the same memory."""
+        """Begin a new sum, in the same memory."""
         self.total.fill(0.0)
         self._arriving: dict[int, bytearray] = {}
         self._waiting: dict[int, tuple[Compressed, int]] = {}
@@ -82,11 +82,11 @@ class MessageSum(Sum):
         return 0
 
     def drop(self, worker: int) -> None:
-        """All that has come of it."""
+        """Forget a worker's unfinished message."""
         self._held -= len(self._arriving.pop(worker, b""))
 
     def leave_out(self, absent: Iterable[int]) -> None:
-        """The others' messages pass theirs."""
+        """Sum without the absent workers: the others' messages do not wait for theirs."""
         self._left_out = frozenset(absent)
 
     def would_wait(self, worker: int) -> bool:
@@ -94,9 +94,9 @@ class MessageSum(Sum):
         return worker > self._next
 
     def checked(self, where: str, of: str) -> NDArray[np.float32]:
-        """The sum of all messages."""
+        """The sum of all decoded messages, float32 ``[dim]``."""
         return checked_sum(self.total, where, of)
 
     def vector(self, realization: Realization, dim: int) -> Tensor:  # noqa: ARG002
-        """It is one."""
+        """The sum, which is a vector of d already: float32 ``[dim]``."""
         return torch.from_numpy(self.total)

@@ -33,7 +33,7 @@ class DualRule(abc.ABC):
         return {"dual_weights": self.weights}
 
     def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
-        """Go on from a :meth:`state`."""
+        """Continue from a :meth:`state`."""
         assert state["dual_weights"].shape == self.weights.shape
         self.weights = state["dual_weights"].copy()
 
@@ -73,7 +73,7 @@ class DualWeights(DualRule):
         return {**super().state(), "dual_log_weights": self.log_weights}
 
     def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
-        """Go on from a :meth:`state`."""
+        """Continue from a :meth:`state`."""
         super().restore(state)
         self.log_weights = state["dual_log_weights"].copy()
 

@@ -33,7 +33,7 @@ class HeldReports(Collector):
         self._bytes = 0
 
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:
-        """What ``inner`` expects."""
+        """The headers that ``inner`` expects."""
         return self._inner.expected_payloads(position)
 
     def open_report(self, report: Report) -> None:
@@ -41,10 +41,10 @@ class HeldReports(Collector):
         self._inner.open_report(report)
 
     def add_loss(self, worker: int, loss: float) -> None:
-        """Passed on by :meth:`fold`."""
+        """Do nothing: :meth:`fold` gives ``inner`` the losses."""
 
     def received(self, worker: int, payload: int) -> int:  # noqa: ARG002
-        """Nothing is in the sum."""
+        """0: nothing is summed before the step closes."""
         return 0
 
     def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
@@ -65,14 +65,14 @@ class HeldReports(Collector):
         self._bytes -= sum(map(len, self._payloads.pop(worker, ())))
 
     def reset(self) -> None:
-        """Forget all of them."""
+        """Forget all reports of the open step."""
         self._payloads.clear()
         self._bytes = 0
         self._inner.reset()
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of all payloads that are held."""
         return self._bytes
 
     def would_wait(self, worker: int) -> bool:  # noqa: ARG002
@@ -80,8 +80,8 @@ class HeldReports(Collector):
         return False
 
     def leave_out(self, absent: Sequence[int]) -> None:  # noqa: ARG002
-        """Passed on by :meth:`fold`."""
-        raise AssertionError("a step that keeps its reports is told of absent workers as it is folded")
+        """Refused: :meth:`fold` names the absent workers."""
+        raise AssertionError("a step that keeps its reports learns of absent workers when it is folded")
 
     def fold(self, reports: Sequence[Report], stand_ins: Mapping[int, float]) -> None:
         """Hand ``inner`` the step; :meth:`close` follows.
@@ -109,7 +109,7 @@ class HeldReports(Collector):
             self._stood_in = {_STAND_INS: stood_in}
 
     def close(self) -> Payload:
-        """``inner``'s result."""
+        """Close ``inner``, which :meth:`fold` has given the reports."""
         return self._inner.close()
 
     def unsent(self) -> Arrays:
@@ -117,7 +117,7 @@ class HeldReports(Collector):
         return {**self._inner.unsent(), **self._stood_in}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
-        """Passed on."""
+        """Replay the step in ``inner``, which is closed by its own payload and losses."""
         self._inner.replay(losses, payload, unsent)
 
 

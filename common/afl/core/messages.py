@@ -16,7 +16,7 @@ algorithm's own phases are below it."""
 
 
 MAX_METRICS = 64
-"""Of one report."""
+"""The most, in one report."""
 
 
 class Position(NamedTuple):
@@ -96,7 +96,7 @@ class PayloadHeader:
 
     @property
     def total_bytes(self) -> int:
-        """The payload's length."""
+        """The payload's length in bytes: indices and values."""
         return self.index_bytes + self.value_bytes
 
     @classmethod
@@ -129,7 +129,7 @@ class Payload:
         return self.sections[0] if len(self.sections) == 1 else memoryview(b"".join(self.sections))
 
     def copied(self) -> Payload:
-        """The same in memory of its own."""
+        """A copy in memory of its own."""
         return Payload(self.header, tuple(memoryview(bytes(section)) for section in self.sections))
 
 

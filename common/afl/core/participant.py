@@ -91,7 +91,7 @@ class Keeper(Protocol):
     """Keeps what :class:`Participant` must not lose."""
 
     def write(self, kept: Kept) -> None:
-        """Make it durable, before the report is sent."""
+        """Make a report, its payloads and the residual durable, before the report is sent."""
         ...
 
 

@@ -94,7 +94,7 @@ class Runs(Protocol):
         ...
 
     def value_bytes(self, count: int) -> int:
-        """How long ``count`` values are."""
+        """The length of ``count`` values, in bytes."""
         ...
 
 
@@ -127,7 +127,7 @@ class ValueSum(Sum):
         self._sum.add(self._rank[worker], self._runs.values(data))
 
     def received(self, worker: int) -> int:
-        """All that has come."""
+        """Bytes that have come of the worker's values."""
         return self._runs.value_bytes(self._sum.received(self._rank[worker]))
 
     def is_complete(self, worker: int) -> bool:
@@ -135,11 +135,11 @@ class ValueSum(Sum):
         return worker in self._rank and self._sum.received(self._rank[worker]) == self._count
 
     def leave_out(self, absent: Iterable[int]) -> None:
-        """The others' values pass theirs."""
+        """Sum without the absent workers: the others' values do not wait for theirs."""
         self._sum.leave_out(self._rank[worker] for worker in absent)
 
     def reset(self) -> None:
-        """In the same memory."""
+        """Begin a new sum, in the same memory."""
         self._sum.reset()
 
     def would_wait(self, worker: int) -> bool:
@@ -148,7 +148,7 @@ class ValueSum(Sum):
 
     @property
     def waiting_bytes(self) -> int:
-        """Of values whose turn has not come."""
+        """Bytes of values whose turn in the sum has not come."""
         return self._sum.waiting_bytes
 
     def final(self) -> memoryview:
@@ -216,7 +216,7 @@ class OrderedSum:
         return self._folded[-1]
 
     def received(self, worker: int) -> int:
-        """Values that have come from ``worker``."""
+        """How many values have come from ``worker``."""
         return self._received[worker]
 
     def would_wait(self, worker: int) -> bool:

@@ -23,10 +23,10 @@ Code = Annotated[int, "the exit code"]
 File = Annotated[str, "the file"]
 Peer = Annotated[str, "the address it comes from"]
 Reason = Annotated[str, "why"]
-LeftOut = Annotated[int, "how many lines like this were left out since the last one: one a second is written"]
+LeftOut = Annotated[int, "similar lines left out since the last one; at most one a second is written"]
 RunId = Annotated[str, "the run's id"]
 SynchronizationRound = Annotated[int, "the synchronization round"]
-ToldRounds = Annotated[int, "the rounds it was told in this process"]
+ToldRounds = Annotated[int, "the rounds that it got in this process"]
 TrackerName = Annotated[str, "as in run.trackers"]
 Worker = Annotated[int, "the worker's id"]
 Workers = Annotated[Sequence[int], "the workers' ids"]
@@ -74,7 +74,7 @@ def check_line(line: Mapping[str, Any]) -> str:
 
 
 class Listening(Event):
-    """The server is up and lets workers in."""
+    """The server accepts workers."""
 
     run_id: RunId
     port: Annotated[int, "of gRPC"]
@@ -85,7 +85,7 @@ class Listening(Event):
 
 
 class Resumed(Event):
-    """A server has read a run's state and goes on with it."""
+    """A server has read a run's state and resumes the run."""
 
     run_id: RunId
     round: SynchronizationRound
@@ -105,7 +105,7 @@ class RunAborted(Event):
 
 
 class RunOver(Event):
-    """The server ends: the run is over, or can be gone on with."""
+    """The server ends: the run is over, or can be resumed."""
 
     code: Code
     summary: Annotated[Mapping[str, Any] | None, "what summary.json holds; null if it could not be written"]
@@ -120,17 +120,17 @@ class Staying(Event):
 
 
 class PageFailed(Event):
-    """A request over HTTP met a fault of the program; its traceback follows."""
+    """A request over HTTP failed because of a bug; its traceback follows."""
 
 
 class TrackerFailed(Event):
-    """A tracker failed for the first time in this process; the run goes on, and it is given what follows."""
+    """A tracker failed for the first time in this process; the run continues, and later rounds are sent."""
 
     tracker: TrackerName
 
 
 class TrackerLeft(Event):
-    """A tracker was not done at the end and is left behind."""
+    """A tracker did not finish at the end and is abandoned."""
 
     tracker: TrackerName
     rounds: ToldRounds
@@ -145,7 +145,7 @@ class TrackerEnded(Event):
 
 
 class CanGoOn(Event):
-    """The run is not over: the same command, or --resume, goes on with it."""
+    """The run is not over: the same command, or --resume, continues it."""
 
     directory: Annotated[str, "the run directory"]
 
@@ -154,14 +154,14 @@ class CanGoOn(Event):
 
 
 class WorkerReady(Event):
-    """A process is let in and takes steps."""
+    """A worker process has joined and takes steps."""
 
     peer: Peer
     workers: Workers
 
 
 class Refused(Event):
-    """A peer may not come in, or not stay."""
+    """A peer may not join, or may not stay."""
 
     peer: Peer
     workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
@@ -177,14 +177,14 @@ class SessionEnded(Event):
 
 
 class SessionBroke(Event):
-    """A fault of the server's in one session, with its traceback; the worker comes back."""
+    """A bug in the server ended one session, with its traceback; the worker reconnects."""
 
     peer: Peer
     workers: Workers
 
 
 class Goodbye(Event):
-    """A worker process has said that it goes."""
+    """A worker process has said goodbye."""
 
     peer: Peer
     workers: Workers
@@ -196,11 +196,11 @@ class PeerTimeout(Event):
 
     peer: Peer
     workers: Workers
-    seconds: Annotated[float, "how long nothing came"]
+    seconds: Annotated[float, "how long nothing arrived"]
 
 
 class NotReading(Event):
-    """A peer takes nothing of what it is sent, and its connection is cut without a goodbye."""
+    """A peer does not read what it is sent, and its connection is cut without a goodbye."""
 
     peer: Peer
     workers: Annotated[Sequence[int], "the ids it had joined with; none before that"]
@@ -240,7 +240,7 @@ class WorkerFailed(Event):
 class Evaluation(Event):
     """All workers have evaluated the model."""
 
-    round: Annotated[int, "the update rounds that the model has behind it"]
+    round: Annotated[int, "the update rounds that led to the model"]
     worst_worker: Annotated[int, "of lowest accuracy, or of highest loss where there is no accuracy"]
     worst_accuracy: Annotated[float | None, "its accuracy; null where the task has none"]
     max_loss: Annotated[float, "the highest loss"]
@@ -249,31 +249,31 @@ class Evaluation(Event):
 class Absent(Event):
     """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
 
-    workers: Annotated[Sequence[int], "without whom; none: all are there again"]
+    workers: Annotated[Sequence[int], "the absent workers; empty when all are present again"]
 
 
 class NonFinite(Event):
-    """A worker's loss, gradient or metric was not finite, and its report is done without."""
+    """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
     worker: Worker
     round: SynchronizationRound
 
 
 class RoundRestarted(Event):
-    """A worker died in the middle of a report that was summed already: the sum begins again."""
+    """A worker died in the middle of a report that was partly summed: the sum is restarted."""
 
     worker: Worker
 
 
 class DigestMismatch(Event):
-    """A worker's model is not the server's; unless the run is over, it is sent the model."""
+    """A worker's model differs from the server's; unless the run is over, the worker is sent the model."""
 
     worker: Worker
-    round: Annotated[int, "the update rounds behind the model"]
+    round: Annotated[int, "the update rounds that led to the model"]
 
 
 class StepFailed(Event):
-    """A fault of the server's while it closed a step, with its traceback; the server ends with code 1."""
+    """A bug in the server while it closed a step, with its traceback; the server ends with code 1."""
 
     round: SynchronizationRound
 
@@ -286,11 +286,11 @@ class DiskFailed(Event):
 
 
 class DescriptorsShort(Event):
-    """A file cannot be opened for want of a file descriptor; it is tried again until there is one."""
+    """A file cannot be opened: no file descriptor is free; the server tries again until one is."""
 
 
 class CheckpointFailed(Event):
-    """A checkpoint could not be written; the log goes on and has all that it would have had."""
+    """A checkpoint could not be written; the log continues, and has all that the checkpoint would have."""
 
 
 class CheckpointDamaged(Event):
@@ -300,13 +300,13 @@ class CheckpointDamaged(Event):
 
 
 class LogCut(Event):
-    """The last outcome was not written whole; its step is open again."""
+    """The last outcome was not written completely; its step is open again."""
 
     file: File
 
 
 class RoundsLost(Event):
-    """Outcomes in the state folder are missing or damaged; the run goes on from before them."""
+    """Outcomes in the state folder are missing or damaged; the run resumes from before them."""
 
     rounds: Annotated[int, "the synchronization rounds that metrics.jsonl knows of and that are lost"]
 
@@ -358,7 +358,7 @@ class Joined(Event):
     """The task, its data and its model are built, and the worker takes part."""
 
     run_id: RunId
-    device: Annotated[str, "where it computes: cpu, cuda:0, ..."]
+    device: Annotated[str, "the device: cpu, cuda:0, ..."]
 
 
 class JoinedAgain(Event):
@@ -369,14 +369,14 @@ class JoinedAgain(Event):
 
 
 class Reconnecting(Event):
-    """There is no session with the server; the next try comes soon."""
+    """There is no session with the server; the worker tries again soon."""
 
     seconds: Annotated[float, "until then, at most"]
     reason: Reason
 
 
 class ReportAnswered(Event):
-    """A report was not plainly accepted."""
+    """A report was a duplicate, late or refused."""
 
     worker: Worker
     round: SynchronizationRound
@@ -391,14 +391,14 @@ class PutBack(Event):
 
 
 class JournalRead(Event):
-    """A worker goes on from its journal."""
+    """A worker resumes from its journal."""
 
     worker: Worker
     round: Annotated[int, "the synchronization round of the report in it"]
 
 
 class JournalDamaged(Event):
-    """An entry of a journal is not whole; the one before it counts, if there is one."""
+    """An entry of a journal is incomplete; the one before it is used, if there is one."""
 
     worker: Worker
 

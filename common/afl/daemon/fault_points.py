@@ -59,7 +59,7 @@ _PASSAGES: Counter[str] = Counter()
 
 
 def reached(name: str) -> None:
-    """This place is passed."""
+    """Count a passage of the place ``name``, and do what ``AFL_FAULT_POINTS`` asks for there."""
     if not _TRAPS:
         return
     assert name in POINTS

@@ -87,14 +87,14 @@ class Body:
 
     @classmethod
     def of(cls, plain: bytes) -> Body:
-        """Compress it, if it is long enough."""
+        """A body with its gzip form, if it is long enough for that."""
         if len(plain) < COMPRESS_FROM:
             return cls(plain)
         return cls(plain, gzip.compress(plain, _LEVEL, mtime=0))
 
 
 class Answer(NamedTuple):
-    """What a request is answered with."""
+    """An HTTP answer: status line, content type, body and further headers."""
 
     status: str
     kind: str
@@ -233,7 +233,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._open -= 1
 
     def has_asked(self, request: Any) -> None:
-        """A request has come whole."""
+        """Note that a request has arrived completely."""
         with self._guard:
             self._asking.pop(request, None)
 
@@ -289,7 +289,7 @@ class _Answering(ServerHandler):
     def log_exception(self, exc_info: Any) -> None:
         """Of a fault; a reader that is too slow, or gone, is none."""
         if isinstance(exc_info[1], OSError):
-            LOG.debug("an answer was not taken", exc_info=exc_info)
+            LOG.debug("an answer was not read", exc_info=exc_info)
         else:
             LOG.error(
                 "an HTTP request cannot be answered", exc_info=exc_info, extra=events.PageFailed().extra

@@ -15,7 +15,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a record: time, level, logger, message, and what ``extra`` named."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The record as one line of JSON."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",

@@ -33,7 +33,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Validity:
-    """When a certificate holds, in Unix time."""
+    """When a certificate is valid, in Unix time."""
 
     not_before: float
     not_after: float
@@ -58,7 +58,7 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
         if "MISMATCH" in reason:
             what = "do not belong together: the key is another certificate's"
         elif isinstance(error, _PasswordError):
-            what = "cannot be used: the key is encrypted, and nobody is there to type its passphrase"
+            what = "cannot be used: the key is encrypted, and nobody can type its passphrase; decrypt it"
         else:
             what = f"cannot be used: is the second a private key in PEM? ({reason or error})"
         raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} {what}") from error
@@ -119,7 +119,7 @@ def validity(pem: bytes, source: str) -> Validity:
 
 
 def shown_time(unix: float) -> str:
-    """A time as messages have it."""
+    """A Unix time as messages show it, in UTC."""
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -150,7 +150,7 @@ def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
 
 
 class _PasswordError(ValueError):
-    """A key wants a passphrase."""
+    """A private key is encrypted."""
 
 
 def _no_password() -> str:
@@ -186,7 +186,7 @@ def _element(data: bytes, expected: int | None = None) -> tuple[int, bytes, byte
         start += length & 0x7F
         length = int.from_bytes(data[2:start], "big")
     if len(data) < start + length or (expected is not None and tag != expected):
-        raise ValueError("not the element that was to come")
+        raise ValueError("not the expected element")
     return tag, data[start : start + length], data[start + length :]
 
 

@@ -118,7 +118,7 @@ def checked_token(text: str, source: str) -> str:
 
 
 def token_hash(token: str) -> str:
-    """What is kept of a token."""
+    """The hash that the server keeps of a token: ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
@@ -177,7 +177,7 @@ class Permission:
 
     Attributes:
         refusal: why it may not come in as any worker; empty if it may.
-        grants: all of these must allow a worker; where there are none, whoever comes is believed.
+        grants: all of these must allow a worker; if there are none, every worker is allowed.
         certificate_expiry: of the certificate that it has shown, in Unix time; ``None`` if it has shown none.
     """
 

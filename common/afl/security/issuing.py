@@ -31,7 +31,7 @@ class Authority:
 
     @classmethod
     def make(cls, now: dt.datetime) -> Self:
-        """A new one."""
+        """A new authority, with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("afl development CA")
         certificate = (
@@ -121,7 +121,7 @@ def hosts_of(certificate: bytes) -> list[str]:
         read = x509.load_pem_x509_certificate(certificate)
         names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"the server's certificate that is there names no host: {error}") from error
+        raise ConfigError(f"the existing server certificate names no host: {error}") from error
     addresses = names.get_values_for_type(x509.IPAddress)
     return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
 

@@ -19,7 +19,7 @@ from afl.tasks.options import SplitOptions, parse_options
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 
 _MEAN, _STD = 0.3053, 0.3760
-"""Of all pixels, divided by 16."""
+"""Mean and standard deviation of all pixels, divided by 16."""
 
 
 class DigitsOptions(SplitOptions):

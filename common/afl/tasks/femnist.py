@@ -32,7 +32,7 @@ class FemnistOptions(DataOptions, SplitOptions):
     file: Path | None = Field(
         default=None,
         description="npz, parquet or json file, or a folder of them, relative to data_dir; "
-        f"default: the first there is of {', '.join(_PLACES)}",
+        f"default: the first that exists of {', '.join(_PLACES)}",
     )
     partition: Literal["by-writer", "label-skew", "dirichlet", "iid"] = Field(
         default="by-writer", description="how the images are divided among the workers"
@@ -87,7 +87,7 @@ class Femnist(ImageTask[WriterSource]):
         )
 
     def divide(self, source: WriterSource, context: TaskContext) -> list[Indices]:
-        """By the option ``partition``."""
+        """The rows of each worker, by the option ``partition``; each ascending."""
         if self.options.partition == "by-writer":
             return by_writer(source.writers, workers=context.workers)
         return super().divide(source, context)

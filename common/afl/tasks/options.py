@@ -44,8 +44,8 @@ class SplitOptions(TaskOptions):
 
     evaluate_on: Literal["test", "validation"] = Field(
         default="test",
-        description="each worker's test part, or a fifth of its training part, not trained on then: for "
-        "choosing step sizes without a look at the test part",
+        description="each worker's test part, or a fifth of its training part, which is then not trained "
+        "on: to choose step sizes without looking at the test part",
     )
     data_seed: int | None = Field(
         default=None,

@@ -172,7 +172,7 @@ def _import_hint(module: str, error: ImportError | SyntaxError) -> str:
     if missing == module.partition(".")[0]:
         return f"; it is neither installed nor in the current folder ({Path.cwd()})"
     line = users_line(error)
-    return f" ({line[0]}); install it on this machine, or mend the import" if line else ""
+    return f" ({line[0]}); install it on this machine, or fix the import" if line else ""
 
 
 def _is_task(value: object) -> bool:

@@ -83,12 +83,12 @@ class Point(nn.Module):
         self.w = nn.Parameter(torch.full((dim,), _INITIAL, dtype=torch.float32))
 
     def forward(self) -> Tensor:
-        """``w``."""
+        """The parameters w, float32 ``[dim]``."""
         return self.w
 
 
 class Synthetic(Task):
-    """The problem of this module's docstring."""
+    """Quadratic risks with known constants; the module's docstring has the formulas."""
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(SyntheticOptions, options)

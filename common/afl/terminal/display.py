@@ -15,13 +15,13 @@ from rich.live import Live
 from afl.terminal.view import RunView, run_line
 
 REFRESH_S: Final = 0.25
-"""Between two states."""
+"""Seconds between two states."""
 
 LINE_SHARE: Final = 1 / 30
 """Of the time that a run has been shown: how long its last line stands, where lines are not redrawn."""
 
 LONGEST_LINE_S: Final = 60.0
-"""For how long at most."""
+"""The longest that this last line stands, in seconds."""
 
 
 def can_redraw() -> bool:

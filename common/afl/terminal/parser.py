@@ -28,7 +28,7 @@ def common_options(parser: argparse.ArgumentParser) -> None:
         "--log-level",
         default="info",
         choices=["debug", "info", "warning", "error"],
-        help="least severity that is logged (default: info)",
+        help="lowest severity that is logged (default: info)",
     )
     parser.add_argument(
         "--json-logs",
@@ -51,7 +51,7 @@ def stay_option(parser: argparse.ArgumentParser) -> None:
         "--stay",
         action="store_true",
         help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
-        "that starts again whatever ends",
+        "that restarts every process that ends",
     )
 
 
@@ -59,7 +59,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves room for the longest subcommand: argparse forgets how far subcommands are indented."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        """As the base class's."""
+        """Add an argument, and leave room for the longest subcommand."""
         super().add_argument(action)
         if isinstance(action.choices, dict):
             longest = max(map(len, action.choices), default=0)

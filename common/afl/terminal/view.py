@@ -89,7 +89,7 @@ class RunView:
         self._hint = hint
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines."""
+        """Yield the view's table, plot and progress bar."""
         state = self._state
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
@@ -174,10 +174,10 @@ def compared(sent: int, uncompressed: int) -> str:
 
 
 def describe_workers(state: Mapping[str, Any]) -> str:
-    """Who is there, and who is waited for."""
+    """Which workers have joined, and which the run waits for."""
     missing, late = state["workers_missing"], state["reports_missing"]
     if state["state"] == "over":
-        return f"{state['workers']}, told of the end"
+        return f"{state['workers']}, informed of the end"
     if missing:
         waiting = [
             str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"

@@ -15,7 +15,7 @@ GRPC_PREFIX_BYTES = 5
 
 
 class Direction(enum.StrEnum):
-    """Which way, seen from the workers."""
+    """The direction of a frame: up from the workers, or down to them."""
 
     UPLINK = "uplink"
     DOWNLINK = "downlink"
@@ -62,7 +62,7 @@ class WireCount:
     float_equivalents: float = 0.0
 
     def copied(self) -> WireCount:
-        """As it is now."""
+        """A copy that later frames do not change."""
         return replace(self, wire=dict(self.wire), parts=dict(self.parts))
 
     @classmethod
@@ -87,7 +87,7 @@ class WireCount:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Bytes of all frames, with gRPC's prefixes."""
         return sum(self.wire.values())
 
 

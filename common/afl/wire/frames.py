@@ -299,7 +299,7 @@ def parse_server_frame(data: bytes) -> pb.ServerFrame:
 
 
 def position_of(message: pb.Position) -> Position:
-    """A position."""
+    """A position from its message."""
     return Position(message.round, message.phase)
 
 
@@ -408,7 +408,7 @@ def _scalars(report: Report | pb.Report) -> int:
 
 
 def position_message(position: Position) -> pb.Position:
-    """A position for the wire."""
+    """The message of a position."""
     return pb.Position(round=position.round, phase=position.phase)
 
 

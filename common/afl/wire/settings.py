@@ -44,12 +44,12 @@ class RunSettings:
 
     @property
     def workers(self) -> int:
-        """m."""
+        """m, the number of workers."""
         return self.parameters.workers
 
     @property
     def rounds(self) -> int:
-        """T."""
+        """T, the number of update rounds."""
         return self.parameters.rounds
 
     @classmethod
@@ -118,7 +118,7 @@ class RunSettings:
         return dict(_flat({**parameters.pop("own"), **parameters, **values}))
 
     def to_message(self) -> pb.RunSettings:
-        """For the wire."""
+        """The message of a Welcome that carries the settings."""
         parameters = self.parameters
         return pb.RunSettings(
             workers=parameters.workers,

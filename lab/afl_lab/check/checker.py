@@ -31,7 +31,7 @@ SEED = 1
 
 
 def check_task(config: Path | str, *, task: str | None = None, workers: int | None = None) -> Report:
-    """Try a task with a run's configuration, for a test of one's own.
+    """Try a task with a run's configuration, for your own tests.
 
     Args:
         config: the file.
@@ -132,7 +132,7 @@ def _check(report: Report, config: Config) -> None:
     if costs.up + costs.down >= costs.uncompressed and config.algorithm.takes("uplink"):
         report.note(
             "algorithm.uplink",
-            "nothing is saved by it: what travels is as long as whole vectors",
+            "it saves nothing: each message is as long as an uncompressed one",
             "rand-k with ratio 0.1 sends a tenth",
         )
 

@@ -157,7 +157,7 @@ def estimate(
 
 
 def _residuals(settings: AlgorithmSettings, dim: int) -> tuple[bool, bool]:
-    """Of workers and of the server."""
+    """Whether the workers keep residuals, and whether the server does."""
     uplink = create(settings.uplink.name, dim, settings.uplink.options)
     is_same = settings.downlink == settings.uplink
     downlink = uplink if is_same else create(settings.downlink.name, dim, settings.downlink.options)
@@ -165,7 +165,7 @@ def _residuals(settings: AlgorithmSettings, dim: int) -> tuple[bool, bool]:
 
 
 def show_costs(report: Report, costs: Costs, config: Config) -> None:
-    """Add them to a report."""
+    """Add the costs to a report."""
     steps = config.algorithm.local_steps or 1
     each = "a round" if steps == 1 else f"a synchronization ({steps} rounds)"
     share = costs.uncompressed / (costs.up + costs.down)

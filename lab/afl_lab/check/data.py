@@ -114,7 +114,7 @@ def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
         report.warn(
             where,
             f"{count} of its {test.count} test examples are training examples too",
-            "its accuracy then says little of what is new; divide before, or drop what is twice there",
+            "its accuracy then says little about new examples; divide before that, or drop the copies",
         )
 
 
@@ -145,7 +145,7 @@ def _check_together(report: Report, parts: Parts) -> None:
             "the workers' sizes",
             f"worker {most} has {counts[most]} training examples, worker {least} {counts[least]}",
             "each takes the same batch in a round, so the small one's examples come around far more often and"
-            " may be learned by heart; watch its test loss",
+            " may be memorized; watch its test loss",
         )
     by_digest: dict[bytes, list[int]] = {}
     for worker, (train, _) in parts.items():

@@ -22,7 +22,7 @@ class Level(enum.StrEnum):
     """A run would go, and is probably not what is meant."""
 
     NOTE = "note"
-    """Worth knowing."""
+    """Worth knowing, and nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Report:
         self.findings.append(Finding(Level.ERROR, where, what, advice, code))
 
     def warn(self, where: str, what: str, advice: str = "") -> None:
-        """Note what is probably not meant."""
+        """Note what is probably a mistake, though a run would start."""
         self.findings.append(Finding(Level.WARNING, where, what, advice))
 
     def note(self, where: str, what: str, advice: str = "") -> None:
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def errors(self) -> list[Finding]:
-        """What must be mended before a run."""
+        """The findings that must be fixed before a run."""
         return self.of_level(Level.ERROR)
 
     @property
@@ -91,7 +91,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The result in one line: whether the task is ready, and how many findings it has."""
         counts = {level: len(self.of_level(level)) for level in Level}
         parts = [f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count]
         if not parts:
@@ -100,7 +100,7 @@ class Report:
         return f"{self.task}: {state}; {', '.join(parts)}"
 
     def as_json(self) -> Mapping[str, Any]:
-        """For programs."""
+        """The report as ``afl check --json`` prints it."""
         findings = [{**asdict(finding), "code": int(finding.code)} for finding in self.findings]
         return {
             "task": self.task,

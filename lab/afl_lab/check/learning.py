@@ -193,7 +193,7 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
     if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
         report.warn(
             where,
-            f"a batch that is there twice has {twice / once:.2f} times the loss: it looks like a sum",
+            f"a batch repeated twice has {twice / once:.2f} times the loss: it looks like a sum",
             "return the mean over the batch; otherwise step sizes depend on task.batch_size",
         )
         return

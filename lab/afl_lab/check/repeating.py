@@ -86,7 +86,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
         report.error(
             f"worker {worker}'s data",
             f"another process finds other examples, or in another order ({', '.join(data)})",
-            "draw the division from context.randomness or from fixed seeds, and sort what comes from a set or"
+            "draw the split from context.randomness or from fixed seeds, and sort what comes from a set or"
             " a folder: a worker that is started again must find the same",
         )
 
@@ -135,7 +135,7 @@ def made_anew(config: Config, workers: Sequence[int]) -> Mapping[str, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command."""
+    """Print the digests of a configuration's task as JSON: ``CONFIG.yaml WORKER...``."""
     path, *workers = arguments
     found: Mapping[str, Any] = made_anew(load_config(Path(path), environment={}), [int(w) for w in workers])
     print(json.dumps(found))

@@ -78,7 +78,7 @@ class ProgressView:
         self._progress.update(self._bars[job.name], completed=rounds)
 
     def ended(self, outcome: Outcome) -> None:
-        """Say so in place of the run's bar."""
+        """Replace the run's bar by its result."""
         name = outcome.job.name
         if name in self._bars:
             self._progress.remove_task(self._bars.pop(name))

@@ -46,17 +46,17 @@ class WireMeter:
         self._sends_dual_weights = sends_dual_weights
 
     def first_models(self, vector: ParameterVector, params: Tensor, workers: int) -> None:
-        """Every process is sent the initial model."""
+        """Count the initial model, once for each process."""
         headers = tuple(payload.header for payload in model_payloads(vector, params))
         self._send(Step(Position(1, 0), Kind.MODEL, headers), workers, ())
 
     def step(self, opening: Opening) -> None:
-        """A step goes to those who answer it."""
+        """Count a step's opening, once for each participant."""
         weights = opening.dual_weights.tolist() if self._sends_dual_weights else ()
         self._send(opening.step, len(opening.participants), weights)
 
     def reports(self, kind: Kind, reports: Sequence[Report]) -> None:
-        """The reports of a step have come in."""
+        """Count the reports of a step."""
         for report in reports:
             for length, content in report_costs(report, kind, self._chunk_bytes):
                 self.counters.uplink.add(length, content)

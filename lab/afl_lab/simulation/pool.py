@@ -50,13 +50,13 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """Is told how the jobs get on."""
+    """Receives the progress of jobs."""
 
     def progressed(self, job: Job, rounds: int) -> None:
-        """Update rounds that are complete."""
+        """``rounds`` update rounds of a job are complete."""
 
     def ended(self, outcome: Outcome) -> None:
-        """One job is over."""
+        """A job is over, well or badly."""
 
 
 def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outcome]:
@@ -192,7 +192,7 @@ class _Crew:
         return [worker for worker in self.busy if worker.connection in ready]
 
     def release(self, worker: _Worker) -> None:
-        """It has no job now."""
+        """Take a worker's finished job from it."""
         worker.job = None
         self.busy.remove(worker)
         if worker.process.exitcode is None:

@@ -19,7 +19,7 @@ DOCUMENTATION = {
     "afl_run_info": "1, labelled with the run's id, algorithm and task",
     "afl_run_state": "1 for the state that the run is in, 0 for the others",
     "afl_round": "the open update round",
-    "afl_synchronization": "the open synchronization round; not the same where workers take local steps",
+    "afl_synchronization": "the open synchronization round; not the update round if workers take local steps",
     "afl_rounds": "T, the update rounds of the run",
     "afl_workers": "m, the workers of the run",
     "afl_workers_ready": "workers with a session that is ready",

@@ -247,7 +247,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         if snapshot.ending.code is ExitCode.OK:
             return "finished", "The run is complete."
         if snapshot.ending.can_resume:
-            return "stopped", f"The run stands still and can be gone on with: {reason}."
+            return "stopped", f"The run is stopped and can be resumed: {reason}."
         return "aborted", f"The run has ended before its last round: {reason}."
     workers, missing, step = snapshot.run.workers, snapshot.missing, snapshot.step
     if snapshot.last_round is None and missing:

@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "out"
     assert plot(runs / "br", "--out", out) == 9
-    said = f"--out {out} cannot be written: a file is there, where a folder is needed; name another folder"
+    said = f"--out {out} cannot be written: it is a file, and must be a folder; name another folder"
     assert capsys.readouterr().err == f"afl plot: {said}\n"
 
 

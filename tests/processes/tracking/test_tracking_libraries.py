@@ -284,5 +284,5 @@ def test_a_server_of_mlflow_that_is_not_there_costs_the_run_nothing(tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("tracker mlflow fails") == 1
+    assert done.stderr.count("tracker mlflow failed") == 1
     assert len(expected(tmp_path / "run")["round/loss_max"]) == 20

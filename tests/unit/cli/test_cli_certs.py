@@ -78,7 +78,7 @@ def test_what_is_there_stays_and_what_is_missing_is_added(
     capsys.readouterr()
     assert main(["certs", str(tmp_path), "--workers", "2", "--tokens"]) == ExitCode.OK
     assert contents(tmp_path) == after
-    assert "nothing; 6 that were there stay" in capsys.readouterr().out
+    assert "nothing; 6 that existed are kept" in capsys.readouterr().out
 
 
 def test_a_token_that_was_taken_to_its_worker_is_not_made_again(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_authority_that_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFi
     key = (tmp_path / "ca.key").read_bytes()
     (tmp_path / "ca.key").unlink()
     assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
-    assert "ca.pem is there and" in capsys.readouterr().err
+    assert "ca.pem exists and" in capsys.readouterr().err
     (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
     assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
     assert "certificate and its key do not belong together" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_an_authority_that_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["certs", str(tmp_path), "--workers", "1"]) == ExitCode.CONFIG
     assert capsys.readouterr().err == (
         f"afl certs: {tmp_path / 'ca.pem'} and {tmp_path / 'ca.key'}: the authority's certificate or key "
-        "is not in PEM, or damaged; bring them back, or name another directory for a new authority\n"
+        "is not in PEM, or damaged; put them back, or name another directory for a new authority\n"
     )
     (tmp_path / "ca.key").write_bytes(key)
     assert main(["certs", str(tmp_path), "--days", "3650", "--renew"]) == ExitCode.CONFIG
@@ -153,4 +153,4 @@ def test_without_the_library_it_says_what_to_install(
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["certs", str(tmp_path / "file" / "certs")]) == ExitCode.STORAGE
-    assert "cannot be made: a file is there, where a folder is needed; name" in capsys.readouterr().err
+    assert "cannot be made: it is a file, and must be a folder; name" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_nothing_is_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) 
     (here / "study").mkdir()
     (here / "study" / "task.py").write_text("precious")
     assert main(["new", "study"]) == 2
-    assert "study is there already" in capsys.readouterr().err
+    assert "study already exists" in capsys.readouterr().err
     assert (here / "study" / "task.py").read_text() == "precious"
     (here / "file").write_text("precious")
     assert main(["new", "file"]) == 2
@@ -85,7 +85,7 @@ def test_what_lies_in_the_current_folder_is_no_module(
     monkeypatch.syspath_prepend(str(here))
     assert main(["new", "study"]) == 0
     assert main(["new", "study"]) == 2
-    assert "study is there already" in capsys.readouterr().err
+    assert "study already exists" in capsys.readouterr().err
 
 
 def test_the_class_is_named_after_the_project() -> None:

@@ -119,7 +119,7 @@ def test_a_configuration_s_compressors_may_differ(config: Path, capsys: pytest.C
 def test_a_configuration_with_its_own_step_sizes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--set", "algorithm={name: afl-br, rounds: 100, block: 7, eta_w: 0.1, eta_q: theory, sigma_q: 1}"]
     text = shown(capsys, "--config", str(config), *own)
-    assert "Warning: the configuration sets eta_w = 0.1, block = 7; the theorems speak of the values" in text
+    assert "Warning: the configuration sets eta_w = 0.1, block = 7; the theorems hold for the values" in text
     assert "needs --smoothness" in text
     given = asked(capsys, "--config", str(config), *own, "--smoothness=2")
     assert given["step_sizes"]["eta_w"] == pytest.approx(1 / (16 * 100**0.75))
@@ -150,7 +150,7 @@ def test_a_task_that_is_not_installed_leaves_the_size_open(
         ([*SIZE, "--compressor=rand-k", "--ratio=0.1"], "--compressor rand-k needs --dim"),
         ([*SIZE, "--dim=9", "--compressor=rand-k"], "nothing, and rand-k needs it"),
         ([*SIZE, "--dim=9", "--compressor=randk", "--ratio=1"], "did you mean 'rand-k'?"),
-        ([*SIZE, "--set=workers=4"], "there is none: add --config"),
+        ([*SIZE, "--set=workers=4"], "none is given: add --config"),
         (["--config=nowhere.yaml"], "no such file"),
     ],
 )
@@ -162,7 +162,7 @@ def test_what_is_missing_or_wrong_is_named(
 
 def test_nothing_is_said_twice(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = refused(capsys, "--config", str(config), "--rounds=10")
-    assert "--rounds and --config both say it; use --set algorithm.rounds=" in both
+    assert "--rounds and --config both set it; use --set algorithm.rounds=" in both
     both = refused(capsys, "--config", str(config), "--smoothness=1")
     assert "--smoothness is also algorithm.smoothness" in both
 

@@ -179,7 +179,7 @@ def test_plaintext_stays_on_loopback_unless_it_is_written_out() -> None:
     with pytest.raises(ConfigError) as caught:
         check_plaintext(Address("::", 5), insecure=False)
     assert str(caught.value) == (
-        "server.listen: [::]:5 is reachable from other machines, and without TLS anyone between could "
+        "server.listen: [::]:5 is reachable from other machines, and without TLS anyone in between could "
         "read and alter the model and the updates; set server.tls, or use a loopback address such as "
         "127.0.0.1:5, or set server.insecure to true if the network itself is trusted"
     )

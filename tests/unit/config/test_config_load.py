@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from afl.config import Config, InvalidConfigError, compressors, config_from_mapping, load_config
+from afl.core.algorithms.registry import algorithm_names
+from afl.core.compressors import compressor_names
 from afl.errors import ConfigError, ExitCode
 
 Load = Callable[..., Config]
@@ -43,7 +45,7 @@ SERVER_KEYS = (
     "one of listen, http, tls, tokens, insecure, heartbeat, peer_timeout, handshake_timeout, start_timeout,"
     " give_up_after, state, checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
 )
-ALGORITHM_NAMES = "afl-br, afl-com, sgda, drfa or fedavg"
+ALGORITHM_NAMES = ", ".join(algorithm_names()[:-1]) + f" or {algorithm_names()[-1]}"
 
 ALGORITHM_KEYS = (
     "one of name, rounds, block, eta_w, eta_q, local_steps, sampled, weighting, smoothness, sigma_q, uplink, "
@@ -55,7 +57,7 @@ DURATION = "a duration (250ms, 30s, 5m, 1h, or a number of seconds)"
 SIZE = "a size (64KiB, 1MiB, 2GB, or a number of bytes)"
 SEED = "a whole number from 0 to 2^128 - 1, or 0x and 1 to 32 hexadecimal digits, or null (a fresh one)"
 OPTION = "text, a finite number, true, false, null, a list or a mapping"
-INSTALLED = "an installed compressor: dct-projection, identity, projection, rand-k, scaled-sign, top-k"
+INSTALLED = "an installed compressor: " + ", ".join(compressor_names())
 RATIO = "a number above 0 and at most 1, or theory"
 QUOTES = "the quotes make it text; leave them out"
 
@@ -955,7 +957,7 @@ class TestCompressorsOfOthers:
     def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def found(*, group: str) -> list[EntryPoint]:
             assert group == "afl.compressors"
-            return [EntryPoint("power-sgd", "elsewhere:PowerSgd", group)]
+            return [*entry_points(group=group), EntryPoint("power-sgd", "elsewhere:PowerSgd", group)]
 
         monkeypatch.setattr(compressors, "entry_points", found)
 
@@ -970,7 +972,7 @@ class TestCompressorsOfOthers:
         assert str(caught.value) == "compressor powersgd cannot be used: 1 problem\n\n" + problem(
             "name",
             '"powersgd"',
-            INSTALLED.replace("projection, rand-k", "power-sgd, projection, rand-k"),
+            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd"])),
             nearest="power-sgd",
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from afl.core.algorithms import registry
 from afl.core.algorithms.algorithm import Algorithm, AlgorithmOption
+from afl.core.algorithms.builtin import BUILT_IN
 from afl.errors import ConfigError
 
 
@@ -51,7 +52,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_an_installed_algorithm_is_found_behind_the_built_in_ones(install: Any) -> None:
     install("Right")
-    assert registry.algorithm_names() == ("afl-br", "afl-com", "sgda", "drfa", "fedavg", "mine")
+    assert registry.algorithm_names() == (*(algorithm.name for algorithm in BUILT_IN), "mine")
     assert isinstance(registry.algorithm_named("mine"), Right)
     assert registry.is_installed("mine")
 

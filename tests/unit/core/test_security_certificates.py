@@ -48,7 +48,7 @@ def test_a_key_with_a_passphrase_is_refused_without_asking(ours: Identities, tmp
     encrypted.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
     )
-    with pytest.raises(ConfigError, match="the key is encrypted, and nobody is there to type its passphrase"):
+    with pytest.raises(ConfigError, match="the key is encrypted, and nobody can type its passphrase"):
         read_pair(pair.certificate, encrypted, names=NAMES)
 
 

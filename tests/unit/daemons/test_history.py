@@ -141,8 +141,8 @@ def test_a_full_disk_is_told_of_the_file_that_it_was_full_for(
     with pytest.raises(StorageError) as failed:
         RunRecords.resume(run.run_id, directory, run.config, size)
     assert str(failed.value) == (
-        f"{directory / 'config.yaml'} cannot be written: No space left on device; make room, and start the "
-        "server again to go on with the run"
+        f"{directory / 'config.yaml'} cannot be written: No space left on device; free some space, and start "
+        "the server again to resume the run"
     )
     assert (directory / "metrics.jsonl").stat().st_size == size
 

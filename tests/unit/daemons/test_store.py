@@ -350,7 +350,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_part_and_says_which_file(
         store.publish(store.write(checkpoint(0)))
         monkeypatch.setattr(store_module.os, "write", full)
         with pytest.raises(
-            StorageError, match=r"checkpoint-000000000001\.new cannot be written: .*; make room"
+            StorageError, match=r"checkpoint-000000000001\.new cannot be written: .*; free some space"
         ):
             store.write(checkpoint(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -25,7 +25,7 @@ SAID = {
     ),
     f"{ALL} UNKNOWN: ipv6:%5B2001:db8::1%5D:50051: Failed to connect to remote host: "
     "getsockopt(SO_ERROR): No route to host": (
-        "the network has no way to silo.example.org:50051; is there a firewall or a VPN between?"
+        "the network has no route to silo.example.org:50051; is there a firewall or a VPN in between?"
     ),
     "errors resolving silo.example.org:50051: [field:hostname lookup error:address lookup failed for "
     "silo.example.org:50051: Domain name not found]": (
@@ -54,7 +54,7 @@ SAID = {
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
     "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer "
     "certificate: OK": (
-        "the certificate of silo.example.org:50051 is not by an authority in --ca ca.pem; give its own "
+        "the certificate of silo.example.org:50051 is not signed by an authority in --ca ca.pem; give its "
         "authority"
     ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Custom verification check failed with error: UNAUTHENTICATED: "

@@ -65,7 +65,7 @@ def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.Mon
         ("--token-file FILE", "FILE holds no token: one has at least 32 characters"),
         ("--token-file nowhere", "--token-file nowhere cannot be read"),
         ("--server silo:1", "use TLS with --ca FILE"),
-        ("--server silo:1 --insecure --token-file TOKEN", "whoever is between would know the token"),
+        ("--server silo:1 --insecure --token-file TOKEN", "anyone in between could read the token"),
     ],
 )
 def test_credentials_that_cannot_be_used(tmp_path: Path, arguments: str, said: str) -> None:

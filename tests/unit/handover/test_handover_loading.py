@@ -155,7 +155,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     path, _ = stored(Odd(), tmp_path)
     with pytest.raises(afl.ConfigError, match="no such file"):
         afl.load_model(tmp_path / "nowhere")
-    with pytest.raises(afl.ConfigError, match="no model that afl export wrote is there"):
+    with pytest.raises(afl.ConfigError, match="holds no model that afl export wrote"):
         afl.load_model(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(afl.ConfigError, match="is a run directory; name one of its models"):

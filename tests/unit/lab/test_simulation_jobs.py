@@ -218,9 +218,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     outcome = outcome_of(job_of(tmp_path / "file" / "run"), lambda _: None)
     assert outcome.code is ExitCode.STORAGE
-    assert re.fullmatch(
-        r".*file/run cannot be made: a file is there, .*; name another .*--out", outcome.error
-    )
+    assert re.fullmatch(r".*file/run cannot be made: it is a file, .*; name another .*--out", outcome.error)
 
 
 # Runs that end otherwise.

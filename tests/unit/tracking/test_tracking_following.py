@@ -195,7 +195,9 @@ def test_a_tracker_that_fails_is_logged_once_counted_and_told_on(
     logged = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [vars(record)["event"] for record in logged] == ["tracker_failed"]
     (message,) = [record.getMessage() for record in logged]
-    assert message.startswith("tracker failing fails, and the run goes on")
+    assert message.startswith(
+        "tracker failing failed; it is tried again with later rounds, and the run continues"
+    )
     assert message.endswith("RuntimeError: the disk of the tracker is full")
 
 
@@ -212,7 +214,7 @@ def test_a_tracker_that_cannot_start_is_logged_and_leaves_the_others_alone(
     following.end("finished")
     assert notes.numbers == [1]
     assert following.failures == {"unwilling": 1, "notes": 0}
-    assert "tracker unwilling fails" in caplog.text
+    assert "tracker unwilling failed" in caplog.text
 
 
 @pytest.mark.usefixtures("no_thread_left")
@@ -227,7 +229,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     following.end("finished")
     assert notes.numbers == [1, 2, 3]
     assert notes.status == "finished"
-    assert "tracker hanging is not done and is left behind" in caplog.text
+    assert "tracker hanging did not finish and is abandoned" in caplog.text
     hanging.let_go.set()
     for thread in threading.enumerate():
         if thread.name == "afl-tracker-hanging":
@@ -248,7 +250,7 @@ def test_a_position_that_is_damaged_stops_its_tracker(
     assert notes.numbers == []
     assert following.failures == {"notes": 1}
     assert "is damaged" in caplog.text
-    assert "delete it to tell it all" in caplog.text
+    assert "delete it to send everything again" in caplog.text
 
 
 def test_many_workers_are_left_to_the_metrics() -> None:

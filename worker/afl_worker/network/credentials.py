@@ -31,7 +31,7 @@ class Credentials:
 
     Attributes:
         authorities: of the server's certificate, as PEM; ``None`` for plaintext.
-        server_name: what the server's certificate must name instead of the host; empty for the host.
+        server_name: the name that the server's certificate must have instead of the host; empty for the host.
     """
 
     authorities: bytes | None = None
@@ -47,7 +47,7 @@ class CredentialFiles:
     Attributes:
         authorities: of the server's certificate; ``None`` for plaintext.
         token: one that was given in the environment; a file's comes before it.
-        server_name: what the server's certificate must name instead of the host; empty for the host.
+        server_name: the name that the server's certificate must have instead of the host; empty for the host.
     """
 
     authorities: Path | None = None

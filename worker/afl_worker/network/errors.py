@@ -37,7 +37,7 @@ _REASONS = (
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED",
-        "the certificate of {there} is not by an authority in --ca {authorities}; give its own authority",
+        "the certificate of {there} is not signed by an authority in --ca {authorities}; give its authority",
     ),
     (r"WRONG_VERSION_NUMBER", "{there} does not speak TLS; set its server.tls, or leave out --ca"),
     (r"HTTP proxy returned", "the environment's proxy refused to connect to {address}; --no-proxy avoids it"),
@@ -51,10 +51,10 @@ _REASONS = (
     ),
     (
         r"No route to host|Network is unreachable",
-        "the network has no way to {there}; is there a firewall or a VPN between?",
+        "the network has no route to {there}; is there a firewall or a VPN in between?",
     ),
     (r"keepalive|ping timeout", "a ping to {there} was not answered"),
-    (r"timed out", "{there} does not answer; is there a firewall between?"),
+    (r"timed out", "{there} does not answer; is there a firewall in between?"),
     (
         r"parsing HTTP/2|Method not found|Unknown service|http2 header with status",
         "what answers at {there} is not an afl server (is it the port of server.listen?)",
@@ -155,10 +155,12 @@ def _of_tls(plain: socket.socket, address: Address, files: CredentialFiles) -> s
             # A reset instead of an end, or an alert; each means the same.
             pass
     if files.certificate is None:
-        return f"{address} wants a certificate of this worker: give one with --certificate FILE --key FILE"
+        return (
+            f"{address} requires a certificate from this worker: give one with --certificate FILE --key FILE"
+        )
     return f"{address} refuses this worker's certificate: " + (
         files.expired()
-        or f"--certificate {files.certificate} is not by an authority that the server believes"
+        or f"--certificate {files.certificate} is not signed by an authority that the server trusts"
         " (server.tls.client_ca), or is not for clients"
     )
 

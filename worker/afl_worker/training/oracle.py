@@ -115,7 +115,7 @@ class TaskOracle:
         return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
 
     def train_examples(self, worker: int) -> int:
-        """All of them, not only a minibatch's."""
+        """How many training examples the worker has in all."""
         return self._local[worker].train_count
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:

@@ -98,7 +98,7 @@ def set_up(
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
         LOG.info(
-            "worker %d goes on from its journal: its report of %s",
+            "worker %d resumes from its journal: its report of %s",
             worker,
             settings.parameters.named(entry.report.position.round),
             extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,

@@ -59,7 +59,7 @@ class AflComServer(UpdateServer):
 
     @property
     def residual_norm(self) -> float | None:
-        """Of e_hat, where there is one."""
+        """The Euclidean norm of e_hat; ``None`` if the downlink loses nothing."""
         return None if self._feedback is None else norm(self._feedback.residual)
 
     def update(self, total: NDArray[Any]) -> Compressed:
@@ -99,7 +99,7 @@ class AflComServer(UpdateServer):
 
 
 class AflComReplica(Replica):
-    """Any copy of the model: step 5."""
+    """Step 5: moves a copy of the model, a worker's or the server's, by D."""
 
     def __init__(self, settings: AlgorithmSettings, realizations: Realizations) -> None:
         self._settings = settings
@@ -157,11 +157,11 @@ class AflComWorker(WorkerAlgorithm):
 
     @property
     def residual(self) -> Tensor | None:
-        """e^(i), if there is one."""
+        """e^(i), float32 ``[dim]``; ``None`` if the uplink loses nothing and nothing was put back."""
         return None if self._feedback is None else self._feedback.residual
 
     def restore(self, residual: NDArray[np.float32]) -> None:
-        """Go on with an e^(i)."""
+        """Continue with a stored e^(i), float32 ``[dim]``."""
         self._feedback = self._feedback or self._new_feedback()
         overwrite(self._feedback.residual, residual)
 

@@ -33,7 +33,7 @@ KEYS: Final = SHARED_OPTIONS | {"name", "rounds", "eta_w", "smoothness", "sigma_
 
 @dataclass(frozen=True)
 class AlgorithmOption:
-    """An option of one's own algorithm: a key of the configuration's section ``algorithm``.
+    """An option of your own algorithm: a key of the configuration's section ``algorithm``.
 
     Attributes:
         name: the key.

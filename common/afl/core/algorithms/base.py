@@ -113,7 +113,7 @@ class SumCollector(Collector):
         """Take what :meth:`close` made out of the sums' memory, which is then free for the next reports."""
 
     def add_loss(self, worker: int, loss: float) -> None:
-        """Most losses are only recorded."""
+        """Ignore the loss: most algorithms use it only when they close the phase."""
 
     def received(self, worker: int, payload: int) -> int:
         """Bytes already summed, or held for the sum."""
@@ -136,14 +136,14 @@ class SumCollector(Collector):
             total.reset()
 
     def leave_out(self, absent: Sequence[int]) -> None:
-        """The sums are of the others' payloads."""
+        """Leave the absent workers' payloads out of all sums."""
         self.settle()
         for total in self.sums:
             total.leave_out(absent)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes held out of order."""
+        """Bytes that the sums hold until their workers' turn comes."""
         return sum(total.waiting_bytes for total in self.sums)
 
     def would_wait(self, worker: int) -> bool:
@@ -296,7 +296,7 @@ class WorkerAlgorithm(abc.ABC):
         return None
 
     def restore(self, residual: NDArray[np.float32]) -> None:  # noqa: ARG002
-        """Go on with a :attr:`residual`."""
+        """Continue with a :attr:`residual`, float32 ``[dim]``."""
         raise AssertionError("a worker that keeps no residual is given one")
 
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot

@@ -114,7 +114,7 @@ class FedAvg(_LocalSteps):
         params: Tensor,
         randomness: SharedRandomness,  # noqa: ARG002
     ) -> ServerAlgorithm:
-        """The mean, by samples if it is wished for."""
+        """The mean of the models: uniform, or by training examples (``weighting: samples``)."""
         from afl.core.algorithms.fedavg import FedAvgServer
 
         return FedAvgServer(settings, params)

@@ -39,7 +39,7 @@ TRAINING, MEASURING = 0, 1
 
 
 class DrfaServer(ServerAlgorithm):
-    """The server's half."""
+    """DRFA on the server: means of models in phase 0, a dual step by losses in phase 1."""
 
     phases = 2
     sends_dual_weights = False
@@ -62,7 +62,7 @@ class DrfaServer(ServerAlgorithm):
 
     @property
     def participants(self) -> Sequence[int]:
-        """All, or those drawn for the phase."""
+        """All workers; with sampling those drawn for the phase."""
         return self._participants
 
     @property
@@ -83,7 +83,7 @@ class DrfaServer(ServerAlgorithm):
         return (model_header(dim), model_header(dim, Role.SNAPSHOT))
 
     def open_report(self, report: Report) -> None:
-        """The weight of its models."""
+        """Set the weight of the worker's models in both means."""
         self.settle()
         if self.phase == TRAINING:
             weight = float(self._weights[report.worker])
@@ -91,7 +91,7 @@ class DrfaServer(ServerAlgorithm):
             self._snapshot.weigh(report.worker, weight)
 
     def add_loss(self, worker: int, loss: float) -> None:
-        """Only the snapshot's losses count."""
+        """Record a loss measured at w'; losses of local steps are ignored."""
         if self.phase == MEASURING:
             self._losses[worker] = loss
 
@@ -125,7 +125,7 @@ class DrfaServer(ServerAlgorithm):
         return self._close_training() if self.phase == TRAINING else self._close_measuring()
 
     def settle(self) -> None:
-        """The server's own copy of w_{s+1}."""
+        """Move the server's own model to w_{s+1}."""
         if self._pending is not None:
             overwrite(self.params, self._pending)
             self._pending = None
@@ -161,7 +161,7 @@ class DrfaServer(ServerAlgorithm):
             self._draw_measurers()
 
     def digest_material(self) -> bytes:
-        """The first snapshot's t'."""
+        """t' of the first synchronization, as 8 bytes."""
         steps = len(self.settings.updates_of(1))
         return snapshot_offset(self._randomness, 1, steps).to_bytes(8, "little")
 
@@ -203,7 +203,7 @@ class DrfaServer(ServerAlgorithm):
         self._snapshot.restart(self._participants)
 
     def _draw_trainers(self) -> None:
-        """Who trains, and how much each one's models count."""
+        """Draw the workers that train, and how much each one's models count."""
         settings = self.settings
         if settings.sampled is None:
             self._participants, self._weights = range(settings.workers), self.dual.weights
@@ -218,7 +218,7 @@ class DrfaServer(ServerAlgorithm):
         self._participants = tuple(np.flatnonzero(counts).tolist())
 
     def _draw_measurers(self) -> None:
-        """Whose losses move the dual weights."""
+        """Draw the workers whose losses move the dual weights."""
         settings = self.settings
         if settings.sampled is not None:
             stream = self._randomness.stream(Purpose.LOSS_SAMPLING, self.round)

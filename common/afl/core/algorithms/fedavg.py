@@ -47,7 +47,7 @@ class FedAvgServer(ServerAlgorithm):
         return (model_header(len(self.params)),)
 
     def open_report(self, report: Report) -> None:
-        """Its weight in the mean."""
+        """Set the weight of the worker's model in the mean."""
         self.settle()
         if not self.settings.weigh_by_samples:
             return
@@ -70,7 +70,7 @@ class FedAvgServer(ServerAlgorithm):
         return (self._mean,)
 
     def leave_out(self, absent: Sequence[int]) -> None:
-        """The mean is over the others."""
+        """Leave absent workers out of the mean, and their weights out of its total."""
         super().leave_out(absent)
         self._absent = frozenset(absent)
 
@@ -111,10 +111,10 @@ class FedAvgServer(ServerAlgorithm):
         return {"weights": np.array(self._weights)}
 
     def restore(self, state: Arrays, position: Position) -> None:
-        """Begin a round."""
+        """Begin the round at ``position`` with the weights of a :meth:`state`."""
         self.round = position.round
         self._weights = state["weights"].tolist()
 
     def digest_material(self) -> bytes:
-        """Nothing is drawn together."""
+        """Empty: workers and server draw nothing in common."""
         return b""

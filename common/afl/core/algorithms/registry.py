@@ -53,7 +53,7 @@ def algorithm_named(name: str) -> Algorithm:
     raise ConfigError(
         f"the algorithm {name!r} is not installed here: no entry point of that name is in the group {GROUP}"
         + (f"; did you mean {near[0]!r}?" if near else "")
-        + f" Installed: {', '.join(algorithm_names())}. An algorithm of one's own must be installed, as "
+        + f" Installed: {', '.join(algorithm_names())}. Your own algorithm must be installed, as "
         "`pip install` does it, in the environment of the server and of every worker"
     )
 

@@ -60,7 +60,7 @@ class UpdateServer(ServerAlgorithm):
 
     @property
     def keeps_residuals(self) -> bool:
-        """Unless the uplink loses nothing."""
+        """Whether the uplink's compressor loses something, so that workers keep a residual."""
         return not self.realizations.uplink.lossless
 
     @property
@@ -74,11 +74,11 @@ class UpdateServer(ServerAlgorithm):
 
     @property
     def sums(self) -> Sequence[Sum]:
-        """That of the updates."""
+        """The one sum, of the workers' updates."""
         return (self.sum,)
 
     def add_loss(self, worker: int, loss: float) -> None:
-        """l_i of the open round."""
+        """Record l_i of the open round."""
         self._losses[worker] = loss
 
     def reset(self) -> None:
@@ -98,14 +98,14 @@ class UpdateServer(ServerAlgorithm):
         downlink = self.update(total)
         if downlink.values is not total and not np.isfinite(downlink.values).all():
             raise NonFiniteError(
-                f"round {self.round}: what was made of the workers' updates overflows float32"
+                f"round {self.round}: the update made from the workers' updates overflows float32"
             )
         payload = pack(self.realizations.downlink, downlink)
         self._step(self._losses, downlink)
         return payload
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
-        """From D_t."""
+        """Close round t again, from D_t instead of reports."""
         assert self._pending is None
         self._step(losses, unpack(payload.header, payload.data))
         self.settle()
@@ -136,5 +136,5 @@ class UpdateServer(ServerAlgorithm):
         self.dual.restore(state)
 
     def digest_material(self) -> bytes:
-        """Of round 1's realizations."""
+        """What the compressors draw in round 1."""
         return self.realizations.digest_material()

@@ -46,7 +46,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def value_bytes(self, count: int) -> int:
-        """How long ``count`` values are."""
+        """The length of ``count`` values, in bytes."""
 
     def values(self, data: bytes | memoryview) -> NDArray[Any]:  # noqa: ARG002
         """A run of whole values, without a copy.

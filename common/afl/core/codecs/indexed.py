@@ -24,15 +24,15 @@ class Indexed(Codec):
         )
 
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:
-        """The values where they lie."""
+        """The values, without a copy, and their decoded indices."""
         return Compressed(values_of(values), decoded_indices(header, indices, header.count))
 
     def value_bytes(self, count: int) -> int:
-        """Four each."""
+        """Four bytes for each float32 value."""
         return VALUE_BYTES * count
 
     def most_index_bytes(self, count: int, dim: int) -> int:
-        """What the shortest coding takes at worst."""
+        """The most bytes that the shortest coding of ``count`` indices can need."""
         return max_size(count, dim)
 
     def float_equivalents(self, header: PayloadHeader) -> float:

@@ -45,7 +45,7 @@ class Plain(Codec):
     in_runs = True
 
     def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
-        """The values' own memory."""
+        """The payload of the values, whose memory it shares."""
         return self.whole(compressed.values, role, compressor.dim)
 
     def whole(self, values: NDArray[np.float32], role: Role, dim: int) -> Payload:
@@ -57,15 +57,15 @@ class Plain(Codec):
         return self._expected(dim, dim, role)
 
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
-        """The values where they lie."""
+        """The values, without a copy."""
         return Compressed(values_of(values))
 
     def values(self, data: bytes | memoryview) -> NDArray[np.float32]:
-        """As :func:`values_of`."""
+        """Finite float32 values, without a copy; raises as :func:`values_of` does."""
         return values_of(data)
 
     def value_bytes(self, count: int) -> int:
-        """Four each."""
+        """Four bytes for each float32 value."""
         return VALUE_BYTES * count
 
 

@@ -44,11 +44,11 @@ class Signs(Codec):
         return Compressed(scale, _others(listed, dim) if count < dim - count else listed, signs)
 
     def value_bytes(self, count: int) -> int:
-        """The scale, and a bit a sign."""
+        """The scale (four bytes), and a bit for each sign, rounded up to bytes."""
         return VALUE_BYTES + (count + 7) // 8
 
     def most_index_bytes(self, count: int, dim: int) -> int:
-        """What the shortest coding takes at worst."""
+        """The most bytes that the indices of the zeros, or of the others, can need."""
         return max_size(min(count, dim - count), dim)
 
     def float_equivalents(self, header: PayloadHeader) -> float:
@@ -62,7 +62,7 @@ class Signs(Codec):
         return dataclasses.replace(most, index_bytes=max_size(most.dim // 2, most.dim))
 
     def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:
-        """As many signs as the sender says."""
+        """The expected header for as many signs as the sender says."""
         if not 0 <= header.count <= expected.count:
             raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {expected.count}")
         return self._expected(expected.dim, header.count, expected.role)

@@ -135,7 +135,7 @@ class Selection(Realization):
         """The coordinates that ``compressed.values`` are for, int64 ``[count]``."""
 
     def decode(self, compressed: Compressed) -> Tensor:
-        """The values at their places."""
+        """The values at their coordinates and zeros elsewhere, float32 ``[dim]``."""
         places = self.indices(compressed)
         dense = np.zeros(self._dim, dtype=np.float32)
         dense[places.cpu().numpy()] = compressed.values
@@ -190,12 +190,12 @@ class RatioCompressor(Compressor):
 
     @property
     def count(self) -> int:
-        """k."""
+        """k, the number of values that are sent."""
         return self._count
 
     @property
     def delta(self) -> float:
-        """k/d."""
+        """The contraction k/d."""
         return self._count / self.dim
 
 

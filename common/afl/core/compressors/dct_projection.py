@@ -31,7 +31,7 @@ class DctProjection(RatioCompressor):
     additive_idempotent = True
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
-        """Draw D, then S."""
+        """Draw the signs D, then the subset S."""
         words = stream.words(-(-self.dim // 64)).astype("<u8", copy=False)
         negative = np.unpackbits(words.view(np.uint8), count=self.dim, bitorder="little")
         return _Sampled(1 - 2 * negative.view(np.int8), stream.subset(self.dim, self.count))

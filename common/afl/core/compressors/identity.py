@@ -30,16 +30,16 @@ class Identity(Compressor):
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """d: every value is sent."""
         return self.dim
 
     @property
     def delta(self) -> float:
-        """Nothing is lost."""
+        """1: nothing is lost."""
         return 1.0
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
-        """The same every round."""
+        """The identity, the same in every round; nothing is drawn."""
         return _IdentityRealization()
 
 

@@ -43,7 +43,7 @@ class Projection(RatioCompressor):
             )
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
-        """Draw U."""
+        """Draw the matrix U."""
         return _Frame(stream, self.dim, self.count)
 
 

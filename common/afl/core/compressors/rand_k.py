@@ -22,7 +22,7 @@ class RandK(RatioCompressor):
     additive_idempotent = True
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:
-        """Draw S."""
+        """Draw the subset S of k coordinates."""
         return _Support(self.dim, torch.from_numpy(stream.subset(self.dim, self.count)).to(device))
 
 

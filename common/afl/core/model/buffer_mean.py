@@ -36,11 +36,11 @@ class BufferMean(SumCollector):
 
     @classmethod
     def of(cls, buffers: ModuleBuffers, workers: int) -> BufferMean | None:
-        """``None`` where there is nothing to average."""
+        """The mean of a module's buffers; ``None`` if it has none to average."""
         return cls(buffers, workers) if buffers.size else None
 
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
-        """The worker's buffers."""
+        """One payload: the worker's buffers."""
         return (buffers_header(self._buffers.size),)
 
     @property
@@ -54,7 +54,7 @@ class BufferMean(SumCollector):
         self._mean.restart(range(self._workers))
 
     def leave_out(self, absent: Sequence[int]) -> None:
-        """The mean is over the others."""
+        """Leave absent workers out of the mean, and out of its denominator."""
         super().leave_out(absent)
         self._absent = len(absent)
 

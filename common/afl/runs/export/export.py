@@ -42,7 +42,7 @@ class Request:
         onnx: whether the module is also written as ONNX.
         task: ``package.module:Class``, for ONNX of a task that is not installed.
         input: the shape of a batch, for ONNX; by default examples of worker 0 are taken.
-        description: of the data, in place of the configuration's.
+        description: of the data, instead of the configuration's.
     """
 
     directory: Path
@@ -85,8 +85,8 @@ def _require_free(request: Request) -> None:
         return
     if not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(
-            f"--out {out}: is there already, and not by afl export (it has no {CARD_FILE}), so it is left "
-            "alone; name another folder"
+            f"--out {out}: already exists, and was not written by afl export (it has no {CARD_FILE}), so "
+            "nothing is written there; name another folder"
         )
     if not request.force and any(out.iterdir()):
         raise ConfigError(

@@ -42,7 +42,7 @@ def load_model(
         path: a folder that ``afl export`` wrote, or a model of a run directory (``model-*.safetensors``).
         task: the task's class, or a task; or an installed task's name, or ``package.module:Class``. Without
             it, the installed task that the model was trained with.
-        options: of the task, besides or in place of those that it was trained with.
+        options: of the task, besides or instead of those that it was trained with.
         device: where the module goes.
 
     Raises:
@@ -111,7 +111,7 @@ def _of_card(folder: Path) -> _Stored:
                 f"{folder} is a run directory; name one of its models ({folder / model_file('final')}), or "
                 f"export it: afl export {folder}"
             ) from error
-        raise ConfigError(f"{folder}: no model that afl export wrote is there (no {CARD_FILE})") from error
+        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})") from error
     found = read_model(file).digest
     if found != card.model.digest:
         raise DataError(

@@ -49,7 +49,7 @@ class Program:
     tolerance: float
 
     def described(self) -> dict[str, Any]:
-        """For the card."""
+        """The program's entry of ``card.json``."""
         return {
             "file": FILE,
             "format": "ONNX",

@@ -35,7 +35,7 @@ class RoundLine(_Shape):
 
 
 class EvaluationLine(_Shape):
-    """An evaluation's."""
+    """An evaluation's line of ``metrics.jsonl``."""
 
     event: Literal["evaluation"]
     round: int

@@ -123,7 +123,7 @@ def state_of(directory: Path) -> tuple[State, str]:
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
     if result in _STOPPED and (directory / STATE_FOLDER).is_dir():
-        return "stopped", f"the run was stopped after round {rounds} and can be gone on with: {reason}"
+        return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"
 
 
@@ -148,5 +148,5 @@ def _up_to(rounds: int, entries: Sequence[dict[str, Any]], path: Path) -> list[d
 
 def _without_summary(locks: Sequence[Path]) -> tuple[State, str]:
     if any(path.exists() and is_locked(path) for path in locks):
-        return "running", "the run goes on"
+        return "running", "the run is still running"
     return "unfinished", "the run has no summary: its process died, or runs without state (server.state: off)"

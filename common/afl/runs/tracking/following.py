@@ -40,7 +40,7 @@ END_S = 120.0
 """How long trackers may take over the rest at the end of the run."""
 
 STOP_S = 2.0
-"""The same for a run that is only stopped: what is left comes when it is gone on with."""
+"""The same for a run that is only stopped: the rest is sent when it is resumed."""
 
 
 class Following:
@@ -57,7 +57,7 @@ class Following:
         ]
 
     def start(self) -> None:
-        """Begin, on threads."""
+        """Start a thread for each tracker."""
         for follower in self._followers:
             follower.thread.start()
 
@@ -109,7 +109,7 @@ class _Follower:
             if left <= 0:
                 self._is_left = True
                 LOG.warning(
-                    "tracker %s is not done and is left behind: it was told %d rounds in this process",
+                    "tracker %s did not finish and is abandoned: it got %d rounds in this process",
                     self.name,
                     self._rounds,
                     extra=events.TrackerLeft(tracker=self.name, rounds=self._rounds).extra,
@@ -117,7 +117,7 @@ class _Follower:
                 return
             self.thread.join(left)
         LOG.info(
-            "tracker %s was told %d rounds; it failed %d times",
+            "tracker %s got %d rounds; it failed %d times",
             self.name,
             self._rounds,
             self.failures,
@@ -161,7 +161,7 @@ class _Follower:
         self.failures += 1
         if self.failures == 1:
             LOG.warning(
-                "tracker %s fails, and the run goes on without it where it does: %s: %s",
+                "tracker %s failed; it is tried again with later rounds, and the run continues: %s: %s",
                 self.name,
                 type(error).__name__,
                 error,
@@ -185,12 +185,13 @@ class _Follower:
             return int(position["round"]) if position["run_id"] == self._run_id else 0
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(
-                f"{path} is damaged ({error}), so what the tracker has is not known; delete it to tell it all"
+                f"{path} is damaged ({error}), so what the tracker has is not known; delete it to send "
+                "everything again"
             ) from error
 
 
 def status_of(code: ExitCode, *, can_go_on: bool) -> Status:
-    """How trackers are told that a run ended."""
+    """A run's end as trackers name it."""
     return "finished" if code is ExitCode.OK else "stopped" if can_go_on else "failed"
 
 

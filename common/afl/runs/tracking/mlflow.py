@@ -29,7 +29,7 @@ _STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", 
 
 
 class MlflowTracker:
-    """One MLflow run, found again by the tag ``afl.run_id`` when the run is gone on with."""
+    """One MLflow run, found again by the tag ``afl.run_id`` when the run is resumed."""
 
     def __init__(self) -> None:
         check_installed("mlflow", "log to MLflow", "mlflow")
@@ -79,5 +79,5 @@ class MlflowTracker:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MOST_METRICS])
 
     def ended(self, status: Status) -> None:
-        """Say how it ended."""
+        """Give the MLflow run its final status."""
         self._client.set_terminated(self._id, _STATUSES[status])

@@ -10,7 +10,7 @@ from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun
 
 
 class TensorBoardTracker:
-    """Writes scalars; a run that is gone on with has another event file in the same folder."""
+    """Writes scalars; a resumed run has another event file in the same folder."""
 
     def __init__(self) -> None:
         check_installed("tensorboard", "write TensorBoard event files", "tensorboard")

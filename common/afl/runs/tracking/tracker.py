@@ -15,7 +15,7 @@ GROUP = "afl.trackers"
 """The entry point group in which trackers are found, ours and users' own."""
 
 Status: TypeAlias = Literal["finished", "stopped", "failed"]
-"""How a run, or this process's part of it, ended: complete; stopped, to be gone on with; or ended early."""
+"""How a run, or this process's part of it, ended: complete; stopped, to be resumed; or ended early."""
 
 Setting: TypeAlias = str | int | float | bool | None
 
@@ -25,7 +25,7 @@ class TrackedRun:
     """The run that a tracker is told of.
 
     Attributes:
-        run_id: the same whenever the run is gone on with.
+        run_id: the same whenever the run is resumed.
         directory: the run directory.
         folder: the tracker's own in it, which exists.
         config: every key of the configuration, dotted (``algorithm.eta_w``).
@@ -66,13 +66,13 @@ class Tracker(Protocol):
     """
 
     def started(self, run: TrackedRun) -> None:
-        """The run begins, or is gone on with."""
+        """The run begins, or is resumed."""
 
     def log(self, rounds: Sequence[TrackedRound]) -> None:
         """Take some rounds, ascending; no round comes twice in a run's life."""
 
     def ended(self, status: Status) -> None:
-        """Nothing more comes from this process."""
+        """The process has no more rounds for the tracker."""
 
 
 def load_trackers(names: Sequence[str]) -> Mapping[str, Tracker]:

@@ -27,7 +27,7 @@ class WandbTracker:
         self._run: Any = None
 
     def started(self, run: TrackedRun) -> None:
-        """Begin it, or go on with it."""
+        """Begin the W&B run, or resume it."""
         # It reports its own errors to its makers otherwise.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # noqa: PLC0415  # takes seconds
@@ -53,5 +53,5 @@ class WandbTracker:
             self._run.log(dict(each.metrics), step=each.round)
 
     def ended(self, status: Status) -> None:
-        """Say how it ended."""
+        """Give the W&B run its exit code."""
         self._run.finish(exit_code=_EXIT_CODES[status])
