@@ -417,7 +417,7 @@ class Server(Section):
     state: Annotated[
         Durability,
         Field(
-            description="what a closed round survives: the server's end (process), also a loss of power"
+            description="what a closed round survives: the server's end (process), also a power failure"
             " (machine: waits for the disk in every round), or neither (off: no resuming)"
         ),
     ] = "process"

@@ -269,7 +269,7 @@ def test_nothing_is_overwritten_without_force(
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("x")
     assert export(folder / "run", "--out", foreign, "--force") == 2
-    assert "not by afl export" in capsys.readouterr().err
+    assert "not written by afl export" in capsys.readouterr().err
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

@@ -7,11 +7,11 @@ const PHASES = {
   running: "running",
   stalled: "waiting for a straggler",
   finished: "finished",
-  stopped: "stopped, can go on",
+  stopped: "stopped, can be resumed",
   aborted: "ended early",
 };
 
-export const WORKER_STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not come yet", over: "ended" };
+export const WORKER_STATES = { ready: "ready", late: "computing", gone: "not connected", new: "has not joined yet", over: "ended" };
 
 export const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
