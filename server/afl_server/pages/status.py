@@ -22,7 +22,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
     """The present state; durations in seconds.
 
     ``workers_missing_seconds`` goes with ``workers_missing``: how long ago each was lost, ``None`` for one
-    that has not come yet.
+    that has not joined yet.
     """
     now, run, step, counters = time.monotonic(), snapshot.run, snapshot.step, snapshot.counters
     return {

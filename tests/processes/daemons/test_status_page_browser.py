@@ -186,7 +186,7 @@ def test_who_is_waited_for(browser: Any, tmp_path: Path, state: str) -> None:
             row = page.locator("#rows tr", has=page.get_by_role("button", name="Worker 2"))
             if state == "waiting":
                 assert fact(page, "headline") == "Waiting for workers: 1 of 3 are here."
-                assert "has not come yet" in row.inner_text()
+                assert "has not joined yet" in row.inner_text()
             else:
                 assert fact(page, "headline").startswith(
                     "The round waits for worker 2, which is not connected;"

@@ -274,7 +274,7 @@ function describeChosen() {
   facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
   facts.push(["Dual weight", figure(worker.weight)], ["Last report after", seconds(worker.seconds)]);
   if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
-  else facts.push(["Not connected for", worker.missing_seconds === null ? "has not come yet" : seconds(worker.missing_seconds)]);
+  else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");
   const rows = facts.map(([name, value]) => {
     const row = element("div");
