@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config is None and options.resume is None:
         parser.error(
             "--config FILE is needed (deploy/server.yaml is an example; --help-config has every key), or "
-            "--resume DIR to go on with a run"
+            "--resume DIR to resume a run"
         )
     if options.config is not None and options.resume is not None:
-        parser.error("--resume goes on with a run's own configuration; leave out --config")
+        parser.error("--resume uses the run's own configuration; leave out --config")
     set_up_logs(level=options.log_level, as_json=options.json_logs)
     try:
         config = _config(options)
@@ -68,7 +68,7 @@ def make_server_parser() -> argparse.ArgumentParser:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="go on with the run in this directory, with its own configuration",
+        help="resume the run in this directory, with its own configuration",
     )
     parser.add_argument(
         "--set",
@@ -90,14 +90,14 @@ def make_server_parser() -> argparse.ArgumentParser:
 
 
 def stored_config(directory: Path, overrides: list[str]) -> Config:
-    """The configuration of the run in a directory, to go on with.
+    """The configuration of the run in a directory, to resume it.
 
     Raises:
-        ConfigError: if there is no run that can be gone on with.
+        ConfigError: if there is no run to resume.
     """
     if not (directory / STATE_FOLDER).is_dir():
         raise ConfigError(
-            f"--resume {directory}: no run that can be gone on with is there (no folder "
+            f"--resume {directory}: there is no run to resume (no folder "
             f"{directory / STATE_FOLDER}); give the run.directory of one that was stopped"
         )
     config = load_config(directory / CONFIG_FILE, overrides)

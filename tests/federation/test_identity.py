@@ -152,9 +152,11 @@ REFUSED = {
         "certificate names no worker: it needs",
     ),
     "no token where one is asked for": Case(
-        "tokens", "--ca CA", "this server wants a token: start the worker"
+        "tokens", "--ca CA", "this server requires a token: start the worker"
     ),
-    "no token in plaintext": Case("plaintext and tokens", "", "this server wants a token: start the worker"),
+    "no token in plaintext": Case(
+        "plaintext and tokens", "", "this server requires a token: start the worker"
+    ),
     "a token that nobody knows": Case(
         "tokens", "--ca CA --token-file token-3-unknown", "token is not one that the server knows"
     ),
@@ -172,7 +174,7 @@ REFUSED = {
     "a certificate that the token does not bear out": Case(
         "both", f"--ca CA {OWN} --token-file token-0", "token speaks for worker 0, not for worker 3"
     ),
-    "a certificate without the token": Case("both", f"--ca CA {OWN}", "this server wants a token"),
+    "a certificate without the token": Case("both", f"--ca CA {OWN}", "this server requires a token"),
 }
 
 WELCOME = {

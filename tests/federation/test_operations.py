@@ -277,7 +277,7 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path)
         worker.expect(ExitCode.ABORTED)
         (end,) = federation.server.logged("run_over")
         assert end["message"] == (
-            f"the run directory {federation.directory} is gone; bring it back from a backup, or begin "
+            f"the run directory {federation.directory} is gone; restore it from a backup, or begin "
             "again in another one"
         )
         assert end["code"] == ExitCode.STORAGE

@@ -267,15 +267,15 @@ class Membership:
         if self._is_ahead(member, worker):
             message = (
                 f"worker {worker} has reported of {self._settings.parameters.named(reported.round)}, which "
-                "this server has yet to open: its state is an older one; the worker goes on from there, with "
-                "the residual that it has"
+                "this server has yet to open: its state is an older one; the worker continues from there, "
+                "with the residual that it has"
             )
             self._out.append(
                 Log("WARNING", message, log_events.WorkerAhead(worker=worker, round=reported.round))
             )
             return
         what = "a zero residual" if reported == NOWHERE else "an older one"
-        message = f"worker {worker} came back without its uplink residual; it goes on with {what}"
+        message = f"worker {worker} came back without its uplink residual; it continues with {what}"
         self._out.append(Log("WARNING", message, log_events.LostResidual(worker=worker)))
 
     def _lost_residuals(self, member: Member) -> list[int]:

@@ -181,7 +181,7 @@ class Rounds:
         return result
 
     def _started(self, _: events.Started) -> Job[None]:
-        """Make the run's beginning, or what it goes on from, durable."""
+        """Make the run's beginning, or what it resumes from, durable."""
         now, server = self._now, self._config.server
         self.counters.starts += 1
         self._out.append(Timer("heartbeat", now + server.heartbeat))
@@ -228,7 +228,7 @@ class Rounds:
             self._downlink.begin_with(opening, base)
         self._traffic = traffic_of_kind(self.engine.step.kind)
         goes_on = log_events.Resumed(run_id=self.run.run_id, round=self.engine.step.position.round)
-        self._out.append(Log("WARNING", f"the run goes on with {self.open_rounds}", goes_on))
+        self._out.append(Log("WARNING", f"the run resumes with {self.open_rounds}", goes_on))
         return self._taken_out()
 
     def _stand_at(self, moment: Moment) -> None:

@@ -156,8 +156,8 @@ class Authentication:
         if self._tokens is not None:
             if not token:
                 return (
-                    "this server wants a token: start the worker with --token-file FILE, or with AFL_TOKEN in"
-                    " its environment"
+                    "this server requires a token: start the worker with --token-file FILE, or with AFL_TOKEN"
+                    " in its environment"
                 )
             found = ids_of_hash(token, tokens)
             if found is None:

@@ -50,7 +50,7 @@ DIRECTORY_CHECK_S = 2.0
 
 
 def run(config: Config, authentication: Authentication, *, live: bool, stays: bool) -> ExitCode:
-    """Run the federation, or go on with it, until it is over; returns the exit code.
+    """Run the federation, or resume it, until it is over; returns the exit code.
 
     Args:
         live: show progress on the terminal.
@@ -231,7 +231,7 @@ def _conclude(run: OpenRun, federation: Federation, code: ExitCode, reason: str,
     LOG.info("%s", reason, extra=log_events.RunOver(code=int(code), summary=summary).extra)
     if federation.ending is not None and federation.ending.can_resume:
         LOG.info(
-            "to go on with the run: afl-server --resume %s",
+            "to resume the run: afl-server --resume %s",
             records.directory,
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )

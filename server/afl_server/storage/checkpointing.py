@@ -82,7 +82,7 @@ class Checkpointing:
         if checkpoint.values["layout"] != vector.layout_hash().hex():
             raise ConfigError(
                 f"task: the model of {self._records.config.task.name} has another layout than the run in "
-                f"{self._records.directory}; go on with the version of the task that the run was begun with"
+                f"{self._records.directory}; use the version of the task that the run began with"
             )
         vector.load(arrays["params"])
         if vector.frozen_length:

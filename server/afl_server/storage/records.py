@@ -54,7 +54,7 @@ class RunRecords:
 
     _metrics: TextIO | None = None
     _ahead: Sequence[Mapping[str, Any]] = ()
-    """The lines that the metrics had beyond where they are gone on with."""
+    """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
         self.ranking = Ranking(self.config.divergence_watch)
@@ -127,7 +127,7 @@ class RunRecords:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise StorageError(
                     f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
-                    "or remove it to go on without the metrics so far"
+                    "or remove it to continue without the metrics so far"
                 ) from error
         records._ahead = _readable(content[metrics_bytes:])
         try:
@@ -218,7 +218,7 @@ class RunRecords:
     @property
     def _gone(self) -> str:
         return (
-            f"the run directory {self.directory} is gone; bring it back from a backup, or begin again in "
+            f"the run directory {self.directory} is gone; restore it from a backup, or begin again in "
             "another one"
         )
 

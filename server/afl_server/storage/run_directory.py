@@ -1,4 +1,4 @@
-"""A run's directory: begun, or gone on with."""
+"""A run's directory: new, or of a run that is resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OpenRun:
     Attributes:
         config: with its seed.
         store: its durable state, if it has any.
-        checkpoint: what it goes on from; ``None`` for a new run.
+        checkpoint: what it resumes from; ``None`` for a new run.
         entries: the outcomes since.
     """
 
@@ -107,7 +107,7 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     if different:
         file = directory / CONFIG_FILE
         what = (
-            f"run.directory: {directory} holds a run of another configuration; go on with its own, or name "
+            f"run.directory: {directory} holds a run of another configuration; use the run's own, or name "
             "another directory"
             if _is_of(stored, file)
             else f"{file} is not as it was when the run was begun; write the run's own values there again, "
@@ -126,7 +126,7 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
 
 
 def _is_of(stored: Config, file: Path) -> bool:
-    """Whether a run of ``stored`` can be gone on with by the configuration in a file."""
+    """Whether a run of ``stored`` can be resumed by the configuration in a file."""
     try:
         return not differences(stored, load_config(file))
     except ConfigError:
@@ -149,7 +149,7 @@ def _with_losses(store: RunStore, records: RunRecords, entries: Iterator[Entry])
         )
     if found:
         LOG.error(
-            "%s: what came later is lost; the run goes on from before it",
+            "%s: what came later is lost; the run resumes from before it",
             "; ".join(found),
             extra=events.RoundsLost(rounds=rounds).extra,
         )

@@ -88,7 +88,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Loss:
-    """Outcomes that were written and cannot be gone on with.
+    """Outcomes that were written and cannot be resumed from.
 
     Attributes:
         what: what is wrong.
@@ -293,7 +293,7 @@ class RunStore:
                 checkpoint = _checkpoint(record)
             except OtherVersionError as error:
                 raise StorageError(
-                    f"{path} cannot be used: {error}; go on with the run with that version, or start a new "
+                    f"{path} cannot be used: {error}; resume the run with that version, or start a new "
                     "run in another directory"
                 ) from error
             except (DamagedError, OSError) as error:
@@ -367,7 +367,7 @@ class RunStore:
         return Loss(what, log, position, readable)
 
     def _set_aside(self) -> None:
-        """Keep what cannot be gone on with beside the logs, which would write over it; told only once."""
+        """Keep what cannot be resumed from beside the logs, which would write over it; told only once."""
         loss = self.loss
         if loss is None:
             return

@@ -1,4 +1,4 @@
-"""Whether a run can be gone on with under another configuration."""
+"""Whether a run can be resumed under another configuration."""
 
 from __future__ import annotations
 

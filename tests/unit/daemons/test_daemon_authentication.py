@@ -49,7 +49,7 @@ def test_what_is_no_token(ours: Identities, authorization: list[str]) -> None:
     token = token_of(ours.token("3"))[0].removeprefix("Bearer ")
     gate = gate_of(tokens=str(ours.tokens))
     identity = gate.identify([], [value.replace("TOKEN", token) for value in authorization])
-    assert identity.permission.refusal.startswith("this server wants a token")
+    assert identity.permission.refusal.startswith("this server requires a token")
     assert identity.permission.forbids([3]) == identity.permission.refusal
     assert token not in identity.permission.refusal
 
