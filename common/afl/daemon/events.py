@@ -5,8 +5,8 @@ An event goes to a logger as what a line says beside its message::
     LOG.info("%s ready", label, extra=WorkerReady(peer=peer, workers=workers).extra)
 
 Names and fields stay as they are from version to version; the message is for people and may change. A field
-is there in every line of its event, ``null`` where the event has no such thing. docs/reference/events.md has the
-table that is made from this module.
+is there in every line of its event, ``null`` where the event has no such thing. docs/reference/events.md has
+the table that is made from this module.
 """
 
 from __future__ import annotations
