@@ -87,7 +87,7 @@ class Kept:
     buffers: Mapping[str, NDArray[np.uint8]]
 
 
-class Keeper(Protocol):
+class ReportJournal(Protocol):
     """Keeps what :class:`Participant` must not lose."""
 
     def write(self, kept: Kept) -> None:
@@ -107,7 +107,7 @@ class Participant:
         applied: the position of the last step applied to the model.
 
     Args:
-        keeper: keeps each training report before it is yielded.
+        journal: keeps each training report before it is yielded.
         skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
             rather than to raise; the worker's residual and the model are as before it.
     """
@@ -119,11 +119,11 @@ class Participant:
         oracle: Oracle,
         workers: Sequence[int],
         *,
-        keeper: Keeper | None = None,
+        journal: ReportJournal | None = None,
         skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
-        self._keeper = keeper
+        self._journal = journal
         self._resumed: Mapping[int, Kept] = {}
         """What another process left, by worker, until the next training step is answered."""
         self._buffers_averaged: Position = NOWHERE
@@ -205,11 +205,11 @@ class Participant:
                 self.vector.buffers.restore(worker, entry.buffers)
 
     def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
-        if self._keeper is None or kind is not Kind.TRAIN:
+        if self._journal is None or kind is not Kind.TRAIN:
             return
         report, payloads = answer
         residual = self._side.halves[worker].residual
-        self._keeper.write(
+        self._journal.write(
             Kept(
                 kind,
                 report,

@@ -121,7 +121,7 @@ class Mortal:
         side = worker_side(settings, vector.dim, SharedRandomness.from_int(7), self.workers)
         self._journals = Journals(self._folder, "run", vector.layout_hash(), self.workers, "process")
         oracle = self._subject.oracle(vector, self.workers)
-        self._participant = Participant(vector, side, oracle, self.workers, keeper=self._journals)
+        self._participant = Participant(vector, side, oracle, self.workers, journal=self._journals)
         self._participant.resume(self._journals.read(), self._federation.engine.buffers_averaged)
         self._federation.sides[self._index] = side
 

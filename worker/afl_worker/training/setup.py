@@ -91,7 +91,7 @@ def set_up(
         side,
         oracle,
         options.workers,
-        keeper=journals if journals.is_on else None,
+        journal=journals if journals.is_on else None,
         skips_non_finite=settings.skips_non_finite,
     )
     kept = journals.read()
