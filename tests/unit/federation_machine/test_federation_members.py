@@ -486,9 +486,9 @@ def test_who_is_late_is_told_so_and_then_sent_the_open_step() -> None:
 def test_a_worker_reports_its_own_only() -> None:
     world = world_of(dim=20)
     peer = joined(world, 0)
-    header = PayloadHeader(
-        Role.ITERATE, world.report(0, FIRST, Kind.TRAIN)[0].report.payloads[0].encoding, 20, 20, 80
-    )  # type: ignore[attr-defined]
+    began = world.report(0, FIRST, Kind.TRAIN)[0]
+    assert isinstance(began, events.ReportBegan)
+    header = PayloadHeader(Role.ITERATE, began.report.payloads[0].encoding, 20, 20, 80)
     world.handle(events.ReportBegan(peer.member, Report(1, FIRST, 1.0, 8, (header,))))
     assert peer.goodbye is GoodbyeStatus.REFUSED
     assert "worker 1 is not one of this session's" in world.log[-1].message
