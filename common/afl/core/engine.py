@@ -367,6 +367,7 @@ class RoundEngine:
         except NonFiniteError as error:
             return self._refuse_number(report, error)
         if report.missing:
+            self.cut(worker)
             return self._accept(report)
         if self.step.kind is not Kind.EVALUATE:
             self.collector.open_report(report)
@@ -648,6 +649,7 @@ class RoundEngine:
         """A number came that is not finite: raise, or take the report for a missing one."""
         if not self.policy.skips_non_finite:
             raise error
+        self.cut(report.worker)
         self._reports[report.worker] = Report(report.worker, report.position, 0.0, 0, missing=str(error))
         return Ack(report.worker, report.position, AckStatus.REFUSED, str(error))
 

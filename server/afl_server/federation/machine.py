@@ -97,12 +97,14 @@ class Federation(Rounds):
             self._take(event)
         else:
             self._put_off(event)
+        self._drop_outdated_timers()
         while self._waiting and self._job is None:
             waiting = self._waiting.popleft()
             self._take(waiting)
             if isinstance(waiting, events.MemberEvent):
                 self._put_off_of[waiting.member] -= 1
                 self._read_on(waiting.member)
+            self._drop_outdated_timers()
         if self._job is None:
             if self._paused:
                 self._relieve()
@@ -157,6 +159,17 @@ class Federation(Rounds):
             self._membership.hear(member, self._now)
             self._out.append(Pause(member.id))
 
+    def _drop_outdated_timers(self) -> None:
+        """A timer that has fired and waits is void once it has been set anew, or cancelled."""
+        if not any(isinstance(event, events.TimerFired) for event in self._waiting):
+            return
+        changed = {(effect.name, effect.member) for effect in self._out if isinstance(effect, Timer)}
+        self._waiting = deque(
+            event
+            for event in self._waiting
+            if not (isinstance(event, events.TimerFired) and (event.name, event.member) in changed)
+        )
+
     def _begin(self, job: Job[None] | None) -> None:
         if job is not None:
             self._job = job
@@ -204,6 +217,8 @@ class Federation(Rounds):
     def _is_congested(self, member: Member) -> bool:
         """Whether to stop reading from a member: what it sends must wait, and enough waits already."""
         collector = self.engine.collector
+        if member.state is not State.READY:
+            return False
         if collector.waiting_bytes <= self._config.server.reorder_buffer:
             return False
         pending = next((worker for worker in member.workers if self.engine.awaits(worker)), None)
@@ -308,8 +323,8 @@ class Federation(Rounds):
     def _permission_changed(self, member: Member, event: events.PermissionChanged) -> None:
         """A token counts for less, or for nothing any more."""
         member.permission = event.permission
-        refusal = event.permission.forbids(member.workers)
-        if refusal and State.JOINED <= member.state < State.ENDED:
+        refusal = event.permission.forbids(member.join.workers if member.join else ())
+        if refusal and State.NEW < member.state < State.ENDED:
             self._membership.refuse(member, refusal, self._now)
             self._leave(member)
 

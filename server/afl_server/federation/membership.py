@@ -86,7 +86,12 @@ class Membership:
         self._members.remove(member, now)
 
     def hear(self, member: Member, now: float) -> None:
-        """Something has come of a member: it is alive."""
+        """Something has come of a member: it is alive.
+
+        Of one that has been ended nothing counts: it neither keeps its workers nor goes on being waited for.
+        """
+        if member.state is State.ENDED:
+            return
         member.last_seen = now
         if member.state is State.NEW:
             self._out.append(Timer("handshake", None, member.id))

@@ -256,7 +256,7 @@ class Rounds:
             is_taken_as_missing = (
                 ack.status is AckStatus.REFUSED
                 and self.engine.holds(ack.worker)
-                and self.engine.report(ack.worker).missing
+                and self.engine.report(ack.worker).missing == ack.reason
             )
             if not is_taken_as_missing:
                 return None
@@ -329,7 +329,7 @@ class Rounds:
         self._traffic = traffic_of_kind(engine.step.kind)
         self.counters.absent_reports += len(absent)
         self._incidents.count(Incident.ABSENT, absent)
-        self._tell_late(absent, unanswered)
+        late = self._late_at_close(absent, unanswered)
         evaluation = engine.last_evaluation if closed.kind is Kind.EVALUATE else None
         if evaluation is not None:
             self._downlink.tell_diverged(evaluation, is_last=opening is None)
@@ -341,6 +341,7 @@ class Rounds:
             assert engine.last_outcome is not None
             is_due = yield Append(engine.last_outcome, moment.values(), engine.step.position.round)
             self._outcome_seconds = self._now - since
+        self._out += late
         self._step_seconds = {**self._step_seconds, closed.kind: self._now - self._step_opened_at}
         self._step_opened_at = self._now
         self._start_deadline()
@@ -382,8 +383,12 @@ class Rounds:
         self.engine.expire()
         return self._close() if self.engine.complete else None
 
-    def _tell_late(self, absent: list[int], unanswered: Sequence[int]) -> None:
-        """The step has just been closed without some workers."""
+    def _late_at_close(self, absent: list[int], unanswered: Sequence[int]) -> list[Send]:
+        """The step has just been closed without some workers.
+
+        Returns:
+            the answers to unfinished reports, for when the step is durable.
+        """
         if absent != self._absent:
             message = "steps are closed with all workers again"
             if absent:
@@ -393,12 +398,14 @@ class Rounds:
         for member in self._members.ready():
             if not member.owes:
                 member.owes.update(worker for worker in member.workers if worker in unanswered)
+        answers: list[Send] = []
         for ack in self.engine.cut_off:
             owner = self._members.owner(ack.worker)
             if owner is not None and ack.worker in owner.owes:
                 self.counters.late_reports += 1
                 owner.owes.discard(ack.worker)
-                self._out.append(Send(owner.id, ack_frame(ack, Kind.TRAIN)))
+                answers.append(Send(owner.id, ack_frame(ack, Kind.TRAIN)))
+        return answers
 
     def _outputs(self, is_best: bool, opening: Opening | None) -> list[str]:
         """Which of the run's models the model as it now is is."""
@@ -479,7 +486,7 @@ class Rounds:
 
     def _waits_in_vain(self) -> bool:
         """Whether the process is to end, and the open step waits for someone who is not there."""
-        if self._pausing is None or self.is_over:
+        if self._pausing is None or self.is_over or self.engine.finished:
             return False
         return not all(map(self._members.owner, self.engine.missing()))
 

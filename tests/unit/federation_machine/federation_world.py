@@ -21,12 +21,21 @@ from numpy.typing import NDArray
 from afl._version import __version__
 from afl.config import Config, config_from_mapping
 from afl.core.engine import Outcome
-from afl.core.messages import NOWHERE, Encoding, GoodbyeStatus, Kind, PayloadHeader, Position, Report
+from afl.core.messages import (
+    NOWHERE,
+    AckStatus,
+    Encoding,
+    GoodbyeStatus,
+    Kind,
+    PayloadHeader,
+    Position,
+    Report,
+)
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 from afl.tasks.initialization import realization_digest
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import PROTOCOL
+from afl.wire.frames import PROTOCOL, ack_of
 from afl_server.federation import effects, events
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Moment
@@ -63,6 +72,11 @@ def payload_of(worker: int, position: Position, header: PayloadHeader) -> bytes:
     return values.tobytes()
 
 
+def loss_of(worker: int, position: Position) -> float:
+    """What only that worker reports for that step."""
+    return 1.0 + zlib.crc32(repr((worker, position)).encode()) / 2**32
+
+
 class Peer:
     """A worker process's side of one stream; a process that lives on is carried from stream to stream.
 
@@ -89,6 +103,7 @@ class World:
     Attributes:
         log: the lines that were logged, by the name of their event.
         appended: the outcomes that are durable, in order.
+        late: the reports that were answered as late, by worker and position.
     """
 
     def __init__(self, config: Config, folder: Path = Path()) -> None:
@@ -107,6 +122,9 @@ class World:
         self.hung_up: list[int] = []
         self.paused: set[int] = set()
         self.events: list[tuple[float, events.Event]] = []
+        self.late: set[tuple[int, Position]] = set()
+        self._undurable: list[Position] = []
+        self._told_closed = NOWHERE
         self._numbers = 0
         self.federation = self._made()
 
@@ -159,6 +177,7 @@ class World:
 
     def leave(self, peer: Peer) -> None:
         self.peers.pop(peer.member, None)
+        self.paused.discard(peer.member)
         self.handle(events.Left(peer.member))
 
     def ready(self, peer: Peer) -> events.Ready:
@@ -184,7 +203,7 @@ class World:
         headers: tuple[PayloadHeader, ...] = ()
         if kind is not Kind.EVALUATE and position == engine.step.position:
             headers = tuple(engine.collector.expected_payloads(position))
-        loss = 1.0 + zlib.crc32(repr((worker, position)).encode()) / 2**32
+        loss = loss_of(worker, position)
         metrics = {"loss": loss} if kind is Kind.EVALUATE else {}
         report = Report(worker, position, loss, 8, headers, metrics, self._digest(kind))
         found: list[events.MemberEvent] = [events.ReportBegan(0, report)]
@@ -235,6 +254,9 @@ class World:
                 self.paused.discard(member)
             case effects.HangUp(member, _):
                 self.hung_up.append(member)
+                if member in self.peers:
+                    # It finds its stream cut, and tries again.
+                    self.peers[member].goodbye = GoodbyeStatus.TRY_LATER
             case effects.Timer(name, at, member):
                 self.timers.pop((name, member), None)
                 if at is not None:
@@ -266,6 +288,11 @@ class World:
                     self.queue(peer, worker, position, kind)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             peer.said.append(events.FrameCame(member, 4))
+        for ack in map(ack_of, frame.acks):
+            if ack.status is AckStatus.LATE or not ack.reason:
+                self._told_closed = max(self._told_closed, ack.position)
+            if ack.status is AckStatus.LATE:
+                self.late.add((ack.worker, ack.position))
 
     def answer(self) -> bool:
         """Let the first piece of work that is waited for be done; whether there was one."""
@@ -300,6 +327,8 @@ class World:
     def fail(self, reason: str = "the disk is full") -> None:
         """Let the first piece of work fail, as a disk does."""
         effect = self.work.popleft()
+        if isinstance(effect, effects.Append):
+            self._undurable.append(effect.outcome.step.position)
         what = {effects.Append: "outcome", effects.Checkpoint: "checkpoint", effects.SaveModel: "model"}
         self.handle(events.WriteFailed(cast("Any", what[type(effect)]), reason))
 
@@ -327,7 +356,8 @@ class World:
         self.timers.clear()
         self.work.clear()
         self.paused.clear()
-        self.finished = None
+        self._undurable.clear()
+        self.finished, self.released = None, False
         self.federation = self._made()
         records = SimpleNamespace(round=None, last_evaluation=None, directory="run", config=self.config)
         store = SimpleNamespace(frozen=lambda: b"")
@@ -355,9 +385,13 @@ class World:
         """No step is told of before the outcome of the one before it is durable."""
         if not self.is_durable:
             return
-        pending = [effect.outcome.step.position for effect in self.work if isinstance(effect, effects.Append)]
+        pending = list(self._undurable)
+        pending += [
+            effect.outcome.step.position for effect in self.work if isinstance(effect, effects.Append)
+        ]
         if not pending:
             return
+        assert self._told_closed < pending[0], "told before durable"
         for peer in self.peers.values():
             for broadcast, _ in peer.steps:
                 assert not broadcast.is_closed or broadcast.step.position <= pending[0], "told before durable"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from federation_world import ANYBODY, Peer, World, config_of, names
 
+from afl._version import __version__
 from afl.core.messages import (
     NOWHERE,
     FailureCause,
@@ -19,6 +22,7 @@ from afl.core.messages import (
 )
 from afl.errors import ExitCode
 from afl.security.identity import Grant, Permission, WorkerIds
+from afl.wire.frames import PROTOCOL
 from afl_server.federation import effects, events
 from afl_server.federation.members import RETURN_S
 from afl_server.federation.membership import PROBE_TIMEOUT_S
@@ -482,9 +486,150 @@ def test_who_is_late_is_told_so_and_then_sent_the_open_step() -> None:
 def test_a_worker_reports_its_own_only() -> None:
     world = world_of(dim=20)
     peer = joined(world, 0)
-    header = PayloadHeader(
-        Role.ITERATE, world.report(0, FIRST, Kind.TRAIN)[0].report.payloads[0].encoding, 20, 20, 80
-    )  # type: ignore[attr-defined]
+    began = world.report(0, FIRST, Kind.TRAIN)[0]
+    assert isinstance(began, events.ReportBegan)
+    header = PayloadHeader(Role.ITERATE, began.report.payloads[0].encoding, 20, 20, 80)
     world.handle(events.ReportBegan(peer.member, Report(1, FIRST, 1.0, 8, (header,))))
     assert peer.goodbye is GoodbyeStatus.REFUSED
     assert "worker 1 is not one of this session's" in world.log[-1].message
+
+
+def skipping(**changes: Any) -> World:
+    faults = {"non_finite": "skip", "stragglers": {"policy": "skip", "deadline": 5, "quorum": 0.5}}
+    world = World(config_of(algorithm=FEDAVG, **{"faults": faults, **changes}))
+    world.start()
+    world.settle()
+    return world
+
+
+def test_a_late_report_is_answered_once_the_step_is_durable() -> None:
+    """A server that dies before that goes on with the step open, and wants the report."""
+    world = skipping()
+    peers = [joined(world, worker, process=b"%d" % worker) for worker in range(3)]
+    report(world, peers[0], 0)
+    report(world, peers[1], 1)
+    report(world, peers[2], 2, whole=False)
+    world.pass_time(5.1)
+    assert isinstance(world.work[0], effects.Append)
+    assert not world.late
+    world.answer()
+    assert world.late == {(2, FIRST)}
+    assert world.federation.counters.late_reports == 1
+
+
+def test_who_is_late_for_a_step_that_could_not_be_written_is_not_told_so() -> None:
+    world = skipping()
+    peers = [joined(world, worker, process=b"%d" % worker) for worker in range(3)]
+    report(world, peers[0], 0)
+    report(world, peers[1], 1)
+    report(world, peers[2], 2, whole=False)
+    world.pass_time(5.1)
+    world.fail()
+    world.settle()
+    assert world.finished == (ExitCode.STORAGE, "the disk is full")
+    assert not world.late
+
+
+def test_a_report_that_is_not_finite_is_left_out_once_however_often_it_comes() -> None:
+    world = skipping(state="off")
+    peer = joined(world, 0)
+    whole, (began, half, *_) = (world.report(0, FIRST, Kind.TRAIN) for _ in range(2))
+    assert isinstance(began, events.ReportBegan)
+    assert isinstance(half, events.Piece)
+    world.handle(events.ReportBegan(peer.member, began.report))
+    world.handle(events.Piece(peer.member, 0, 0, 0, half.data))
+    infinite = replace(began.report, loss=math.inf)
+    for _ in range(2):
+        world.handle(events.ReportBegan(peer.member, infinite))
+    engine = world.federation.engine
+    assert engine.report(0).missing
+    assert engine.incoming_header(0) is None, "the rest of the other is not wanted"
+    for piece in whole[2:]:
+        assert isinstance(piece, events.Piece)
+        world.handle(events.Piece(peer.member, 0, piece.payload, piece.offset, piece.data))
+    assert engine.report(0).missing
+    assert names(world.log).count("non_finite") == 1
+
+
+def test_a_permission_that_is_taken_away_while_an_owner_is_asked() -> None:
+    world = world_of(dim=20)
+    joined(world, 0, process=b"silent")
+    rival = joined(world, 0, process=b"rival", ready=False)
+    world.handle(events.PermissionChanged(rival.member, Permission("the token is unknown")))
+    assert rival.goodbye is GoodbyeStatus.REFUSED
+    world.pass_time(PROBE_TIMEOUT_S + 0.1)
+    assert not rival.is_welcome
+
+
+def closing(world: World, peer: Peer) -> None:
+    """The last report of a step has come, and its outcome is being written."""
+    report(world, peer, 0)
+    assert isinstance(world.work[0], effects.Append)
+
+
+def test_an_answer_counts_that_comes_after_its_time_while_a_step_is_being_written() -> None:
+    world = world_of(state="process", workers=2, dim=20)
+    first, second = joined(world, 0), joined(world, 1, process=b"B")
+    report(world, second, 1)
+    rival = joined(world, 1, process=b"rival", ready=False)
+    closing(world, first)
+    world.pass_time(PROBE_TIMEOUT_S + 0.1)
+    world.handle(events.GoodbyeSaid(second.member, "alive"))
+    world.answer()
+    assert rival.goodbye is GoodbyeStatus.REFUSED
+    assert second.goodbye is None
+    assert "replaced" not in names(world.log)
+
+
+def test_a_join_counts_that_comes_as_a_step_is_being_written() -> None:
+    world = world_of(state="process", workers=1, dim=20)
+    first = joined(world, 0)
+    slow = Peer([0], b"slow")
+    slow.member = world.open()
+    world.peers[slow.member] = slow
+    closing(world, first)
+    world.pass_time(world.config.server.handshake_timeout)
+    world.handle(events.FrameCame(slow.member, 50, has_join=True))
+    world.handle(events.Joined(slow.member, slow.workers, slow.incarnation, PROTOCOL, __version__))
+    world.answer()
+    assert slow.goodbye is None
+    assert first.said, "it is asked whether it is alive"
+
+
+def test_who_has_been_ended_keeps_no_worker_by_what_it_had_sent_before() -> None:
+    world = world_of(dim=20)
+    owner = joined(world, 0, process=b"owner")
+    world.handle(events.Malformed(owner.member, "nonsense"))
+    assert owner.goodbye is GoodbyeStatus.REFUSED
+    newcomer = joined(world, 0, process=b"newcomer", ready=False)
+    world.handle(events.FrameCame(owner.member, 4))
+    assert newcomer.goodbye is None
+    world.leave(owner)
+    assert newcomer.is_welcome
+
+
+def test_a_stream_that_has_ended_is_not_paused() -> None:
+    world = world_of(dim=6000)
+    owner = joined(world, 1)
+    report(world, owner, 1, whole=False)
+    world.handle(events.NotReading(owner.member))
+    assert owner.member not in world.paused
+    rival = joined(world, 1, process=b"B", ready=False)
+    assert rival.goodbye is None
+    world.leave(owner)
+    assert rival.is_welcome
+
+
+def test_a_run_that_is_complete_is_not_stopped_while_its_model_is_written() -> None:
+    world = world_of(state="process", workers=1, dim=20)
+    peer = world.connect(Peer([0], b"A"))
+    engine = world.federation.engine
+    while not (engine.finished and isinstance(world.work[-1], effects.Checkpoint)):
+        assert world.answer() or world.say(peer)
+    # The checkpoint is written first.
+    world.work.rotate(1)
+    world.answer()
+    world.handle(events.StopAsked("a good reason"))
+    world.leave(peer)
+    world.settle()
+    assert world.finished == (ExitCode.OK, "the run is complete")
