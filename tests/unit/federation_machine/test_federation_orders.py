@@ -377,7 +377,6 @@ class AnyDelay(Federations):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyDelay = AnyDelay.TestCase
-for case, examples in ((TestAnyOrder, 40), (TestAnyDelay, 40)):
-    case.settings = settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+TestAnyOrder.settings = TestAnyDelay.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
