@@ -47,6 +47,7 @@ class MessageSum(Sum):
         self.total.fill(0.0)
         self._arriving: dict[int, bytearray] = {}
         self._waiting: dict[int, tuple[Compressed, int]] = {}
+        self._complete: dict[int, int] = {}
         self._left_out: frozenset[int] = frozenset()
         self._next = 0
         self._held = 0
@@ -62,6 +63,7 @@ class MessageSum(Sum):
         self.drop(worker)
         message = unpack(header, buffer)
         self._waiting[worker] = (message, header.total_bytes)
+        self._complete[worker] = header.total_bytes
         self._held += header.total_bytes
         realization = self._realization()
         total = torch.from_numpy(self.total)
@@ -77,9 +79,9 @@ class MessageSum(Sum):
         """Of messages that are incomplete, or whose turn has not come."""
         return self._held
 
-    def received(self, worker: int) -> int:  # noqa: ARG002
-        """An unfinished message is dropped with its session."""
-        return 0
+    def received(self, worker: int) -> int:
+        """Bytes of a complete message; an unfinished one can be taken back."""
+        return self._complete.get(worker, 0)
 
     def drop(self, worker: int) -> None:
         """Forget a worker's unfinished message."""

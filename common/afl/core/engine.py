@@ -132,13 +132,11 @@ class Outcome:
 
 @dataclass
 class _Incoming:
-    """A report whose payloads are coming: ``received`` bytes of payload number ``payload``, the first
-    ``skipped`` of which were summed before a cut."""
+    """A report whose payloads are coming: ``received`` bytes of payload number ``payload``."""
 
     report: Report
     payload: int = 0
     received: int = 0
-    skipped: int = 0
 
     @property
     def header(self) -> PayloadHeader:
@@ -268,12 +266,11 @@ class RoundEngine:
         """The worker's complete report for the open step."""
         return self._reports[worker]
 
-    def is_partial(self, worker: int) -> bool:
-        """Whether some of the worker's payload is in the sum but not all."""
-        if self.step.kind is Kind.EVALUATE or worker in self._reports or worker not in self._participants:
-            return False
-        expected = self.collector.expected_payloads(self.step.position)
-        return any(self.collector.received(worker, payload) > 0 for payload in range(len(expected)))
+    def arrived(self, worker: int) -> tuple[int, int]:
+        """The payload and byte of the worker's report for the open step that come next; (0, 0) where nothing of
+        it has."""
+        incoming = self._incoming.get(worker)
+        return (incoming.payload, incoming.received) if incoming else (0, 0)
 
     def incoming_header(self, worker: int) -> PayloadHeader | None:
         """The payload that the worker's next chunk belongs to."""
@@ -366,16 +363,21 @@ class RoundEngine:
             self._check(report)
         except NonFiniteError as error:
             return self._refuse_number(report, error)
+        begun = self._incoming.get(worker)
+        if begun is not None:
+            # A worker that was cut off goes on where it was.
+            if begun.report != report:
+                raise ProtocolError(
+                    f"{self._where(report)}: another report than the one whose beginning has come"
+                )
+            return None
         if report.missing:
-            self.cut(worker)
             return self._accept(report)
         if self.step.kind is not Kind.EVALUATE:
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)
-        # A worker that was cut off sends its payload from the start; what is summed is passed over.
-        self._incoming[worker] = _Incoming(report, skipped=self.collector.received(worker, 0))
-        self.collector.drop(worker)
+        self._incoming[worker] = _Incoming(report)
         return None
 
     def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
@@ -400,30 +402,33 @@ class RoundEngine:
             raise ProtocolError(
                 f"a chunk of {len(data)} bytes at byte {offset} of a payload of {header.total_bytes} bytes"
             )
-        fresh = memoryview(data)[max(0, incoming.skipped - offset) :]
-        if fresh:
-            try:
-                self.collector.add_piece(worker, payload, header, fresh)
-            except AflError as error:
-                # The rest must not complete a message that the sum does not have.
-                self.cut(worker)
-                if isinstance(error, NonFiniteError):
-                    return self._refuse_number(incoming.report, error)
-                raise
+        try:
+            self.collector.add_piece(worker, payload, header, data)
+        except AflError as error:
+            self.drop_beginning(worker)
+            if isinstance(error, NonFiniteError):
+                return self._refuse_number(incoming.report, error)
+            raise
         incoming.received += len(data)
         if incoming.received < header.total_bytes:
             return None
         if payload + 1 < len(incoming.report.payloads):
-            skipped = self.collector.received(worker, payload + 1)
-            self._incoming[worker] = _Incoming(incoming.report, payload + 1, skipped=skipped)
+            self._incoming[worker] = _Incoming(incoming.report, payload + 1)
             return None
         del self._incoming[worker]
         return self._accept(incoming.report)
 
-    def cut(self, worker: int) -> None:
-        """The worker's session ended: an unfinished report will come again from its start."""
-        if self._incoming.pop(worker, None) is not None:
-            self.collector.drop(worker)
+    def drop_beginning(self, worker: int) -> bool:
+        """The rest of a report that has begun will never come: forget what has, as far as it is not in the
+        sum; whether nothing of it is left."""
+        incoming = self._incoming.get(worker)
+        if incoming is None:
+            return True
+        self.collector.drop(worker)
+        if any(self.collector.received(worker, payload) for payload in range(len(incoming.report.payloads))):
+            return False
+        del self._incoming[worker]
+        return True
 
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
@@ -591,8 +596,11 @@ class RoundEngine:
             return Step(Position(round_, EVALUATION_PHASE), Kind.EVALUATE, headers)
         return Step(Position(round_ + 1, 0), Kind.TRAIN, headers)
 
+    def _where(self, report: Report) -> str:
+        return place(report.worker, self.algorithm.settings.named(report.position.round))
+
     def _check(self, report: Report) -> None:
-        where = place(report.worker, self.algorithm.settings.named(report.position.round))
+        where = self._where(report)
         if report.worker not in self._participants:
             raise ProtocolError(f"{where}: a report that was not asked for")
         if report.missing:
@@ -649,7 +657,7 @@ class RoundEngine:
         """A number came that is not finite: raise, or take the report for a missing one."""
         if not self.policy.skips_non_finite:
             raise error
-        self.cut(report.worker)
+        self.drop_beginning(report.worker)
         self._reports[report.worker] = Report(report.worker, report.position, 0.0, 0, missing=str(error))
         return Ack(report.worker, report.position, AckStatus.REFUSED, str(error))
 

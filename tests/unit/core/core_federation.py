@@ -198,7 +198,7 @@ class Federation:
 
     Args:
         hosts: each process's workers; by default one process a worker.
-        chaos: shuffles arrivals, cuts payloads anywhere, cuts reports off and sends them again.
+        chaos: shuffles arrivals, cuts payloads anywhere, cuts reports off, which then go on where they were.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Federation:
             self.participants.append(Participant(vector, side, problem.oracle(vector, workers), workers))
             self._assemblers.append(StepAssembler(tuple(workers), largest=12 * vector.dim + 1024))
         self._random = None if chaos is None else random.Random(chaos)
-        self.resent = 0
+        self.resumed = 0
 
     def run(self) -> Outcome:
         summaries: list[RoundSummary] = []
@@ -310,8 +310,9 @@ class Federation:
             ack = self.engine.begin_report(report_of(read))
             yield "opened"
             is_cut = False
-            for index, data in enumerate(parts):
-                offset = 0
+            first, begin = self.engine.arrived(worker)
+            for index, data in enumerate(parts[first:], first):
+                offset = begin if index == first else 0
                 while offset < len(data) and not is_cut:
                     size = self._piece_size(len(data) - offset)
                     ack = self.engine.add_piece(worker, index, offset, data[offset : offset + size])
@@ -319,8 +320,7 @@ class Federation:
                     is_cut = ack is None and self._random is not None and self._random.random() < 0.1
                     yield "piece"
             if is_cut:
-                self.resent += 1
-                self.engine.cut(worker)
+                self.resumed += 1
                 yield "cut"
         assert ack.status is AckStatus.ACCEPTED
 

@@ -135,7 +135,7 @@ def test_arrival_order_pieces_cuts_and_hosting_never_change_a_bit(pair: str, cha
         PROBLEM, settings(pair), evaluate_every=40, hosts=hosts, chaos=chaos, seed=SEED, forward=chaos != 2
     )
     check(federation.run(), algorithm_2(*PAIRS[pair]))
-    assert federation.resent > 5
+    assert federation.resumed > 5
 
 
 @pytest.mark.parametrize("pair", LOSSLESS_DOWNLINK)

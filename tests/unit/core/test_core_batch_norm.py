@@ -30,7 +30,7 @@ def run(case: str, task: Task, hosts: Sequence[Sequence[int]], chaos: int | None
     subject = TaskSubject(task, WORKERS, batch_size=6)
     federation = Federation(subject, SETTINGS[case], evaluate_every=EVERY, hosts=hosts, chaos=chaos)
     outcome = federation.run()
-    assert chaos is None or federation.resent > 0
+    assert chaos is None or federation.resumed > 0
     return outcome
 
 

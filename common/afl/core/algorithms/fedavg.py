@@ -56,11 +56,6 @@ class FedAvgServer(ServerAlgorithm):
             raise ProtocolError(
                 f"worker {report.worker} reports {weight} training examples; it must be a whole number from 1"
             )
-        if self._mean.received(report.worker) and weight != self._weights[report.worker]:
-            raise ProtocolError(
-                f"worker {report.worker} reports {weight} training examples after "
-                f"{self._weights[report.worker]} in the same round"
-            )
         self._weights[report.worker] = weight
         self._mean.weigh(report.worker, weight)
 
