@@ -267,8 +267,7 @@ class RoundEngine:
         return self._reports[worker]
 
     def arrived(self, worker: int) -> tuple[int, int]:
-        """The payload and byte of the worker's report for the open step that come next; (0, 0) where nothing of
-        it has."""
+        """The payload of the worker's report for the open step, and the byte of it, that come next."""
         incoming = self._incoming.get(worker)
         return (incoming.payload, incoming.received) if incoming else (0, 0)
 
@@ -371,9 +370,7 @@ class RoundEngine:
                     f"{self._where(report)}: another report than the one whose beginning has come"
                 )
             return None
-        if report.missing:
-            return self._accept(report)
-        if self.step.kind is not Kind.EVALUATE:
+        if not report.missing and self.step.kind is not Kind.EVALUATE:
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)

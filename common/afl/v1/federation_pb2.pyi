@@ -165,14 +165,18 @@ class Welcome(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Expectation(_message.Message):
-    __slots__ = ("worker", "position", "held")
+    __slots__ = ("worker", "position", "held", "payload", "offset")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     held: bool
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ...) -> None: ...
+    payload: int
+    offset: int
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite")
@@ -223,16 +227,32 @@ class CompressorSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout_hash", "dim", "realization_digest", "workers")
+    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     REALIZATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     layout_hash: bytes
     dim: int
     realization_digest: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Standing]
-    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ...) -> None: ...
+    partial: PartialStep
+    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ...) -> None: ...
+
+class PartialStep(_message.Message):
+    __slots__ = ("position", "kind", "payload", "offset", "digest")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    position: Position
+    kind: Kind
+    payload: int
+    offset: int
+    digest: bytes
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., kind: _Optional[_Union[Kind, str]] = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("role", "encoding", "value_type", "dim", "count", "index_coding", "index_parameter", "index_bytes", "value_bytes")
@@ -269,14 +289,16 @@ class Chunk(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("position", "kind", "payloads")
+    __slots__ = ("position", "kind", "payloads", "goes_on")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     position: Position
     kind: Kind
     payloads: _containers.RepeatedCompositeFieldContainer[Payload]
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., kind: _Optional[_Union[Kind, str]] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ...) -> None: ...
+    goes_on: bool
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., kind: _Optional[_Union[Kind, str]] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., goes_on: bool = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("position", "dual_weights", "workers")
@@ -345,10 +367,12 @@ class Ack(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., status: _Optional[_Union[Ack.Status, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("reply_wanted",)
+    __slots__ = ("reply_wanted", "is_reply")
     REPLY_WANTED_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLY_FIELD_NUMBER: _ClassVar[int]
     reply_wanted: bool
-    def __init__(self, reply_wanted: bool = ...) -> None: ...
+    is_reply: bool
+    def __init__(self, reply_wanted: bool = ..., is_reply: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "position", "cause", "message", "traceback")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 
 from afl.core.messages import CommittedStep, Kind, Step
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import ChunkView
-from afl.wire.frames import position_of, step_of
+from afl.wire.frames import number, position_message, position_of, step_of
+
+DIGEST_BYTES = 16
 
 
 class StepAssembler:
-    """Collects the parts of one step at a time.
+    """Collects the parts of one step at a time, over any number of sessions of one process.
 
     Args:
-        workers: the session's workers, in the order of its Join.
+        workers: the process's workers, in the order of its Join.
         largest: the most payload bytes a step may have; checked before anything is allocated.
     """
 
@@ -34,10 +37,34 @@ class StepAssembler:
             ProtocolError: if a part does not fit what came before.
         """
         if frame.HasField("step"):
-            self._open(step_of(frame.step))
+            self._open(step_of(frame.step), goes_on=frame.step.goes_on)
         for chunk in frame.chunks:
             self.add(chunk)
         return self._commit(frame.commit) if frame.HasField("commit") else None
+
+    def partial(self) -> pb.PartialStep | None:
+        """What has come of a step whose session was cut; ``None`` where there is nothing to go on with."""
+        if self._step is None or not any(self._filled):
+            return None
+        lengths = [header.total_bytes for header in self._step.payloads]
+        index = next(
+            (
+                number_
+                for number_, (filled, length) in enumerate(zip(self._filled, lengths, strict=True))
+                if filled < length
+            ),
+            len(lengths) - 1,
+        )
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for buffer, filled in zip(self._buffers, self._filled, strict=True):
+            digest.update(memoryview(buffer)[:filled])
+        return pb.PartialStep(
+            position=position_message(self._step.position),
+            kind=number(self._step.kind),
+            payload=index,
+            offset=self._filled[index],
+            digest=digest.digest(),
+        )
 
     def recycle(self, committed: CommittedStep) -> None:
         """The step has been applied: its large buffers may serve another."""
@@ -45,7 +72,11 @@ class StepAssembler:
             if isinstance(data.obj, bytearray):
                 self._spare.append(data.obj)
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: Step, *, goes_on: bool) -> None:
+        if goes_on:
+            if step != self._step:
+                raise ProtocolError("a step that goes on, of which no beginning has come")
+            return
         total = sum(header.total_bytes for header in step.payloads)
         if total > self._largest:
             raise ProtocolError(f"a step of {total} bytes; {self._largest} are the most for this model")

@@ -31,6 +31,7 @@ from afl.core.messages import (
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
+from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 
 PROTOCOL = 1
 """The protocol's version; servers and workers of different ones refuse each other."""
@@ -98,12 +99,17 @@ def control(frame: pb.ServerFrame | pb.WorkerFrame) -> Frame:
     return Frame(frame.SerializeToString(), FrameContent(Traffic.CONTROL))
 
 
-def step_frame(step: Step) -> Frame:
-    """The opening of a step."""
+def step_frame(step: Step, *, goes_on: bool = False) -> Frame:
+    """The opening of a step.
+
+    Args:
+        goes_on: whether its chunks go on where the session's Ready said that it was cut.
+    """
     message = pb.Step(
         position=position_message(step.position),
         kind=number(step.kind),
         payloads=[_payload(header) for header in step.payloads],
+        goes_on=goes_on,
     )
     return Frame(pb.ServerFrame(step=message).SerializeToString(), FrameContent(traffic_of_kind(step.kind)))
 
@@ -140,17 +146,31 @@ def report_frame(report: Report, kind: Kind) -> Frame:
 
 
 def report_frames(
-    report: Report, kind: Kind, payloads: Sequence[Payload], chunk_bytes: int
+    report: Report,
+    kind: Kind,
+    payloads: Sequence[Payload],
+    chunk_bytes: int,
+    first: tuple[int, int] = (0, 0),
 ) -> Iterator[Frame]:
-    """A whole report: one frame if it is small, else its opening and its payloads in chunks.
+    """A report: one frame if it is small, else its opening and its payloads in chunks.
 
     Each frame is made when it is taken; until then its bytes are the payloads' own.
+
+    Args:
+        first: the payload, and the byte of it, from which on they are sent.
     """
     opening = report_frame(report, kind)
     chunks = (
         frame
-        for index, payload in enumerate(payloads)
-        for frame in chunk_frames(pb.WorkerFrame, payload, chunk_bytes, worker=report.worker, index=index)
+        for index, payload in enumerate(payloads[first[0] :], first[0])
+        for frame in chunk_frames(
+            pb.WorkerFrame,
+            payload,
+            chunk_bytes,
+            worker=report.worker,
+            index=index,
+            first=first[1] if index == first[0] else 0,
+        )
     )
     if sum(payload.header.total_bytes for payload in payloads) < JOIN_BELOW_BYTES:
         yield joined([opening, *chunks])
@@ -183,11 +203,14 @@ def chunk_frames(
     *,
     worker: int = 0,
     index: int = 0,
+    first: int = 0,
 ) -> Iterator[Frame]:
-    """A whole payload in chunks."""
+    """A payload in chunks, from byte ``first`` on."""
     offset = 0
     for section in payload.sections:
-        for start in range(0, len(section), chunk_bytes):
+        begin = min(max(0, first - offset), len(section))
+        offset += begin
+        for start in range(begin, len(section), chunk_bytes):
             piece = section[start : start + chunk_bytes]
             yield chunk_frame(sender, payload.header, offset, piece, worker=worker, index=index)
             offset += len(piece)
@@ -225,6 +248,34 @@ def chunk_content(header: PayloadHeader, offset: int, size: int) -> FrameContent
     """What a chunk's frame holds."""
     in_indices = max(0, min(size, header.index_bytes - offset))
     return FrameContent(traffic_of_role(header.role), values=size - in_indices, indices=in_indices)
+
+
+def pieces(frame: Frame, most: int, first: tuple[int, int] = (0, 0)) -> Iterator[Frame]:
+    """A frame, in smaller ones where it is a chunk of more than ``most`` bytes.
+
+    Args:
+        first: the payload, and the byte of it, before which a chunk's bytes are left out.
+    """
+    sender: type[pb.ServerFrame | pb.WorkerFrame] = pb.ServerFrame
+    chunk = lone_chunk_of_server(frame.data)
+    if chunk is None:
+        sender, chunk = pb.WorkerFrame, lone_chunk_of_worker(frame.data)
+    if chunk is None:
+        yield frame
+        return
+    skipped = max(0, first[1] - chunk.offset) if chunk.payload == first[0] else 0
+    length = len(chunk.data)
+    if chunk.payload < first[0] or skipped >= length:
+        return
+    if not skipped and length <= most:
+        yield frame
+        return
+    for start in range(skipped, length, most):
+        data = chunk.data[start : start + most]
+        head = chunk_head(sender, chunk.offset + start, len(data), worker=chunk.worker, index=chunk.payload)
+        indices = max(0, min(len(data), frame.content.indices - start))
+        content = FrameContent(frame.content.traffic, len(data) - indices, indices)
+        yield Frame(b"".join((head, data)), content)
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
