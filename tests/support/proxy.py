@@ -12,6 +12,8 @@ from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
 _PIECE = 64 * 1024
+_BUFFER = 64 * 1024
+_TICKS_A_SECOND = 20
 _START_S = 30.0
 
 
@@ -44,6 +46,10 @@ class Proxy:
     def __init__(self, target: int | None = None) -> None:
         self.delay = 0.0
         """Seconds that every piece is held for, in each direction."""
+        self.rate = 0
+        """Bytes a second that a connection carries, in each direction; 0 for as many as come."""
+        self.lifetime = 0.0
+        """Seconds after which a connection is reset; 0 for never."""
         self.links_made = 0
         self._links: set[Link] = set()
         self._moved = {Way.UP: 0, Way.DOWN: 0}
@@ -55,6 +61,8 @@ class Proxy:
         self._target = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = socket.create_server(("127.0.0.1", 0))
+        # What a connection has sent and nobody has read is on its way all the same: let it be little.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -73,6 +81,11 @@ class Proxy:
     def address(self) -> str:
         """Where workers connect."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def moved(self) -> int:
+        """Bytes that have gone through, in both directions."""
+        return sum(self._moved.values())
 
     def aim(self, target: int) -> None:
         """Pass connections on to this port from now on; those that waited for it go through."""
@@ -163,13 +176,18 @@ class Proxy:
             await self._aimed.wait()
             await self.opening(reader, writer)
             out_reader, out_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            out_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             link.writers.append(out_writer)
             pumps = [
                 asyncio.ensure_future(self._pump(link, Way.UP, reader, out_writer)),
                 asyncio.ensure_future(self._pump(link, Way.DOWN, out_reader, writer)),
             ]
             try:
-                await asyncio.wait(pumps, return_when=asyncio.ALL_COMPLETED)
+                await asyncio.wait(
+                    pumps, timeout=self.lifetime or None, return_when=asyncio.ALL_COMPLETED
+                )
+                if not all(pump.done() for pump in pumps):
+                    link.cut()
             finally:
                 for pump in pumps:
                     pump.cancel()
@@ -188,7 +206,9 @@ class Proxy:
         self, link: Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(_PIECE):
+            while data := await reader.read(self.rate // _TICKS_A_SECOND or _PIECE):
+                if self.rate:
+                    await asyncio.sleep(len(data) / self.rate)
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 await self._flowing.wait()
