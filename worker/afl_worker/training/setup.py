@@ -106,7 +106,7 @@ def set_up(
     LOG.info(
         "run %s: %s on %s as %s of %d, on %s",
         welcome.run_id,
-        settings.algorithm,
+        settings.parameters.name,
         settings.task,
         WorkerIds.of(options.workers).named,
         settings.workers,
