@@ -115,12 +115,6 @@ def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, wid
     return values
 
 
-def fixed_padding(stream: NDArray[np.uint8], count: int, width: int) -> int:
-    """The padding bits after ``count`` integers of ``width`` bits, as an integer; 0 as they should be."""
-    used = count * width % 8
-    return int(stream[-1]) >> used if used else 0
-
-
 @functools.cache
 def _lanes(lane: int, low: int, high: int) -> np.uint64:
     """A 64-bit mask of the bits ``low`` to ``high - 1`` of every lane of ``lane`` bits."""
