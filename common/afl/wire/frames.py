@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
     MAX_METRICS,
     Ack,
@@ -38,9 +39,6 @@ PROTOCOL = 1
 
 METHOD = "/afl.v1.Federation/Session"
 SERVICE = "afl.v1.Federation"
-
-MAX_DIM = 1 << 40
-"""The largest vector the schema allows."""
 
 JOIN_BELOW_BYTES = 256 * 1024
 """Frames that together are below this go out as one message: a copy is cheaper than a message."""

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
@@ -29,7 +30,6 @@ from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Part, Traffic, WireCount, float_equivalents
 from afl.wire.frames import (
-    MAX_DIM,
     Frame,
     ack_frame,
     ack_of,

@@ -52,8 +52,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,14 +75,11 @@ class Coding(enum.IntEnum):
     RICE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedIndices:
+class EncodedIndices(NamedTuple):
     """A coded support: what travels, beside its count and dimension.
 
     Attributes:
-        coding: how ``data`` is to be read.
         parameter: the Rice parameter; 0 for the other codings.
-        data: the bytes.
     """
 
     coding: Coding
