@@ -114,12 +114,10 @@ class Journal:
         elif not found and not damaged:
             damaged.append(f"none in {size} bytes")
         if damaged:
+            used = "the entry before it is used" if found else "the journal is ignored"
+            extra = events.JournalDamaged(worker=self._owner.worker).extra
             LOG.warning(
-                "%s holds an incomplete entry (%s); %s",
-                self._path,
-                "; ".join(damaged),
-                "the entry before it is used" if found else "the journal is ignored",
-                extra=events.JournalDamaged(worker=self._owner.worker).extra,
+                "%s holds an incomplete entry (%s); %s", self._path, "; ".join(damaged), used, extra=extra
             )
         if not found:
             return None
