@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from afl._version import __version__
-from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Position
+from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
+from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
 from afl.daemon import events
 from afl.daemon.fault_points import reached
@@ -36,12 +37,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class CannotGoOnError(Exception):
-    """This process cannot do what the server asks.
-
-    Attributes:
-        told: what the server is told of it.
-        error: what the process ends with.
-    """
+    """This process cannot do what the server asks: what the server is told, and what the process ends on."""
 
     def __init__(self, told: pb.Failure, error: AflError) -> None:
         super().__init__(str(error))
@@ -50,11 +46,8 @@ class CannotGoOnError(Exception):
 
 
 class Conversation:
-    """It lasts as long as the process, over any number of connections.
-
-    Args:
-        spent: to which the time in the task's code is added.
-    """
+    """It lasts as long as the process, over any number of connections; ``spent`` is added the time in the
+    task's code."""
 
     def __init__(self, options: WorkerOptions, device: torch.device, spent: Spent) -> None:
         self._options = options
@@ -101,20 +94,16 @@ class Conversation:
         else:
             self._go_on_with(settings)
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
-            LOG.info(
-                "joined again: run %s, %s",
-                welcome.run_id,
-                self._named(position),
-                extra=events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra,
-            )
+            extra = events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra
+            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=extra)
         self._run_id = welcome.run_id
-        training = self._trained
+        participant = self._trained.participant
         return pb.Ready(
-            layout_hash=training.participant.vector.layout_hash(),
-            dim=training.participant.vector.dim,
-            realization_digest=training.digest,
+            layout_hash=participant.vector.layout_hash(),
+            dim=participant.vector.dim,
+            realization_digest=self._trained.digest,
             workers=[
-                pb.Standing(worker=worker, reported=position_message(training.participant.reported(worker)))
+                pb.Standing(worker=worker, reported=position_message(participant.reported(worker)))
                 for worker in self._options.workers
             ],
         )
@@ -124,8 +113,7 @@ class Conversation:
         for expectation in welcome.workers:
             held = self._trained.participant.held(expectation.worker, position_of(expectation.position))
             if held is not None and not expectation.held:
-                kind, (report, payloads) = held
-                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+                yield self._frames(held)
 
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
@@ -134,16 +122,13 @@ class Conversation:
             ProtocolError: if the step does not follow from where the model is.
             CannotGoOnError: if the task's code fails, or a number is not finite.
         """
-        asked = [
-            worker
-            for worker in self._options.workers
-            if committed.participants is None or worker in committed.participants
-        ]
+        present = committed.participants
+        asked = [worker for worker in self._options.workers if present is None or worker in present]
         answered = 0
         reached("worker.before-apply")
         try:
-            for kind, (report, payloads) in self._trained.participant.take(committed):
-                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+            for answer in self._trained.participant.take(committed):
+                yield self._frames(answer)
                 answered += 1
         except ProtocolError:
             raise
@@ -166,27 +151,17 @@ class Conversation:
         if ack.status is AckStatus.ACCEPTED:
             participant.counted(ack.worker, ack.position)
             return
-        round_ = ack.position.round
-        LOG.warning(
-            "the server answers worker %d, %s: %s",
-            ack.worker,
-            self._named(ack.position),
-            ack.reason,
-            extra=events.ReportAnswered(
-                worker=ack.worker, round=round_, status=ack.status.name.lower()
-            ).extra,
-        )
+        round_, named = ack.position.round, self._named(ack.position)
+        extra = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower()).extra
+        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=extra)
         try:
             was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
         except NonFiniteError as error:
             raise self._failure(ack.worker, ack.position, error) from error
         if was_put_back:
-            LOG.info(
-                "worker %d: its report for %s was late; what it carried is sent later",
-                ack.worker,
-                self._named(ack.position),
-                extra=events.PutBack(worker=ack.worker, round=round_).extra,
-            )
+            extra = events.PutBack(worker=ack.worker, round=round_).extra
+            text = "worker %d: its report for %s was late; what it carried is sent later"
+            LOG.info(text, ack.worker, named, extra=extra)
 
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""
@@ -206,6 +181,10 @@ class Conversation:
     def _agreed(self) -> RunSettings:
         assert self._settings is not None
         return self._settings
+
+    def _frames(self, answer: tuple[Kind, Answer]) -> Iterable[Frame]:
+        kind, (report, payloads) = answer
+        return report_frames(report, kind, payloads, self._agreed.chunk_bytes)
 
     def _named(self, position: Position) -> str:
         """The update rounds of a position, for a message."""

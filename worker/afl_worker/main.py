@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
         options = worker_options(parsed)
-        http = None if parsed.http is None else _http_address(parsed.http)
+        http = None if parsed.http is None else _address("--http", parsed.http, parse_listen)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_at_once)
         # PyTorch takes seconds to import: what is wrong with the command line is said before.
@@ -111,25 +111,14 @@ def make_worker_parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
-    parser.add_argument(
-        "--ca",
-        type=Path,
-        metavar="FILE",
-        help="use TLS, with a server whose certificate an authority in this file has signed (PEM)",
-    )
-    parser.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="FILE",
-        help="this worker's own certificate (PEM), for a server that asks for one",
-    )
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)")
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"this worker's token, for a server that asks for one (or put the token into {TOKEN_VARIABLE})",
-    )
+    for option, content in {
+        "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
+        "--certificate": "this worker's own certificate (PEM), for a server that asks for one",
+        "--key": "its private key (PEM, not encrypted)",
+        "--token-file": "this worker's token, for a server that asks for one (or put the token into "
+        f"{TOKEN_VARIABLE})",
+    }.items():
+        parser.add_argument(option, type=Path, metavar="FILE", help=content)
     parser.add_argument(
         "--server-name",
         metavar="NAME",
@@ -162,10 +151,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
             raise ConfigError(f"--give-up-after: {error}; write for example 30s, 10m, 2h or never") from error
     if parsed.data_dir:
         os.environ["AFL_DATA"] = parsed.data_dir
-    try:
-        server = parse_target(parsed.server)
-    except AddressError as error:
-        raise ConfigError(f"--server: {error}") from error
+    server = _address("--server", parsed.server, parse_target)
     credentials = _credentials(parsed, server)
     return WorkerOptions(
         workers=parse_ids(parsed.id),
@@ -180,11 +166,11 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
     )
 
 
-def _http_address(text: str) -> Address:
+def _address(option: str, text: str, parse: Callable[[str], Address]) -> Address:
     try:
-        return parse_listen(text)
+        return parse(text)
     except AddressError as error:
-        raise ConfigError(f"--http: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles:

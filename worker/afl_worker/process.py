@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 from types import FrameType
@@ -37,28 +38,29 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
     runtime = Runtime(options)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
-    pages: WorkerPages | None = None
-    try:
-        if http is not None:
-            pages = WorkerPages(runtime, http)
-        reason = runtime.run()
-        LOG.info("%s", reason, extra=events.Ended(code=0).extra)
-        if stays:
-            _wait_for_a_signal()
-    except AflError as error:
-        LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
-            "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=worth_tracing(error)
-        )
-        return error.exit_code
-    except SignalError as error:
-        if runtime.is_over:
-            return ExitCode.OK
-        LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
-        runtime.leave(f"stopped by {error}")
-        return ExitCode.INTERRUPTED
-    finally:
-        if pages is not None:
-            pages.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(runtime.close)
+        try:
+            if http is not None:
+                stack.callback(WorkerPages(runtime, http).close)
+            reason = runtime.run()
+            LOG.info("%s", reason, extra=events.Ended(code=0).extra)
+            if stays:
+                LOG.info(
+                    "nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra
+                )
+                while True:
+                    signal.pause()
+        except AflError as error:
+            extra = events.Ended(code=int(error.exit_code)).extra
+            # The traceback is shown where it says more than the message.
+            LOG.error("%s", error, extra=extra, exc_info=worth_tracing(error))  # noqa: TRY400
+            return error.exit_code
+        except SignalError as error:
+            if not runtime.is_over:
+                LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
+                runtime.leave(f"stopped by {error}")
+                return ExitCode.INTERRUPTED
     return ExitCode.OK
 
 
@@ -86,12 +88,6 @@ class WorkerPages(HttpPages):
         if self._runtime.has_session:
             return text("200 OK", "ready\n")
         return text("503 Service Unavailable", "no session with the server\n")
-
-
-def _wait_for_a_signal() -> None:
-    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
-    while True:
-        signal.pause()
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:

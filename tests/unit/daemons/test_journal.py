@@ -18,7 +18,7 @@ from afl.runs.durable import InUseError, read_record
 from afl_worker import journal as journal_module
 from afl_worker.journal import Journal, Journals, Owner, remove_left_behind
 
-OWN = Owner("run-1", b"layout", 3)
+OWN = Owner("run-1", b"layout".hex(), 3)
 
 
 def kept(round_: int, length: int = 5) -> Kept:
@@ -185,10 +185,7 @@ def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     [
         (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
         (replace(OWN, worker=4), "journal of worker 3, not 4"),
-        (
-            replace(OWN, layout_hash=b"another"),
-            "journal of another model; name another directory",
-        ),
+        (replace(OWN, layout=b"another".hex()), "journal of another model; name another directory"),
     ],
 )
 def test_anothers_journal_is_refused(tmp_path, identity, message):

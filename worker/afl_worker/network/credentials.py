@@ -91,11 +91,8 @@ class CredentialFiles:
             return
         end = _not_after(self.certificate)
         if end - time.time() < EXPIRES_SOON_S:
-            LOG.warning(
-                "%s",
-                _expiring(self.certificate, end),
-                extra=events.CertificateExpires(file=str(self.certificate), expires=end).extra,
-            )
+            extra = events.CertificateExpires(file=str(self.certificate), expires=end).extra
+            LOG.warning("%s", _expiring(self.certificate, end), extra=extra)
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.

@@ -75,38 +75,22 @@ def set_up(
         device=device,
         spent=spent,
     )
-    side = worker_side(
-        settings.parameters,
-        vector.dim,
-        randomness,
-        options.workers,
-        device,
-        keeps_old=settings.skips_non_finite,
-    )
-    journals = Journals(
-        options.journal, welcome.run_id, vector.layout_hash(), options.workers, settings.journal
-    )
-    participant = Participant(
-        vector,
-        side,
-        oracle,
-        options.workers,
-        journal=journals if journals.is_on else None,
-        skips_non_finite=settings.skips_non_finite,
-    )
+    workers, skips = options.workers, settings.skips_non_finite
+    side = worker_side(settings.parameters, vector.dim, randomness, workers, device, keeps_old=skips)
+    journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
+    journal = journals if journals.is_on else None
+    participant = Participant(vector, side, oracle, workers, journal=journal, skips_non_finite=skips)
     kept = journals.read()
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
-        LOG.info(
-            "worker %d resumes from its journal: its report of %s",
-            worker,
-            settings.parameters.named(entry.report.position.round),
-            extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,
-        )
+        round_ = entry.report.position.round
+        extra = events.JournalRead(worker=worker, round=round_).extra
+        named = settings.parameters.named(round_)
+        LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=extra)
     LOG.info(
         "run %s: %s on %s as %s of %d, on %s",
         welcome.run_id,
-        settings.algorithm,
+        settings.parameters.name,
         settings.task,
         WorkerIds.of(options.workers).named,
         settings.workers,
@@ -133,9 +117,7 @@ def chosen_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"--device {name}: the devices here are cuda:0 to cuda:{count - 1}; name one of them"
-        )
+    last = torch.cuda.device_count() - 1
+    if device.type == "cuda" and (device.index or 0) > last:
+        raise ConfigError(f"--device {name}: the devices here are cuda:0 to cuda:{last}; name one of them")
     return device

@@ -31,12 +31,8 @@ def bytes_for(bits: int) -> int:
 
 
 def set_ones(stream: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
-    """Set the bits at ``positions`` in ``stream``.
-
-    Args:
-        stream: bytes, uint8 ``[n]``; changed in place, bits already set stay set.
-        positions: strictly ascending bit positions in ``[0, 8 n)``, int64 ``[k]``, ``k >= 1``.
-    """
+    """Set the bits at ``positions`` (strictly ascending, int64 ``[k]``, ``k >= 1``) in a stream of bytes, in
+    place; bits already set stay set."""
     first_byte = int(positions[0]) >> 3
     last_byte = int(positions[-1]) >> 3
     bits = np.zeros(8 * (last_byte + 1 - first_byte), dtype=np.uint8)
@@ -46,15 +42,8 @@ def set_ones(stream: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
 
 
 def find_ones(stream: NDArray[np.uint8], out: NDArray[np.int64]) -> int:
-    """Write the ascending positions of the ones in ``stream`` to ``out``.
-
-    Args:
-        stream: bytes, uint8 ``[n]``.
-        out: int64 ``[k]``, written in place.
-
-    Returns:
-        How many ones there are; stops early, with a number above ``k``, once there are more than ``k``.
-    """
+    """Write the ascending positions of the ones in a stream of bytes to ``out``, int64 ``[k]``; returns how
+    many there are, and stops early, with a number above ``k``, once there are more than ``k``."""
     found = 0
     for start in range(0, stream.size, _BLOCK_BYTES):
         bits = np.unpackbits(stream[start : start + _BLOCK_BYTES], bitorder="little")
@@ -73,12 +62,8 @@ def write_fixed(
     """Write some of ``count`` unsigned integers of ``width`` bits to their place in ``stream``.
 
     Args:
-        stream: bytes, uint8 ``[bytes_for(count * width)]``; the places of ``values`` are overwritten.
-        values: the integers of places ``start``, ``start + 1``, ...; any unsigned dtype, below
-            ``2**width``.
-        start: a multiple of 8.
-        count: the number of integers in the whole stream.
-        width: at least 0 bits.
+        stream: uint8 ``[bytes_for(count * width)]``; the places of ``values`` are overwritten.
+        values: the integers from place ``start`` on, a multiple of 8; each below ``2**width``.
     """
     planes, rest = divmod(width, 8)
     for plane in range(planes):
@@ -91,18 +76,8 @@ def write_fixed(
 
 
 def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, width: int) -> NDArray[np.int64]:
-    """Read the integers of places ``start`` to ``stop`` that :func:`write_fixed` wrote.
-
-    Args:
-        stream: bytes, uint8 ``[bytes_for(count * width)]``.
-        start: a multiple of 8.
-        stop: at most ``count``.
-        count: the number of integers in the whole stream.
-        width: 0 to 63 bits.
-
-    Returns:
-        int64 ``[stop - start]``, a new array.
-    """
+    """The integers from place ``start``, a multiple of 8, to ``stop`` that :func:`write_fixed` wrote, of at
+    most 63 bits: int64 ``[stop - start]``."""
     planes, rest = divmod(width, 8)
     values = np.zeros(stop - start, dtype=np.int64)
     for plane in range(planes):
@@ -113,12 +88,6 @@ def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, wid
         packed = stream[offset : offset + bytes_for((stop - start) * rest)]
         values |= _unpack(packed, stop - start, rest).astype(np.int64) << (8 * planes)
     return values
-
-
-def fixed_padding(stream: NDArray[np.uint8], count: int, width: int) -> int:
-    """The padding bits after ``count`` integers of ``width`` bits, as an integer; 0 as they should be."""
-    used = count * width % 8
-    return int(stream[-1]) >> used if used else 0
 
 
 @functools.cache

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.codecs.indices import EncodedIndices
+from afl.core.codecs.indices import decode, encode
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 from afl.core.sums import Sum, ValueSum
@@ -93,17 +95,26 @@ class Codec(abc.ABC):
         )
 
     def _payload(
-        self, role: Role, dim: int, count: int, values: memoryview, coded: EncodedIndices | None = None
+        self, role: Role, dim: int, count: int, values: memoryview, indices: NDArray[np.int64] | None = None
     ) -> Payload:
-        header = PayloadHeader(
-            role=role,
-            encoding=self.encoding,
-            dim=dim,
-            count=count,
-            value_bytes=len(values),
-            value_type=self.value_type,
-            index_coding=int(coded.coding) if coded else 0,
-            index_parameter=coded.parameter if coded else 0,
-            index_bytes=len(coded.data) if coded else 0,
+        """The payload of ``count`` values and, in their shortest coding, of ascending indices, if any."""
+        coded = None if indices is None or not len(indices) else encode(indices, dim)
+        coding, parameter, data = coded or (0, 0, b"")
+        header = dataclasses.replace(
+            self._expected(dim, count, role),
+            index_coding=int(coding),
+            index_parameter=parameter,
+            index_bytes=len(data),
         )
-        return Payload(header, (memoryview(coded.data), values) if coded and coded.data else (values,))
+        return Payload(header, (memoryview(data), values) if data else (values,))
+
+
+def decoded_indices(header: PayloadHeader, data: memoryview, count: int) -> NDArray[np.int64]:
+    """``count`` ascending indices below the header's dimension, int64 ``[count]``.
+
+    Raises:
+        ProtocolError: if the bytes are not those of so many.
+    """
+    if count == 0 and header.index_coding == header.index_parameter == len(data) == 0:
+        return np.zeros(0, dtype=np.int64)
+    return decode(header.index_coding, header.index_parameter, data, count, header.dim)

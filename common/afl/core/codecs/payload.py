@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from afl.core.codecs.codec import Codec
-from afl.core.codecs.indexed import INDEXED
-from afl.core.codecs.plain import DENSE, SEEDED
+from afl.core.codecs.plain import DENSE, INDEXED, SEEDED
 from afl.core.codecs.signs import SIGNS
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
@@ -56,13 +55,10 @@ def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
     for name in ("role", "encoding", "value_type", "dim", "count", "value_bytes"):
         found, due = getattr(header, name), getattr(right, name)
         if found != due:
-            raise ProtocolError(f"a payload whose {name} is {_shown(found)}; here it is {_shown(due)}")
+            found, due = getattr(found, "name", found), getattr(due, "name", due)
+            raise ProtocolError(f"a payload whose {name} is {found}; here it is {due}")
     if header.index_bytes > right.index_bytes:
         raise ProtocolError(
             f"a payload that claims {header.index_bytes} bytes of indices; "
             f"{right.index_bytes} are the most for {header.count} of {header.dim}"
         )
-
-
-def _shown(value: object) -> str:
-    return value.name if isinstance(value, Role | Encoding | ValueType) else str(value)

@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.codecs.codec import Codec
-from afl.core.codecs.indexed import decoded_indices, encoded_indices
+from afl.core.codecs.codec import Codec, decoded_indices
 from afl.core.codecs.indices import max_size
 from afl.core.codecs.plain import VALUE_BYTES, bytes_of, values_of
 from afl.core.compressors.base import Compressed, Compressor
@@ -28,7 +27,7 @@ class Signs(Codec):
         count = dim - len(zeros)
         section = memoryview(bytes_of(compressed.values).tobytes() + signs.tobytes())
         listed = _others(zeros, dim) if count < len(zeros) else zeros
-        return self._payload(role, dim, count, section, encoded_indices(listed, dim))
+        return self._payload(role, dim, count, section, listed)
 
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:
         """The scale must be positive, unless there is no sign, and the bits behind the last sign zero."""
