@@ -60,14 +60,7 @@ def simulate(
         code, reason = _drive(
             driver, meter, records, randomness, saves_models=saves_models, on_round=on_round
         )
-        return records.summarize(
-            code=code,
-            reason=reason,
-            seconds=time.monotonic() - started,
-            up=meter.counters.uplink,
-            down=meter.counters.downlink,
-            uncompressed=meter.counters.uncompressed_bytes,
-        )
+        return records.summarize(code, reason, time.monotonic() - started, meter.counters)
     finally:
         records.close()
         following.end(status_of(code, can_go_on=False))

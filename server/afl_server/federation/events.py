@@ -6,29 +6,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, dataclass_transform
 
 from afl.core.messages import NOWHERE, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Event:
-    """Something that happens."""
+    """Something that happens; a subclass's annotations are its fields.
+
+    None is ever changed. Python does not enforce it, which would double what making one costs.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
 
 # What members do.
 
 
-@dataclass(frozen=True, slots=True)
 class MemberEvent(Event):
     """Something that happens on a member's stream."""
 
     member: int
 
 
-@dataclass(frozen=True, slots=True)
 class Opened(MemberEvent):
     """A stream has opened."""
 
@@ -36,7 +40,6 @@ class Opened(MemberEvent):
     permission: Permission
 
 
-@dataclass(frozen=True, slots=True)
 class FrameCame(MemberEvent):
     """A frame has come, before the events of what it holds; a lone :class:`Piece` comes without one.
 
@@ -55,7 +58,6 @@ class FrameCame(MemberEvent):
     has_join: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Joined(MemberEvent):
     """A process asks to take part.
 
@@ -77,7 +79,6 @@ class Joined(MemberEvent):
     task: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Ready(MemberEvent):
     """A process has its task, data and model.
 
@@ -93,14 +94,12 @@ class Ready(MemberEvent):
     reported: tuple[tuple[int, Position], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ReportBegan(MemberEvent):
     """A report's opening; its payloads follow in pieces."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
 class Piece(MemberEvent):
     """The next bytes of a payload.
 
@@ -117,7 +116,6 @@ class Piece(MemberEvent):
     indices: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class FailureTold(MemberEvent):
     """A worker could not do a step; ``cause`` is a :class:`afl.core.messages.FailureCause`, if known."""
 
@@ -128,19 +126,16 @@ class FailureTold(MemberEvent):
     traceback: str
 
 
-@dataclass(frozen=True, slots=True)
 class HeartbeatCame(MemberEvent):
     """A heartbeat that wants an answer."""
 
 
-@dataclass(frozen=True, slots=True)
 class GoodbyeSaid(MemberEvent):
     """The process ends of itself."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Malformed(MemberEvent):
     """A frame that says nothing this protocol knows; ``size`` as in :class:`FrameCame`, 0 after one."""
 
@@ -148,19 +143,16 @@ class Malformed(MemberEvent):
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class PermissionChanged(MemberEvent):
     """The peer's token means something else than before."""
 
     permission: Permission
 
 
-@dataclass(frozen=True, slots=True)
 class NotReading(MemberEvent):
     """The peer takes nothing of what it is sent."""
 
 
-@dataclass(frozen=True, slots=True)
 class Left(MemberEvent):
     """The stream has ended."""
 
@@ -168,12 +160,10 @@ class Left(MemberEvent):
 # What the machine around it does.
 
 
-@dataclass(frozen=True, slots=True)
 class Started(Event):
     """The server listens."""
 
 
-@dataclass(frozen=True, slots=True)
 class TimerFired(Event):
     """The time of a :class:`afl_server.federation.effects.Timer` has come."""
 
@@ -181,12 +171,10 @@ class TimerFired(Event):
     member: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class Idle(Event):
     """What was to be sent is on its way."""
 
 
-@dataclass(frozen=True, slots=True)
 class EngineDone(Event):
     """A :class:`afl_server.federation.effects.Compute` has ended.
 
@@ -199,7 +187,6 @@ class EngineDone(Event):
     error: Exception | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
 class OutcomeWritten(Event):
     """An outcome is durable.
 
@@ -210,19 +197,16 @@ class OutcomeWritten(Event):
     checkpoint_due: bool
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     """The arrays of a checkpoint may change again."""
 
 
-@dataclass(frozen=True, slots=True)
 class ModelWritten(Event):
     """``model-NAME.safetensors`` is on the disk."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class WriteFailed(Event):
     """Something could not be written.
 
@@ -237,7 +221,6 @@ class WriteFailed(Event):
     error: Exception | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
 class StopAsked(Event):
     """This process is to end; the run can be resumed where it is durable."""
 
@@ -245,7 +228,6 @@ class StopAsked(Event):
     code: ExitCode = ExitCode.INTERRUPTED
 
 
-@dataclass(frozen=True, slots=True)
 class AbortAsked(Event):
     """The run is to end before its last round."""
 

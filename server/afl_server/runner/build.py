@@ -16,12 +16,13 @@ from afl.tasks.registry import load_task
 from afl.wire.settings import RunSettings
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.machine import Federation
+from afl_server.federation.run import Run
 from afl_server.federation.snapshot import RunDescription
 from afl_server.runner.recording import read, replay
 
 
 def build(
-    config: Config, run_id: str, directory: Path, ranking: Ranking, *, is_durable: bool, now: float
+    config: Config, run_id: str, directory: Path, ranking: Ranking, now: float
 ) -> tuple[Federation, ParameterVector]:
     """A federation at its beginning, and its model.
 
@@ -44,7 +45,7 @@ def build(
         policy=config.absence,
         model=vector,
     )
-    run = RunDescription(
+    description = RunDescription(
         run_id=run_id,
         task=config.task.name,
         algorithm=config.algorithm.name,
@@ -56,17 +57,8 @@ def build(
         is_compressed=config.algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
     )
-    federation = Federation(
-        run,
-        config=config,
-        settings=settings,
-        engine=engine,
-        randomness=randomness,
-        ranking=ranking,
-        is_durable=is_durable,
-        now=now,
-    )
-    return federation, vector
+    run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
+    return Federation(run, ranking), vector
 
 
 def replay_file(path: Path) -> Federation:
@@ -83,14 +75,7 @@ def replay_file(path: Path) -> Federation:
             )
         config = config_from_text(beginning.config, f"the configuration in {path}")
         ranking = Ranking(config.divergence_watch)
-        federation, _ = build(
-            config,
-            beginning.run_id,
-            path.parent,
-            ranking,
-            is_durable=beginning.is_durable,
-            now=beginning.began_at,
-        )
+        federation, _ = build(config, beginning.run_id, path.parent, ranking, beginning.began_at)
         for _ in replay(federation, recorded):
             pass
     return federation

@@ -19,7 +19,7 @@ from afl_server.federation import events
 from afl_server.federation.effects import Compute, Effect
 from afl_server.federation.machine import Federation
 
-FORMAT = 1
+FORMAT = 2
 
 _EVENTS = {
     kind.__name__: kind
@@ -41,7 +41,6 @@ class Beginning:
 
     run_id: str
     config: str
-    is_durable: bool
     is_resumed: bool
     began_at: float
     format: int = FORMAT

@@ -25,8 +25,9 @@ from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_
 from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import settled
-from afl.wire.accounting import Direction, WireCount
+from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
+from afl_server.federation.counters import Counters
 from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking
 from afl_server.pages.history import Bucket, History
 
@@ -315,20 +316,8 @@ class RunRecords:
         except (OSError, SafetensorError) as error:
             raise self._unwritten(path.name, error) from error
 
-    def summarize(
-        self,
-        *,
-        code: ExitCode,
-        reason: str,
-        seconds: float,
-        up: WireCount,
-        down: WireCount,
-        uncompressed: int,
-    ) -> dict[str, Any]:
+    def summarize(self, code: ExitCode, reason: str, seconds: float, counters: Counters) -> dict[str, Any]:
         """Write and return ``summary.json``; nothing is written after it.
-
-        Args:
-            uncompressed: bytes that both directions would have carried without compression.
 
         Raises:
             StorageError: if it cannot be written, or the directory is not this run's any more.
@@ -352,7 +341,7 @@ class RunRecords:
             "last": last.__dict__ if last else None,
             "best": self.ranking.best.__dict__ if self.ranking.best else None,
             "communication": {
-                direction.value: {
+                direction: {
                     "wire_bytes": count.total,
                     "wire_bytes_by_kind": {kind.value: size for kind, size in count.wire.items()},
                     "payload_bytes_by_part": {part.value: size for part, size in count.parts.items()},
@@ -360,9 +349,9 @@ class RunRecords:
                     "float_equivalents": count.float_equivalents,
                     "float_equivalents_as_bytes": 4 * count.float_equivalents,
                 }
-                for direction, count in ((Direction.UPLINK, up), (Direction.DOWNLINK, down))
+                for direction, count in (("uplink", counters.uplink), ("downlink", counters.downlink))
             },
-            "uncompressed_bytes": uncompressed,
+            "uncompressed_bytes": counters.uncompressed_bytes,
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
         self._rewrite(SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")

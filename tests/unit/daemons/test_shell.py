@@ -33,9 +33,7 @@ def drive(folder: Path, what: Callable[[Shell, OpenRun], Awaitable[None]]) -> No
         run = open_run(config, 7)
         records = run.records
         try:
-            federation, vector = build(
-                config, records.run_id, records.directory, records.ranking, is_durable=True, now=0.0
-            )
+            federation, vector = build(config, records.run_id, records.directory, records.ranking, 0.0)
             assert run.store is not None
             checkpointing = Checkpointing(run.store, records, vector, 50)
             shell = Shell(federation, records, checkpointing, DualWindow.of(config))

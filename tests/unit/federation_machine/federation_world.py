@@ -134,9 +134,7 @@ class World:
 
     def _made(self) -> Federation:
         self.ranking = Ranking(self.config.divergence_watch)
-        federation, self.vector = build(
-            self.config, RUN_ID, self.folder, self.ranking, is_durable=self.is_durable, now=self.now
-        )
+        federation, self.vector = build(self.config, RUN_ID, self.folder, self.ranking, self.now)
         return federation
 
     # Events.
@@ -362,13 +360,14 @@ class World:
         records = SimpleNamespace(round=None, last_evaluation=None, directory="run", config=self.config)
         store = SimpleNamespace(frozen=lambda: b"")
         checkpointing = Checkpointing(cast("Any", store), cast("Any", records), self.vector, 50)
-        self.federation.resume(checkpointing.restore(checkpoint, self.federation.engine))
-        for outcome, values in since:
-            for effect in self.federation.replay(_own(outcome), Moment.of_values(values), self.now):
+        moment = checkpointing.restore(checkpoint, self.federation.engine)
+        outcomes = ((self.now, _own(outcome), Moment.of_values(values)) for outcome, values in since)
+        for wanted in self.federation.resume(moment, outcomes):
+            for effect in wanted:
                 if isinstance(effect, effects.SaveModel):
                     self.models[effect.name] = effect.model
-        for effect in self.federation.resumed(len(since)):
-            self._carry_out(effect)
+                else:
+                    self._carry_out(effect)
         self.start()
 
     # What must hold, always.

@@ -17,7 +17,7 @@ from afl.core.messages import Position
 from afl.errors import ExitCode
 from afl.security.identity import Grant, Permission, WorkerIds
 from afl.wire.frames import PROTOCOL
-from afl_server.federation import effects, events, rounds
+from afl_server.federation import effects, events, rounds, run
 from afl_server.federation.membership import PROBE_TIMEOUT_S
 
 WORKERS = 3
@@ -66,7 +66,7 @@ class Federations(RuleBasedStateMachine):
     world_type: type[World] = World
 
     def _begin(self, config: Any, is_large: bool, hosts: int) -> None:
-        self.small, rounds.INLINE_DIM = rounds.INLINE_DIM, 0 if is_large else rounds.INLINE_DIM
+        self.small, run.INLINE_DIM = run.INLINE_DIM, 0 if is_large else run.INLINE_DIM
         self.config, self.hosts = config, hosts
         self.processes = 0
         self._start()
@@ -273,7 +273,7 @@ class Federations(RuleBasedStateMachine):
             if hasattr(self, "world"):
                 self._end()
         finally:
-            rounds.INLINE_DIM = getattr(self, "small", rounds.INLINE_DIM)
+            run.INLINE_DIM = getattr(self, "small", run.INLINE_DIM)
 
     def _end(self) -> None:
         """What must hold once the run is complete."""
