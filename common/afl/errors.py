@@ -8,45 +8,39 @@ from __future__ import annotations
 
 import enum
 import errno
+from typing import Self
 
 
 class ExitCode(enum.IntEnum):
-    """What a command's exit status means; each member's docstring-like label is shown in ``--help``."""
+    """What a command's exit status means."""
 
-    OK = 0
-    INTERNAL = 1
-    CONFIG = 2
-    REFUSED = 3
-    LOST_SERVER = 4
-    DIVERGED = 5
-    PORT = 6
-    DATA = 7
-    ABORTED = 8
-    STORAGE = 9
-    LOST_WORKERS = 10
-    INTERRUPTED = 130
+    meaning: str
+    """One sentence for ``--help`` and the docs."""
 
-    @property
-    def meaning(self) -> str:
-        """One sentence for ``--help`` and the docs."""
-        return _MEANINGS[self]
+    def __new__(cls, code: int, meaning: str = "") -> Self:
+        """A member of its number and its meaning, which a lookup by the number leaves out."""
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
-
-_MEANINGS = {
-    ExitCode.OK: "the run ended as configured",
-    ExitCode.INTERNAL: "a bug in afl; the log has the traceback",
-    ExitCode.CONFIG: "the command line, the configuration or the task's code is wrong",
-    ExitCode.REFUSED: "the server refused this worker; the log says why",
-    ExitCode.LOST_SERVER: "the server could not be reached for longer than give_up_after",
-    ExitCode.DIVERGED: "a loss or gradient was not finite, or the loss stayed above faults.divergence; the"
-    " log names worker and round",
-    ExitCode.PORT: "an address cannot be listened on: it is taken, or not one of this machine",
-    ExitCode.DATA: "the task's data is missing, empty, too small for the batch or not what the model takes",
-    ExitCode.ABORTED: "the run was stopped before its last round; the log says by whom and why",
-    ExitCode.STORAGE: "the run directory is gone or cannot be written, so the run was stopped",
-    ExitCode.LOST_WORKERS: "no worker had a session for longer than server.give_up_after",
-    ExitCode.INTERRUPTED: "stopped by SIGINT or SIGTERM; the same command resumes the run",
-}
+    OK = 0, "the run ended as configured"
+    INTERNAL = 1, "a bug in afl; the log has the traceback"
+    CONFIG = 2, "the command line, the configuration or the task's code is wrong"
+    REFUSED = 3, "the server refused this worker; the log says why"
+    LOST_SERVER = 4, "the server could not be reached for longer than give_up_after"
+    DIVERGED = (
+        5,
+        (
+            "a loss or gradient was not finite, or the loss stayed above faults.divergence; "
+            "the log names worker and round"
+        ),
+    )
+    PORT = 6, "an address cannot be listened on: it is taken, or not one of this machine"
+    DATA = 7, "the task's data is missing, empty, too small for the batch or not what the model takes"
+    ABORTED = 8, "the run was stopped before its last round; the log says by whom and why"
+    STORAGE = 9, "the run directory is gone or cannot be written, so the run was stopped"
+    LOST_WORKERS = 10, "no worker had a session for longer than server.give_up_after"
+    INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
 def why_unwritable(error: OSError) -> str:

@@ -11,7 +11,7 @@ from afl.config.address import (
     parse_listen,
     parse_target,
 )
-from afl.config.compressors import check_compressor, installed_compressors
+from afl.config.compressors import check_compressor
 from afl.config.dump import config_digest, dump_config
 from afl.config.load import config_from_mapping, config_from_text, load_config
 from afl.config.problems import InvalidConfigError, Problem
@@ -49,7 +49,6 @@ __all__ = [
     "config_from_mapping",
     "config_from_text",
     "dump_config",
-    "installed_compressors",
     "is_loopback",
     "is_wildcard",
     "load_config",

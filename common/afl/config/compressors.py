@@ -1,62 +1,21 @@
-"""Which compressors a configuration may name, and which options each takes."""
+"""Which compressors a configuration may name, and which options each takes; without importing PyTorch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
 from afl.theory import theory_ratio
 
-ENTRY_POINTS: Final = "afl.compressors"
-"""The entry point group through which compressors are found, the built-in ones and users' own."""
-
 IDENTITY: Final = "identity"
 THEORY: Final = "theory"
 
+RATIO_TAKERS: Final = ("top-k", "rand-k", "projection", "dct-projection")
+"""The built-in ones that take an option, which is ``ratio`` and required."""
 
-@dataclass(frozen=True)
-class CompressorOption:
-    """An option of a built-in compressor.
-
-    Attributes:
-        description: what it means.
-        accepts: what it may be.
-        default: its default, as shown to a person; None if it is required.
-        unit: its unit.
-        compressors: the built-in compressors that take it.
-    """
-
-    description: str
-    accepts: str
-    default: str | None
-    unit: str
-    compressors: tuple[str, ...]
-
-
-OPTIONS: Final[Mapping[str, CompressorOption]] = {
-    "ratio": CompressorOption(
-        description="share of the values that is sent: k = max(1, round(ratio * d)) of d;"
-        " theory is the least that keeps AFL-BR's rate, from the number of workers",
-        accepts="a number above 0 and at most 1, or theory",
-        default=None,
-        unit="k/d",
-        compressors=("top-k", "rand-k", "projection", "dct-projection"),
-    ),
-}
-"""Every option of the built-in compressors."""
-
-_BUILT_IN: Final = (IDENTITY, "scaled-sign", *OPTIONS["ratio"].compressors)
-_CONTRACTIVE: Final = frozenset({"top-k"})
-"""Of those with a ratio, the ones that are not additive and idempotent."""
-
-
-def installed_compressors() -> tuple[str, ...]:
-    """The names of all installed compressors, ascending."""
-    return tuple(sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
+RATIO_ACCEPTED: Final = "a number above 0 and at most 1, or theory"
 
 
 def check_compressor(name: str, options: Mapping[str, object]) -> None:
@@ -71,37 +30,32 @@ def check_compressor(name: str, options: Mapping[str, object]) -> None:
     Raises:
         InvalidConfigError: naming each option, missing or wrong; the keys start at the compressor's section.
     """
-    problems = compressor_problems(name, options)
+    problems = list(compressor_problems(name, options))
     if problems:
         raise InvalidConfigError(f"compressor {name}", problems)
 
 
-def compressor_problems(name: str, options: Mapping[str, object]) -> list[Problem]:
-    """What :func:`check_compressor` would raise, as a list."""
-    installed = installed_compressors()
+def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Problem]:
+    """What :func:`check_compressor` would raise."""
+    installed = _installed()
     if name not in installed:
-        accepted = f"an installed compressor: {', '.join(installed)}"
-        return [Problem(("name",), shown(name), accepted, nearest=nearest(name, installed))]
-    if name not in _BUILT_IN:
-        return []
-    taken = [option for option, about in OPTIONS.items() if name in about.compressors]
-    problems = [
-        Problem(
-            (option,),
-            f"{shown(value)}, under a key that {name} does not take",
-            f"only {_listed(['name', *taken])} with {name}",
-            nearest=nearest(option, [*taken, "name"]),
-        )
-        for option, value in options.items()
-        if option not in taken
-    ]
-    for option in taken:
-        about = OPTIONS[option]
-        if option not in options:
-            problems.append(Problem((option,), f"nothing, and {name} needs it", about.accepts))
-        elif not _is_ratio(options[option]):
-            problems.append(Problem((option,), shown(options[option]), about.accepts))
-    return problems
+        names = sorted(installed)
+        accepted = f"an installed compressor: {', '.join(names)}"
+        yield Problem(("name",), shown(name), accepted, nearest=nearest(name, names))
+        return
+    if not installed[name]:
+        return
+    taken = ["name", "ratio"] if name in RATIO_TAKERS else ["name"]
+    for option, value in options.items():
+        if option not in taken:
+            found = f"{shown(value)}, under a key that {name} does not take"
+            accepted = f"only {' and '.join(taken)} with {name}"
+            yield Problem((option,), found, accepted, nearest=nearest(option, taken))
+    if "ratio" in taken:
+        if "ratio" not in options:
+            yield Problem(("ratio",), f"nothing, and {name} needs it", RATIO_ACCEPTED)
+        elif not _is_ratio(options["ratio"]):
+            yield Problem(("ratio",), shown(options["ratio"]), RATIO_ACCEPTED)
 
 
 def resolved_options(
@@ -120,22 +74,21 @@ def resolved_options(
         is_exact_down: whether the downlink sends whole vectors or has the uplink's own compressor, with which
             an additive and idempotent one loses nothing.
     """
-    if name not in _BUILT_IN or options.get("ratio") != THEORY:
+    if name not in RATIO_TAKERS or options.get("ratio") != THEORY:
         return options
-    is_sharper = is_exact_down and name not in _CONTRACTIVE
+    from afl.core.compressors import compressor_class  # noqa: PLC0415  # with PyTorch
+
+    is_sharper = is_exact_down and compressor_class(name).additive_idempotent
     return {**options, "ratio": theory_ratio("additive-idempotent" if is_sharper else "contractive", workers)}
 
 
+def _installed() -> dict[str, bool]:
+    """The names of all installed compressors; whether each is built in."""
+    return {
+        point.name: point.value.startswith("afl.core.compressors.")
+        for point in entry_points(group="afl.compressors")
+    }
+
+
 def _is_ratio(value: object) -> bool:
-    if value == THEORY:
-        return True
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 < value <= 1
-        and math.isfinite(value)
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return value == THEORY or (type(value) in {int, float} and 0 < value <= 1)  # type: ignore[operator]

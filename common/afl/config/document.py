@@ -6,16 +6,23 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from afl.config import describe
-from afl.config.compressors import OPTIONS
+from afl.config.compressors import RATIO_ACCEPTED, RATIO_TAKERS
 from afl.config.schema import Algorithm, Compressor, Config
-from afl.core.algorithms.registry import algorithm_named, algorithm_names
+from afl.core.algorithms.algorithm import SHARED_OPTIONS
+from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
 
 _NARROWEST = 72
+
+_RATIO = (
+    "share of the values that is sent: k = max(1, round(ratio * d)) of d; theory is the least that keeps"
+    " AFL-BR's rate, from the number of workers"
+)
 
 _NOTE = """\
 A value may hold ${NAME} or ${NAME:-default}, filled in from the environment ($${ is the text itself); quoted,
@@ -54,48 +61,36 @@ def help_text(width: int = 100) -> str:
     documented = all_keys()
     name_width = max(len(key.name) for key in documented)
     default_width = max(len(key.default) for key in documented)
-    lines = []
+    indent = " " * (name_width + default_width + 4)
+    wrap = partial(textwrap.wrap, width=width, break_on_hyphens=False, break_long_words=False)
+    lines = [
+        *wrap(_NOTE),
+        "",
+        f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT], ACCEPTED",
+    ]
     for key in documented:
-        is_new_part = key.is_section and "." not in key.name
-        if is_new_part:
-            lines.append("")
         head = f"{key.name:<{name_width}}  {key.default:<{default_width}}  "
-        unit = f" [{key.unit}]" if key.unit else ""
-        about = key.description if is_new_part else f"{key.description}{unit}"
-        lines += _wrapped(about, head, width)
-        if not is_new_part:
-            lines += _wrapped(key.accepts, " " * len(head), width)
-    heading = f"{'KEY':<{name_width}}  {'DEFAULT':<{default_width}}  MEANING [UNIT], ACCEPTED"
-    note = textwrap.wrap(_NOTE, width)
-    return "\n".join([*note, "", heading, *lines]) + "\n"
-
-
-def _wrapped(text: str, head: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+        if key.is_section and "." not in key.name:
+            lines += ["", *wrap(key.description, initial_indent=head, subsequent_indent=indent)]
+        else:
+            about = f"{key.description} [{key.unit}]" if key.unit else key.description
+            lines += wrap(about, initial_indent=head, subsequent_indent=indent)
+            lines += wrap(key.accepts, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(lines) + "\n"
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         section = describe.section(field)
         assert field.description, f"{prefix}{name} has no description"
+        description = " ".join(field.description.split())
+        if model is Algorithm and name in SHARED_OPTIONS - {"eta_q"}:
+            description += f"; {' and '.join(users_of(name))} only"
         is_plain_section = section is not None and section is not Compressor
         default = "" if is_plain_section else _default(field)
         accepts = "a section" if is_plain_section else describe.accepted(field)
-        yield Key(
-            prefix + name,
-            accepts,
-            default,
-            describe.unit(field),
-            field.description,
-            is_section=section is not None,
-        )
+        unit = describe.unit(field)
+        yield Key(prefix + name, accepts, default, unit, description, is_section=section is not None)
         if section is not None:
             yield from _keys(section, f"{prefix}{name}.")
     if model is Algorithm:
@@ -105,17 +100,12 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
                 description = f"{own.description}; {algorithm.name} only"
                 yield Key(prefix + own.name, own.accepted, default, own.unit, description)
     if model is Compressor:
-        for name, option in OPTIONS.items():
-            description = f"{option.description}; {' and '.join(option.compressors)} only"
-            yield Key(prefix + name, option.accepts, option.default or "required", option.unit, description)
+        description = f"{_RATIO}; {' and '.join(RATIO_TAKERS)} only"
+        yield Key(f"{prefix}ratio", RATIO_ACCEPTED, "required", "k/d", description)
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
-    if default is None:
-        return "null"
-    if isinstance(default, bool):
-        return str(default).lower()
-    return str(default)
+    return json.dumps(default) if default is None or isinstance(default, bool) else str(default)

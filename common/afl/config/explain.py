@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from afl.config import describe
-from afl.config.problems import KeyPath, Problem, dotted, nearest, shown
+from afl.config.document import all_keys
+from afl.config.problems import KeyPath, Problem, nearest, shown
 from afl.config.schema import Config
 from afl.config.source import resolve_plain
 
@@ -54,40 +55,20 @@ def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]
 
 def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> Problem:
     """A key that its section does not have; ``also`` are keys it has besides those of the schema."""
+    section: type[BaseModel] | None = Config
+    if len(location) > 1:
+        field, _ = field_at(location[:-1])
+        assert field is not None
+        section = describe.section(field)
+    assert section is not None
+    known = [*section.model_fields, *also]
     name = str(location[-1])
-    known = [*_section(location[:-1]).model_fields, *also]
-    written = name.replace("-", "_")
-    elsewhere = [dotted(key) for key in _all_keys(Config) if key[-1] == written]
-    meant = nearest(name, known)
-    if elsewhere and written not in known:
-        meant = elsewhere[0]
-    return Problem(
-        location, f"{shown(value)}, under an unknown key", f"one of {', '.join(known)}", nearest=meant
-    )
-
-
-def names(section: type[BaseModel]) -> str:
-    """The keys of a section, for a message."""
-    return ", ".join(section.model_fields)
-
-
-def _section(path: KeyPath) -> type[BaseModel]:
-    model: type[BaseModel] = Config
-    for part in path:
-        inner = describe.section(model.model_fields[str(part)])
-        assert inner is not None
-        model = inner
-    return model
-
-
-def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> list[KeyPath]:
-    keys: list[KeyPath] = []
-    for name, field in model.model_fields.items():
-        keys.append((*path, name))
-        inner = describe.section(field)
-        if inner is not None:
-            keys.extend(_all_keys(inner, (*path, name)))
-    return keys
+    meant, written = nearest(name, known), name.replace("-", "_")
+    if written not in known:
+        elsewhere = [key.name for key in all_keys() if key.name.rpartition(".")[2] == written]
+        meant = elsewhere[0] if elsewhere else meant
+    accepted = f"one of {', '.join(known)}"
+    return Problem(location, f"{shown(value)}, under an unknown key", accepted, nearest=meant)
 
 
 def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:

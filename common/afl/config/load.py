@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,18 +12,18 @@ from pydantic import ValidationError
 
 from afl.config import describe, explain, rules
 from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
-from afl.config.schema import Config
+from afl.config.schema import BROKEN_RULE, Config
 from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
 from afl.core.algorithms.algorithm import KEYS
 
+_SECTIONS: Final = {
+    name: model
+    for name, field in Config.model_fields.items()
+    if (model := describe.section(field)) is not None
+}
+
 _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 """Bytes: what is read at most, since no character of UTF-8 has more than four."""
-
-_RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Problem]]]] = {
-    "algorithm": rules.algorithm,
-    "server": rules.server,
-    "faults": rules.faults,
-}
 
 
 def load_config(
@@ -68,7 +69,9 @@ def _of_text(text: str, source: str, overrides: Sequence[str], environment: Mapp
     tree = read_yaml(text, source, environment)
     if not isinstance(tree.value, dict):
         found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
-        raise _refusal(source, found, f"sections and keys: {explain.names(Config)}", tree.origin(()).where)
+        raise _refusal(
+            source, found, f"sections and keys: {', '.join(Config.model_fields)}", tree.origin(()).where
+        )
     for override in overrides:
         _apply(override, tree, environment)
     return _validated(tree, source)
@@ -123,9 +126,7 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
     try:
         value = read_yaml(text, where, environment, with_lines=False)
     except InvalidConfigError as error:
-        tree.problems.extend(
-            Problem(path, p.found, p.accepted, note=p.note, where=where) for p in error.problems
-        )
+        tree.problems += [replace(problem, key=path, where=where) for problem in error.problems]
         return
     section = tree.value
     for depth, part in enumerate(path[:-1], start=1):
@@ -141,44 +142,32 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
             return
     assert isinstance(section, dict)
     section[str(path[-1])] = value.value
-    for stale in [known for known in tree.origins if known[: len(path)] == path]:
-        del tree.origins[stale]
+    tree.origins = {key: origin for key, origin in tree.origins.items() if key[: len(path)] != path}
     tree.problems = [problem for problem in tree.problems if problem.key[: len(path)] != path]
     tree.origins.update({(*path, *below): origin for below, origin in value.origins.items()})
     tree.origins.setdefault(path, value.origin(()) if value.origins else Origin(where))
-    tree.problems.extend(
-        Problem((*path, *p.key), p.found, p.accepted, p.nearest, p.note, p.where) for p in value.problems
-    )
+    tree.problems += [replace(problem, key=(*path, *problem.key)) for problem in value.problems]
 
 
 def _validated(tree: Tree, source: str) -> Config:
     assert isinstance(tree.value, dict)
     config = None
-    values = _with_empty_sections(tree.value)
+    # A section without a line in it is null to YAML.
+    values = {key: {} if value is None and key in _SECTIONS else value for key, value in tree.value.items()}
     problems = [*tree.problems, *_broken_rules(values)]
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems.extend(
+        problems += [
             explain.explained(line["loc"], line["type"], line["input"], line.get("ctx", {}))
             for line in error.errors(include_url=False)
-            if line["type"] != rules.BROKEN_RULE
-        )
-    problems.extend(_ambiguous(tree))
+            if line["type"] != BROKEN_RULE
+        ]
+    problems += _ambiguous(tree)
     if problems or config is None:
         assert problems, "a rule of a model that was not checked on the values as written"
         raise InvalidConfigError(source, _arranged(problems, tree))
     return config
-
-
-def _with_empty_sections(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The values, where a section without a line in it (null to YAML) is an empty section."""
-    return {
-        key: {}
-        if value is None and key in Config.model_fields and describe.section(Config.model_fields[key])
-        else value
-        for key, value in values.items()
-    }
 
 
 def _arranged(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
@@ -190,8 +179,7 @@ def _arranged(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
         note = problem.note
         if note is None and not problem.where and origin.written is not None and problem.key in tree.origins:
             note = f"filled in from {origin.written}"
-        where = problem.where or origin.where
-        located = Problem(problem.key, problem.found, problem.accepted, problem.nearest, note, where)
+        located = replace(problem, note=note, where=problem.where or origin.where)
         first.setdefault((problem.key, problem.where if not problem.key else ""), located)
 
     def position(problem: Problem) -> tuple[bool, int]:
@@ -203,64 +191,38 @@ def _arranged(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
     return sorted(first.values(), key=position)
 
 
-def _preorder(value: Value, path: KeyPath = ()) -> list[KeyPath]:
-    paths: list[KeyPath] = [path]
-    if isinstance(value, dict):
-        for key, child in value.items():
-            paths.extend(_preorder(child, (*path, key)))
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            paths.extend(_preorder(child, (*path, index)))
-    return paths
+def _preorder(value: Value, path: KeyPath = ()) -> Iterator[KeyPath]:
+    yield path
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
+    )
+    for key, child in children:
+        yield from _preorder(child, (*path, key))
 
 
-def _ambiguous(tree: Tree) -> list[Problem]:
+def _ambiguous(tree: Tree) -> Iterator[Problem]:
     """Unquoted on, off, yes and no where any value goes, so that no type can tell which was meant."""
-    problems = []
     for path, origin in tree.origins.items():
-        if (
-            origin.is_ambiguous
-            and explain.field_at(path)[0] is None
-            and isinstance(word := _at(tree.value, path), str)
-        ):
-            accepted = f'true or false, or "{word}" in quotes if the text is meant'
-            problems.append(
-                Problem(path, f"{word}, a boolean to some readers of YAML and text to others", accepted)
-            )
-    return problems
+        if origin.word is not None and explain.field_at(path)[0] is None:
+            found = f"{origin.word}, a boolean to some readers of YAML and text to others"
+            accepted = f'true or false, or "{origin.word}" in quotes if the text is meant'
+            yield Problem(path, found, accepted)
 
 
-def _at(value: Value, path: KeyPath) -> Value:
-    for part in path:
-        if isinstance(value, dict):
-            value = value.get(str(part))
-        elif isinstance(value, list) and isinstance(part, int):
-            value = value[part]
-        else:
-            return None
-    return value
-
-
-def _broken_rules(values: Mapping[str, Any]) -> list[Problem]:
-    problems: list[Problem] = []
-    for name, rule in _RULES.items():
-        field = Config.model_fields[name]
-        model = describe.section(field)
-        section = values.get(name, {} if not field.is_required() else None)
-        if model is None or not isinstance(section, Mapping):
+def _broken_rules(values: Mapping[str, Any]) -> Iterator[Problem]:
+    for name, model in _SECTIONS.items():
+        section = values.get(name, {})
+        if name not in rules.RULES or not isinstance(section, Mapping):
             continue
-        if name == "algorithm":
-            own = [option.name for option in rules.own_options(str(section.get("name")))]
-            problems += [
-                explain.unknown_key((name, key), value, own)
-                for key, value in section.items()
-                if key not in KEYS and key not in own
-            ]
         defaults = {
             key: field.default for key, field in model.model_fields.items() if not field.is_required()
         }
-        for problem in rule({**defaults, **section}):
-            key = (name, *problem.key)
-            problems.append(Problem(key, problem.found, problem.accepted, problem.nearest, problem.note))
-    problems.extend(rules.whole(values))
-    return problems
+        for problem in rules.RULES[name]({**defaults, **section}):
+            yield replace(problem, key=(name, *problem.key))
+    if isinstance(section := values.get("algorithm"), Mapping):
+        about = rules.loaded(str(section.get("name")))
+        own = [option.name for option in about.options] if about is not None else []
+        for key, value in section.items():
+            if key not in KEYS and key not in own:
+                yield explain.unknown_key(("algorithm", key), value, own)
+    yield from rules.whole(values)

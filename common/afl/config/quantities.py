@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final, Self
 
@@ -16,13 +17,13 @@ _QUANTITY: Final = re.compile(
 _SECONDS: Final = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 
 _BYTES: Final = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+    "b": Fraction(1),
+    **{f"{prefix}b": Fraction(1000**power) for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}ib": Fraction(1024**power) for power, prefix in enumerate("kmgt", start=1)},
 }
 
 
-class _Written:
+class _Quantity:
     """A number that remembers how it was written; ``str`` gives back the text."""
 
     text: str
@@ -41,7 +42,7 @@ class _Written:
         )
 
 
-class Duration(_Written, float):
+class Duration(_Quantity, float):
     """A length of time in seconds: a ``float`` wherever one is needed.
 
     Args:
@@ -54,19 +55,12 @@ class Duration(_Written, float):
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
         text = value.text if isinstance(value, Duration) else _text(value, "s")
-        number, unit = _split(text)
-        if unit not in _SECONDS:
-            raise ValueError(
-                f"{text!r} needs a unit: ms, s, m or h"
-                if not unit
-                else f"the unit {unit!r} is not ms, s, m or h"
-            )
-        self = super().__new__(cls, float(number * _SECONDS[unit]))
+        self = super().__new__(cls, float(_number(text, _SECONDS, "ms, s, m or h")))
         self.text = text
         return self
 
 
-class Size(_Written, int):
+class Size(_Quantity, int):
     """A number of bytes: an ``int`` wherever one is needed.
 
     Args:
@@ -79,13 +73,7 @@ class Size(_Written, int):
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
         text = value.text if isinstance(value, Size) else _text(value, "B")
-        number, unit = _split(text)
-        if unit.lower() not in _BYTES:
-            known = "B, KiB, MiB, GiB, KB, MB or GB"
-            raise ValueError(
-                f"{text!r} needs a unit: {known}" if not unit else f"the unit {unit!r} is not {known}"
-            )
-        size = number * _BYTES[unit.lower()]
+        size = _number(text, _BYTES, "B, KiB, MiB, GiB, KB, MB or GB")
         if size.denominator != 1:
             raise ValueError(f"{text!r} is not a whole number of bytes")
         self = super().__new__(cls, size.numerator)
@@ -104,11 +92,16 @@ def _text(value: object, unit: str) -> str:
     return f"{float(value):.9f}".rstrip("0").rstrip(".") + unit
 
 
-def _split(text: str) -> tuple[Fraction, str]:
+def _number(text: str, units: Mapping[str, Fraction], known: str) -> Fraction:
+    """The quantity, in the unit whose factor is 1; those of bytes are written in either case."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number followed by a unit")
-    return Fraction("0" + match[1]), match[2]
+    number, unit = match.groups()
+    factor = units.get(unit.lower() if units is _BYTES else unit)
+    if factor is None:
+        raise ValueError(f"the unit {unit!r} is not {known}" if unit else f"{text!r} needs a unit: {known}")
+    return Fraction("0" + number) * factor
 
 
 def shown_bytes(count: float) -> str:

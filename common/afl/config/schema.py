@@ -1,12 +1,13 @@
 """The configuration of a run: every key, its type, default, unit, bounds and meaning.
 
 The models are frozen, take no unknown key, and convert nothing silently (``"3"`` is not 3). What several
-keys demand of each other is in :mod:`afl.config.rules`.
+keys demand of each other is in :mod:`afl.config.rules`. The text under a key is its description, in the docs
+and in ``--help-config``.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
@@ -30,13 +31,12 @@ from afl.config.address import Address, parse_listen
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
-from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed, users_of
+from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.errors import AddressError
 
-INT32_MAX: Final = 2**31 - 1
-
-SEED_BITS: Final = 128
+BROKEN_RULE: Final = "broken_rule"
+"""The pydantic error type under which a model reports broken rules."""
 
 
 def _seed(value: object) -> int:
@@ -44,7 +44,7 @@ def _seed(value: object) -> int:
         if not re.fullmatch(r"0x[0-9a-f]{1,32}", value, re.IGNORECASE | re.ASCII):
             raise ValueError("as text, a seed is 0x and 1 to 32 hexadecimal digits")
         return int(value, 16)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << SEED_BITS:
+    if type(value) is not int or not 0 <= value < 1 << 128:
         raise ValueError("a seed is a whole number from 0 to 2^128 - 1")
     return value
 
@@ -66,10 +66,7 @@ def _path(value: object) -> object:
 
 def _finite(value: JsonValue) -> JsonValue:
     """Only what JSON has: a digest of the configuration and equality of a reloaded one depend on it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("neither infinite nor NaN")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _finite(inner)
+    json.dumps(value, allow_nan=False)
     return value
 
 
@@ -85,11 +82,11 @@ def _installed_algorithm(name: str) -> str:
     return name
 
 
-def _hexadecimal(seed: int) -> str:
-    return f"0x{seed:032x}"
+Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
+Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
 
-Count: TypeAlias = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Wait: TypeAlias = Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))]
 
 Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 
@@ -100,7 +97,7 @@ Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
 Seed: TypeAlias = Annotated[
     int,
     PlainValidator(_seed),
-    PlainSerializer(_hexadecimal, return_type=str),
+    PlainSerializer(lambda seed: f"0x{seed:032x}", return_type=str),
     Accepts("a whole number from 0 to 2^128 - 1, or 0x and 1 to 32 hexadecimal digits"),
 ]
 
@@ -113,9 +110,6 @@ ListenAddress: TypeAlias = Annotated[
     ),
 ]
 
-Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
-
-
 Durability: TypeAlias = Literal["process", "machine", "off"]
 """What a thing that is written down survives: the process's end, a loss of power too, or nothing."""
 
@@ -123,7 +117,15 @@ Durability: TypeAlias = Literal["process", "machine", "off"]
 class Section(BaseModel):
     """What all sections have in common."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _obeys_rules(self) -> Self:
+        """For a model made by hand; in a file the rules are checked on the values as they are written."""
+        rule = rules.RULES.get(type(self).__name__.lower())
+        if rule is not None and (problems := list(rule(self.model_dump()))):
+            raise PydanticCustomError(BROKEN_RULE, "{problems}", {"problems": "; ".join(map(str, problems))})
+        return self
 
 
 class Compressor(Section):
@@ -133,13 +135,9 @@ class Compressor(Section):
 
     __pydantic_extra__: dict[str, Option]
 
-    name: Annotated[
-        Name,
-        Field(
-            description="the compressor: identity, top-k, rand-k, scaled-sign, projection, dct-projection,"
-            " or an installed one"
-        ),
-    ] = IDENTITY
+    name: Name = IDENTITY
+    """the compressor: identity, top-k, rand-k, scaled-sign, projection, dct-projection, or an installed
+    one"""
 
     @property
     def options(self) -> dict[str, JsonValue]:
@@ -147,23 +145,22 @@ class Compressor(Section):
         return dict(self.model_extra or {})
 
 
+CompressorSection: TypeAlias = Annotated[
+    Compressor, Accepts("a section with name and the compressor's options")
+]
+
+
 class Task(Section):
     """What is learned."""
 
-    name: Annotated[Name, Field(description="the task, as installed or as given with --task")]
-    options: Annotated[dict[str, Option], Field(description="keyword arguments of the task")] = Field(
-        default_factory=dict
-    )
-    batch_size: Annotated[
-        Count, Unit("examples"), Field(description="minibatch of one worker in one round")
-    ] = 32
-    evaluation_batch_size: Annotated[
-        Count, Unit("examples"), Field(description="batch in evaluations; bounds their memory")
-    ] = 1024
-
-
-def _only(option: str) -> str:
-    return f"{' and '.join(users_of(option))} only"
+    name: Name
+    """the task, as installed or as given with --task"""
+    options: dict[str, Option] = Field(default_factory=dict)
+    """keyword arguments of the task"""
+    batch_size: Annotated[Count, Unit("examples")] = 32
+    """minibatch of one worker in one round"""
+    evaluation_batch_size: Annotated[Count, Unit("examples")] = 1024
+    """batch in evaluations; bounds their memory"""
 
 
 class Algorithm(Section):
@@ -173,79 +170,36 @@ class Algorithm(Section):
 
     __pydantic_extra__: dict[str, Option]
 
-    name: Annotated[
-        str,
-        OneOf(algorithm_names),
-        AfterValidator(_installed_algorithm),
-        Field(
-            description="afl-br sends whole vectors; afl-com compresses both ways;"
-            " sgda, drfa and fedavg are for comparison; or an installed one of your own"
-        ),
-    ]
-    rounds: Annotated[Count, Unit("rounds"), Field(description="T, the number of update rounds")]
-    block: Annotated[
-        Count | Literal["auto"] | None,
-        Unit("rounds"),
-        Null("auto"),
-        Field(
-            description="B, rounds between two restarts of the dual weights; auto is ceil(sqrt T); "
-            + _only("block")
-        ),
-    ] = None
-    eta_w: Annotated[
-        Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | Literal["theory"],
-        Field(description="step size on the parameters; theory is 1 / (8 L T^(3/4)) and needs smoothness"),
-    ]
+    name: Annotated[str, OneOf(algorithm_names), AfterValidator(_installed_algorithm)]
+    """afl-br sends whole vectors; afl-com compresses both ways; sgda, drfa and fedavg are for comparison; or
+    an installed one of your own"""
+    rounds: Annotated[Count, Unit("rounds")]
+    """T, the number of update rounds"""
+    block: Annotated[Count | Literal["auto"] | None, Unit("rounds"), Null("auto")] = None
+    """B, rounds between two restarts of the dual weights; auto is ceil(sqrt T)"""
+    eta_w: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | Literal["theory"]
+    """step size on the parameters; theory is 1 / (8 L T^(3/4)) and needs smoothness"""
     eta_q: Annotated[
         Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | Literal["theory"] | None,
         Unit("1/loss"),
         Null("not given"),
-        Field(
-            description="step size on the dual weights, required except for fedavg; theory is"
-            " 2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"
-        ),
     ] = None
-    local_steps: Annotated[
-        Count | None,
-        Unit("steps"),
-        Null("1"),
-        Field(description=f"tau, a worker's steps between two synchronizations; {_only('local_steps')}"),
-    ] = None
-    sampled: Annotated[
-        Count | None,
-        Unit("workers"),
-        Null("all workers"),
-        Field(description=f"b, how many workers a synchronization draws; {_only('sampled')}"),
-    ] = None
-    weighting: Annotated[
-        Literal["uniform", "samples"] | None,
-        Null("uniform"),
-        Field(
-            description="how much a worker's model counts: all equally, or by training examples; "
-            + _only("weighting")
-        ),
-    ] = None
-    smoothness: Annotated[
-        Constant | None,
-        Null("not given"),
-        Field(description="L, the smoothness constant of the losses; with eta_w: theory, and only then"),
-    ] = None
-    sigma_q: Annotated[
-        Constant | None,
-        Unit("loss"),
-        Null("not given"),
-        Field(description="sub-Gaussian parameter of the minibatch loss; with eta_q: theory, and only then"),
-    ] = None
-    uplink: Annotated[
-        Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
-        Null("identity"),
-        Field(description=f"compressor from the workers to the server; {_only('uplink')}"),
-    ] = None
-    downlink: Annotated[
-        Annotated[Compressor, Accepts("a section with name and the compressor's options")] | None,
-        Null("the same as uplink"),
-        Field(description=f"compressor from the server to the workers; {_only('downlink')}"),
-    ] = None
+    """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
+    and needs sigma_q"""
+    local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
+    """tau, a worker's steps between two synchronizations"""
+    sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
+    """b, how many workers a synchronization draws"""
+    weighting: Annotated[Literal["uniform", "samples"] | None, Null("uniform")] = None
+    """how much a worker's model counts: all equally, or by training examples"""
+    smoothness: Annotated[Constant | None, Null("not given")] = None
+    """L, the smoothness constant of the losses; with eta_w: theory, and only then"""
+    sigma_q: Annotated[Constant | None, Unit("loss"), Null("not given")] = None
+    """sub-Gaussian parameter of the minibatch loss; with eta_q: theory, and only then"""
+    uplink: Annotated[CompressorSection | None, Null("identity")] = None
+    """compressor from the workers to the server"""
+    downlink: Annotated[CompressorSection | None, Null("the same as uplink")] = None
+    """compressor from the server to the workers"""
 
     def takes(self, option: str) -> bool:
         """Whether the algorithm uses an option that several have."""
@@ -254,11 +208,8 @@ class Algorithm(Section):
     @property
     def own(self) -> dict[str, Any]:
         """The values of the options that are the algorithm's own, by name, with their defaults."""
-        given = self.model_extra or {}
-        return {
-            option.name: given.get(option.name, option.default)
-            for option in algorithm_named(self.name).options
-        }
+        options = algorithm_named(self.name).options
+        return {option.name: (self.model_extra or {}).get(option.name, option.default) for option in options}
 
     @property
     def block_length(self) -> int:
@@ -278,13 +229,6 @@ class Algorithm(Section):
         assert self.smoothness is not None
         return theory.primal_step(self.rounds, self.smoothness)
 
-    def eta_q_value(self, workers: int) -> float:
-        """The step size on the dual weights of ``workers`` workers, in 1/loss."""
-        if self.eta_q != "theory":
-            return self.eta_q or 0.0
-        assert self.sigma_q is not None
-        return theory.dual_step(self.rounds, workers, self.sigma_q)
-
     @property
     def uplink_compressor(self) -> Compressor:
         """The compressor from the workers to the server."""
@@ -295,285 +239,154 @@ class Algorithm(Section):
         """The compressor from the server to the workers."""
         return self.downlink or self.uplink_compressor
 
-    @model_validator(mode="after")
-    def _obeys_rules(self) -> Self:
-        rules.require(rules.algorithm(self.model_dump()))
-        return self
-
 
 class Evaluation(Section):
     """When the model is evaluated at every worker."""
 
-    every: Annotated[
-        Count,
-        Unit("rounds"),
-        Field(description="rounds between evaluations; the last round is always evaluated"),
-    ] = 50
+    every: Annotated[Count, Unit("rounds")] = 50
+    """rounds between evaluations; the last round is always evaluated"""
 
 
 class Run(Section):
     """One execution."""
 
-    directory: Annotated[
-        PathName | None,
-        Null("runs/ and the run id"),
-        Field(description="where checkpoints and results go; final, random and best models are always saved"),
-    ] = None
-    seed: Annotated[
-        Seed | None,
-        Null("a fresh one"),
-        Field(description="every random choice of the run is made from it"),
-    ] = None
-    description: Annotated[
-        str | None,
-        Null("none"),
-        Field(description="what the data is, in your own words, for the card of an exported model"),
-    ] = None
-    trackers: Annotated[
-        list[Name],
-        Accepts("a list of names, each once"),
-        AfterValidator(_each_once),
-        Field(
-            description="where metrics also go: tensorboard, mlflow, wandb, or an installed one;"
-            " metrics.jsonl is always written"
-        ),
-    ] = []
+    directory: Annotated[PathName | None, Null("runs/ and the run id")] = None
+    """where checkpoints and results go; final, random and best models are always saved"""
+    seed: Annotated[Seed | None, Null("a fresh one")] = None
+    """every random choice of the run is made from it"""
+    description: Annotated[str | None, Null("none")] = None
+    """what the data is, in your own words, for the card of an exported model"""
+    trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
+    """where metrics also go: tensorboard, mlflow, wandb, or an installed one; metrics.jsonl is always
+    written"""
 
 
 class Tls(Section):
     """How the server proves who it is, and whether workers must."""
 
-    certificate: Annotated[
-        PathName,
-        Field(
-            description="the server's certificate and those between it and its authority (PEM); read again"
-            " when it changes"
-        ),
-    ]
-    key: Annotated[PathName, Field(description="the certificate's private key (PEM, not encrypted)")]
-    client_ca: Annotated[
-        PathName | None,
-        Null("none is asked for"),
-        Field(
-            description="authorities of the workers' certificates (PEM), which are then required; a"
-            " certificate speaks for the ids that it names, as in afl:worker:0-9"
-        ),
-    ] = None
+    certificate: PathName
+    """the server's certificate and those between it and its authority (PEM); read again when it changes"""
+    key: PathName
+    """the certificate's private key (PEM, not encrypted)"""
+    client_ca: Annotated[PathName | None, Null("none is asked for")] = None
+    """authorities of the workers' certificates (PEM), which are then required; a certificate speaks for the
+    ids that it names, as in afl:worker:0-9"""
 
 
 class Server(Section):
     """The server process."""
 
-    listen: Annotated[ListenAddress, Field(description="where workers connect (gRPC)")] = Address(
-        "127.0.0.1", 50051
-    )
-    http: Annotated[
-        ListenAddress | None,
-        Null("off"),
-        Field(description="where the status page, /status, /metrics, /healthz and /readyz are served"),
-    ] = Address("127.0.0.1", 9090)
+    listen: ListenAddress = Address("127.0.0.1", 50051)
+    """where workers connect (gRPC)"""
+    http: Annotated[ListenAddress | None, Null("off")] = Address("127.0.0.1", 9090)
+    """where the status page, /status, /metrics, /healthz and /readyz are served"""
     tls: Annotated[
-        Annotated[Tls, Accepts("a section with certificate, key and client_ca")] | None,
-        Null("plaintext"),
-        Field(description="encrypt, and let workers know the server by its certificate"),
+        Annotated[Tls, Accepts("a section with certificate, key and client_ca")] | None, Null("plaintext")
     ] = None
-    tokens: Annotated[
-        PathName | None,
-        Null("none is asked for"),
-        Field(
-            description="a file of lines IDS sha256:HASH: a worker must have a token of such a hash, and"
-            " speaks for those ids; read again when it changes"
-        ),
-    ] = None
-    insecure: Annotated[
-        bool, Field(description="allow plaintext on addresses that other machines can reach")
-    ] = False
-    heartbeat: Annotated[
-        Duration,
-        Field(ge=Duration("10ms"), le=Duration("1h"), description="time between heartbeats, both ways"),
-    ] = Duration("10s")
-    peer_timeout: Annotated[
-        Duration,
-        Field(
-            ge=Duration("20ms"),
-            le=Duration("24h"),
-            description="silence that ends a session, at least two heartbeats; a long step is not silence",
-        ),
-    ] = Duration("60s")
-    handshake_timeout: Annotated[
-        Duration,
-        Field(ge=Duration("10ms"), le=Duration("1h"), description="time a new session has to join"),
-    ] = Duration("30s")
-    start_timeout: Annotated[
-        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
-        Null("for ever"),
-        Field(description="how long to wait for all workers before the first round"),
-    ] = None
-    give_up_after: Annotated[
-        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
-        Null("never"),
-        Field(description="how long the server waits without a session of any worker (then exit code 10)"),
-    ] = None
-    state: Annotated[
-        Durability,
-        Field(
-            description="what a closed round survives: the server's end (process), also a power failure"
-            " (machine: waits for the disk in every round), or neither (off: no resuming)"
-        ),
-    ] = "process"
-    checkpoint_every: Annotated[
-        Count,
-        Unit("rounds"),
-        Field(description="rounds between checkpoints; a restart repeats the log since the last one"),
-    ] = 100
-    grace: Annotated[
-        Duration,
-        Field(
-            ge=Duration("0s"),
-            le=Duration("1h"),
-            description="how long a server that is asked to stop waits for its open round",
-        ),
-    ] = Duration("10s")
-    max_sessions: Annotated[
-        Annotated[int, Field(ge=1, le=1_000_000)],
-        Unit("sessions"),
-        Field(description="sessions held at once; one more is refused"),
-    ] = 4096
-    chunk_bytes: Annotated[
-        Size,
-        Field(ge=Size("4KiB"), le=Size("16MiB"), description="largest piece of a payload in one message"),
-    ] = Size("1MiB")
-    reorder_buffer: Annotated[
-        Size,
-        Field(
-            ge=Size("4KiB"),
-            le=Size("1TiB"),
-            description="payload held for workers whose turn to be summed has not come; at least a chunk",
-        ),
-    ] = Size("32MiB")
-
-    @model_validator(mode="after")
-    def _obeys_rules(self) -> Self:
-        rules.require(rules.server(dict(self)))
-        return self
+    """encrypt, and let workers know the server by its certificate"""
+    tokens: Annotated[PathName | None, Null("none is asked for")] = None
+    """a file of lines IDS sha256:HASH: a worker must have a token of such a hash, and speaks for those ids;
+    read again when it changes"""
+    insecure: bool = False
+    """allow plaintext on addresses that other machines can reach"""
+    heartbeat: Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("1h"))] = Duration("10s")
+    """time between heartbeats, both ways"""
+    peer_timeout: Annotated[Duration, Field(ge=Duration("20ms"), le=Duration("24h"))] = Duration("60s")
+    """silence that ends a session, at least two heartbeats; a long step is not silence"""
+    handshake_timeout: Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("1h"))] = Duration("30s")
+    """time a new session has to join"""
+    start_timeout: Annotated[Wait | None, Null("for ever")] = None
+    """how long to wait for all workers before the first round"""
+    give_up_after: Annotated[Wait | None, Null("never")] = None
+    """how long the server waits without a session of any worker (then exit code 10)"""
+    state: Durability = "process"
+    """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
+    disk in every round), or neither (off: no resuming)"""
+    checkpoint_every: Annotated[Count, Unit("rounds")] = 100
+    """rounds between checkpoints; a restart repeats the log since the last one"""
+    grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
+    """how long a server that is asked to stop waits for its open round"""
+    max_sessions: Annotated[int, Field(ge=1, le=1_000_000), Unit("sessions")] = 4096
+    """sessions held at once; one more is refused"""
+    chunk_bytes: Annotated[Size, Field(ge=Size("4KiB"), le=Size("16MiB"))] = Size("1MiB")
+    """largest piece of a payload in one message"""
+    reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
+    """payload held for workers whose turn to be summed has not come; at least a chunk"""
 
 
 class Worker(Section):
     """What every worker is told."""
 
-    journal: Annotated[
-        Durability,
-        Field(
-            description="what a worker's report and residual survive, before the report is sent: the"
-            " process's end (process), also a power failure (machine: waits for the disk), or neither (off)"
-        ),
-    ] = "process"
-
-    threads: Annotated[
-        Annotated[int, Field(ge=1, le=1024)],
-        Unit("threads"),
-        Field(description="CPU threads of a gradient; the same number gives the same bits on the same CPU"),
-    ] = 1
-    batch_oracles: Annotated[
-        bool,
-        Field(
-            description="compute the gradients of a process's workers in one call: faster, but the result"
-            " depends on which process hosts which worker"
-        ),
-    ] = False
+    journal: Durability = "process"
+    """what a worker's report and residual survive, before the report is sent: the process's end (process),
+    also a power failure (machine: waits for the disk), or neither (off)"""
+    threads: Annotated[int, Field(ge=1, le=1024), Unit("threads")] = 1
+    """CPU threads of a gradient; the same number gives the same bits on the same CPU"""
+    batch_oracles: bool = False
+    """compute the gradients of a process's workers in one call: faster, but the result depends on which
+    process hosts which worker"""
 
 
 class Stragglers(Section):
     """What happens when a worker does not report."""
 
-    policy: Annotated[
-        Literal["wait", "skip"],
-        Field(
-            description="wait for every worker for as long as it takes, or close a step at its deadline"
-            " without late workers, whose updates are sent later"
-        ),
-    ] = "wait"
-    deadline: Annotated[
-        Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))] | None,
-        Null("not given"),
-        Field(description="how long a step stays open for all; with policy: skip, which needs it"),
-    ] = None
+    policy: Literal["wait", "skip"] = "wait"
+    """wait for every worker for as long as it takes, or close a step at its deadline without late workers,
+    whose updates are sent later"""
+    deadline: Annotated[Wait | None, Null("not given")] = None
+    """how long a step stays open for all; with policy: skip, which needs it"""
     quorum: Annotated[
-        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-        Unit("share"),
-        Null("0.5"),
-        Field(
-            description="share of the workers whose reports a step needs in any case, rounded up; past the"
-            " deadline it waits for them; with policy: skip only"
-        ),
+        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Unit("share"), Null("0.5")
     ] = None
+    """share of the workers whose reports a step needs in any case, rounded up; past the deadline it waits for
+    them; with policy: skip only"""
 
 
 class Divergence(Section):
     """When a run has gone wrong."""
 
-    max_loss: Annotated[
-        Annotated[float, Field(gt=0, allow_inf_nan=False)],
-        Unit("loss"),
-        Field(description="the highest loss of any worker in an evaluation that counts as normal"),
-    ]
-    evaluations: Annotated[
-        Count,
-        Unit("evaluations"),
-        Field(description="how many in a row must exceed it before the run ends (exit code 5)"),
-    ] = 1
+    max_loss: Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("loss")]
+    """the highest loss of any worker in an evaluation that counts as normal"""
+    evaluations: Annotated[Count, Unit("evaluations")] = 1
+    """how many in a row must exceed it before the run ends (exit code 5)"""
 
 
 class Faults(Section):
     """What happens when something breaks."""
 
-    stragglers: Annotated[Stragglers, Field(description="what happens when a worker does not report")] = (
-        Stragglers()
-    )
-    non_finite: Annotated[
-        Literal["abort", "skip"],
-        Field(
-            description="on an infinite or NaN loss or gradient: end the run, naming worker and round, or"
-            " close the step without the worker, as long as a quorum is left"
-        ),
-    ] = "abort"
+    stragglers: Stragglers = Stragglers()
+    """what happens when a worker does not report"""
+    non_finite: Literal["abort", "skip"] = "abort"
+    """on an infinite or NaN loss or gradient: end the run, naming worker and round, or close the step without
+    the worker, as long as a quorum is left"""
     divergence: Annotated[
-        Annotated[Divergence, Accepts("a section with max_loss and evaluations")] | None,
-        Null("off"),
-        Field(description="end a run whose loss stays too high"),
+        Annotated[Divergence, Accepts("a section with max_loss and evaluations")] | None, Null("off")
     ] = None
-    lost_residual: Annotated[
-        Literal["restart", "refuse"],
-        Field(
-            description="when a worker comes back without its uplink residual: restart it from zero,"
-            " logged and counted, or refuse the worker"
-        ),
-    ] = "restart"
-
-    @model_validator(mode="after")
-    def _obeys_rules(self) -> Self:
-        rules.require(rules.faults(self.model_dump()))
-        return self
+    """end a run whose loss stays too high"""
+    lost_residual: Literal["restart", "refuse"] = "restart"
+    """when a worker comes back without its uplink residual: restart it from zero, logged and counted, or
+    refuse the worker"""
 
 
 class Config(Section):
     """A whole configuration."""
 
-    workers: Annotated[Count, Unit("workers"), Field(description="m, the number of workers")]
-    task: Annotated[Task, Field(description="the learning problem")]
-    algorithm: Annotated[Algorithm, Field(description="the algorithm")]
-    evaluation: Annotated[Evaluation, Field(description="when the model is evaluated at every worker")] = (
-        Evaluation()
-    )
-    run: Annotated[Run, Field(description="one execution")] = Run()
-    server: Annotated[Server, Field(description="the server process")] = Server()
-    worker: Annotated[Worker, Field(description="settings that every worker gets from the server")] = Worker()
-    faults: Annotated[Faults, Field(description="what happens when something breaks")] = Faults()
-
-    @model_validator(mode="after")
-    def _obeys_rules(self) -> Self:
-        rules.require(rules.whole(self.model_dump()))
-        return self
+    workers: Annotated[Count, Unit("workers")]
+    """m, the number of workers"""
+    task: Task
+    """the learning problem"""
+    algorithm: Algorithm
+    """the algorithm"""
+    evaluation: Evaluation = Evaluation()
+    """when the model is evaluated at every worker"""
+    run: Run = Run()
+    """one execution"""
+    server: Server = Server()
+    """the server process"""
+    worker: Worker = Worker()
+    """settings that every worker gets from the server"""
+    faults: Faults = Faults()
+    """what happens when something breaks"""
 
     @property
     def absence(self) -> AbsencePolicy:
@@ -594,7 +407,11 @@ class Config(Section):
     @property
     def eta_q_value(self) -> float:
         """The step size on the dual weights, in 1/loss."""
-        return self.algorithm.eta_q_value(self.workers)
+        algorithm = self.algorithm
+        if algorithm.eta_q != "theory":
+            return algorithm.eta_q or 0.0
+        assert algorithm.sigma_q is not None
+        return theory.dual_step(algorithm.rounds, self.workers, algorithm.sigma_q)
 
     def with_seed(self, seed: int) -> Config:
         """The same configuration with its seed filled in.

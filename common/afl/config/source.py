@@ -9,8 +9,9 @@ and size, depth and the expansion of aliases are bounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 import yaml
@@ -30,15 +31,16 @@ DEEPEST: Final = 32
 AMBIGUOUS_WORDS: Final = frozenset({"yes", "no", "on", "off"})
 """Booleans to YAML 1.1, text to YAML 1.2, whatever their case."""
 
-_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,400}", re.ASCII)
-_PREFIXED: Final = re.compile(r"0x[0-9a-fA-F]{1,400}|0o[0-7]{1,400}", re.ASCII)
-_FLOAT: Final = re.compile(r"(?=.*[.eE])[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_INFINITY: Final = re.compile(r"([-+]?)\.(?:inf|Inf|INF)", re.ASCII)
-_WORDS: Final[Mapping[str, bool | float | None]] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+_WORDS: Final[Mapping[str, bool | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+_NUMBERS: Final[Mapping[str, Callable[[str], int | float]]] = {
+    r"[-+]?[0-9]{1,400}": int,
+    r"0x[0-9a-fA-F]{1,400}|0o[0-7]{1,400}": partial(int, base=0),
+    r"(?=.*[.eE])[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?": float,
+    r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)": lambda text: float(text.replace(".", "")),
 }
 
 _VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})?", re.ASCII)
@@ -51,12 +53,12 @@ class Origin:
     Attributes:
         where: ``file:line`` or the ``--set`` text.
         written: the text before ``${ENV}`` was filled in, where it was.
-        is_ambiguous: whether it is an unquoted word that older YAML reads as a boolean.
+        word: the value, where it is an unquoted word that older YAML reads as a boolean.
     """
 
     where: str
     written: str | None = None
-    is_ambiguous: bool = False
+    word: str | None = None
 
 
 @dataclass
@@ -109,14 +111,9 @@ def resolve_plain(text: str) -> bool | int | float | str | None:
     """The value of an unquoted scalar by YAML 1.2's core schema."""
     if text in _WORDS:
         return _WORDS[text]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _PREFIXED.fullmatch(text):
-        return int(text, 0)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if infinity := _INFINITY.fullmatch(text):
-        return float(f"{infinity[1]}inf")
+    for form, number in _NUMBERS.items():
+        if re.fullmatch(form, text, re.ASCII):
+            return number(text)
     return text
 
 
@@ -237,8 +234,8 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Value:
         where = self.tree.origins[path].where if path in self.tree.origins else self.where(_line(node))
         text, is_plain = self._filled_in(node.value, path, where), node.style is None
-        is_ambiguous = is_plain and text.lower() in AMBIGUOUS_WORDS
-        self.tree.origins[path] = Origin(where, None if text == node.value else node.value, is_ambiguous)
+        word = text if is_plain and text.lower() in AMBIGUOUS_WORDS else None
+        self.tree.origins[path] = Origin(where, None if text == node.value else node.value, word)
         if any("\ud800" <= character <= "\udfff" for character in text):
             accepted = "text without halves of surrogate pairs (\\ud800 to \\udfff)"
             self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
