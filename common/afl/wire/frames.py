@@ -376,22 +376,26 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
 
 
 def content_of_worker_frame(
-    frame: pb.WorkerFrame, header_of: Callable[[int], PayloadHeader | None]
+    frame: pb.WorkerFrame, header_of: Callable[[int, int], PayloadHeader | None]
 ) -> FrameContent:
     """What a worker's frame holds; reports and chunks count as training.
 
     Args:
-        header_of: the payload that a worker's chunks belong to, before this frame's own reports.
+        header_of: by worker and number, a payload of the last report before this frame's own.
     """
     if not (frame.reports or frame.chunks):
         return FrameContent(Traffic.CONTROL)
     scalars = sum(_SCALAR_BYTES * _scalars(report) for report in frame.reports)
     values = indices = 0
-    own = {report.worker: report.payloads[0].index_bytes for report in frame.reports if report.payloads}
+    own = {
+        (report.worker, number_): header
+        for report in frame.reports
+        for number_, header in enumerate(report.payloads)
+    }
     for chunk in frame.chunks:
-        known = header_of(chunk.worker)
-        index_bytes = own.get(chunk.worker, known.index_bytes if known else 0)
-        in_indices = max(0, min(len(chunk.data), index_bytes - chunk.offset))
+        place = chunk.worker, chunk.payload
+        header = own.get(place) or header_of(*place)
+        in_indices = max(0, min(len(chunk.data), (header.index_bytes if header else 0) - chunk.offset))
         indices += in_indices
         values += len(chunk.data) - in_indices
     return FrameContent(Traffic.GRADIENT, values, indices, scalars)

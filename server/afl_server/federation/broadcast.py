@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -19,6 +20,8 @@ from afl.core.messages import (
 )
 from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import DIGEST_BYTES
+from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,
     Frame,
@@ -28,6 +31,7 @@ from afl.wire.frames import (
     joined,
     step_frame,
 )
+from afl_server.federation.events import PartialStep
 
 
 class Broadcast:
@@ -83,12 +87,24 @@ class Broadcast:
             self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
         )
 
-    def ending(self, sent: int, workers: Sequence[int]) -> list[Frame]:
+    def begins_with(self, partial: PartialStep) -> bool:
+        """Whether what a process holds of this step is its beginning, as far as it is framed."""
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for frame in self.frames:
+            chunk = lone_chunk_of_server(frame.data)
+            if chunk is None or (chunk.payload, chunk.offset) >= (partial.payload, partial.offset):
+                continue
+            digest.update(
+                chunk.data if chunk.payload < partial.payload else chunk.data[: partial.offset - chunk.offset]
+            )
+        return digest.digest() == partial.digest
+
+    def ending(self, sent: int, workers: Sequence[int], *, may_join: bool = True) -> list[Frame]:
         """What is left of a closed step for a session that was sent the first ``sent`` frames; the commit is
-        the last."""
+        the last, or joined with the last of them if it ``may_join``."""
         commit = self.commit(workers)
         rest = self.frames[sent:]
-        if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
+        if may_join and rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
             commit = joined([rest.pop(), commit])
         return [*rest, commit]
 

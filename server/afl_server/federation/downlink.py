@@ -12,6 +12,7 @@ from afl.wire.frames import ack_frame, receipt_frame
 from afl_server.federation.broadcast import Broadcast, model_payloads
 from afl_server.federation.counters import Incident
 from afl_server.federation.effects import Announce, Follow, Job
+from afl_server.federation.events import NO_STEP
 from afl_server.federation.members import Member, State
 from afl_server.federation.run import Run
 
@@ -100,14 +101,23 @@ class Downlink:
             and not engine.holds(worker)
         ]
         if member.applied == self._open.base != NOWHERE:
-            self._follow(member, self._open)
+            yield from self._go_on(member, self._open)
         else:
             if member.applied != position:
                 yield from self._send_model(member)
             if asked:
                 self._follow(member, self._repeated(asked))
         if self._streaming is not None:
-            self._follow(member, self._streaming)
+            yield from self._go_on(member, self._streaming)
+
+    def _go_on(self, member: Member, broadcast: Broadcast) -> Job[None]:
+        """Send a step to a member that has just become ready; the rest of it, where it has a part."""
+        partial, first = member.partial, None
+        if (partial.position, partial.kind) == (broadcast.step.position, broadcast.step.kind):
+            member.partial = NO_STEP
+            if (yield from self._run.compute(lambda: broadcast.begins_with(partial))):
+                first = partial.payload, partial.offset
+        self._run.out.append(Follow(member.id, member.workers, broadcast, first))
 
     def acknowledge(self, closed: Step, reported: Sequence[int]) -> None:
         """Tell workers whose models are in a closed step, and whose process is not sent the next one, that
@@ -151,7 +161,7 @@ class Downlink:
     def _send_model(self, member: Member) -> Job[None]:
         if self._model is None:
             self._model = yield from self._run.compute(self._model_broadcast)
-        self._follow(member, self._model)
+        yield from self._go_on(member, self._model)
 
     def _model_broadcast(self) -> Broadcast:
         engine = self._engine

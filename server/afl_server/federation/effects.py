@@ -44,11 +44,16 @@ class Heartbeat(Effect):
 
 
 class Follow(Effect):
-    """Queue a step; its frames are sent as they come, until it is closed or abandoned."""
+    """Queue a step; its frames are sent as they come, until it is closed or abandoned.
+
+    Attributes:
+        first: the payload, and the byte of it, from which on the member is sent it; ``None`` for all of it.
+    """
 
     member: int
     workers: tuple[int, ...]
     broadcast: Broadcast
+    first: tuple[int, int] | None = None
 
 
 class Announce(Effect):

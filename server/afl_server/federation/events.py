@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, dataclass_transform
+from typing import Any, Final, Literal, dataclass_transform
 
-from afl.core.messages import NOWHERE, Position, Report
+from afl.core.messages import NOWHERE, Kind, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 
@@ -79,6 +79,25 @@ class Joined(MemberEvent):
     task: str = ""
 
 
+@dataclass(frozen=True)
+class PartialStep:
+    """What a process holds of a step whose session was cut: ``offset`` bytes of payload number ``payload``,
+    and all of those before it.
+
+    Attributes:
+        digest: of these bytes, as :meth:`afl_server.federation.broadcast.Broadcast.begins_with` takes it.
+    """
+
+    position: Position = NOWHERE
+    kind: Kind = Kind.TRAIN
+    payload: int = 0
+    offset: int = 0
+    digest: bytes = b""
+
+
+NO_STEP: Final = PartialStep()
+
+
 class Ready(MemberEvent):
     """A process has its task, data and model.
 
@@ -86,12 +105,14 @@ class Ready(MemberEvent):
         dim: d, of its model.
         realization_digest: of the first round's shared randomness as it draws it.
         reported: of each of its workers, the position of its last report.
+        partial: the step that it has a part of; at no position where it has none.
     """
 
     layout_hash: bytes
     dim: int
     realization_digest: bytes
     reported: tuple[tuple[int, Position], ...]
+    partial: PartialStep = NO_STEP
 
 
 class ReportBegan(MemberEvent):
@@ -124,10 +145,6 @@ class FailureTold(MemberEvent):
     cause: int
     message: str
     traceback: str
-
-
-class HeartbeatCame(MemberEvent):
-    """A heartbeat that wants an answer."""
 
 
 class GoodbyeSaid(MemberEvent):

@@ -23,7 +23,6 @@ from afl_server.federation import events
 from afl_server.federation.effects import Effect, Job, Pause, Release, Resume
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
-from afl_server.federation.membership import HEARTBEAT
 from afl_server.federation.rounds import Rounds
 from afl_server.federation.run import Run
 from afl_server.federation.snapshot import Connection, OpenStep, Snapshot
@@ -54,7 +53,6 @@ class Federation(Rounds):
             events.ReportBegan: self._report_began,
             events.Piece: self._piece,
             events.FailureTold: self._failure_told,
-            events.HeartbeatCame: lambda member, _: run.send(member.id, HEARTBEAT),
             events.GoodbyeSaid: self._goodbye_said,
             events.Malformed: self._malformed,
             events.PermissionChanged: self._permission_changed,
@@ -131,7 +129,7 @@ class Federation(Rounds):
 
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
-        if isinstance(event, events.FrameCame | events.HeartbeatCame | events.Opened):
+        if isinstance(event, events.FrameCame | events.Opened):
             self._take(event)
             return
         if isinstance(event, events.TimerFired) and event.name == "heartbeat":

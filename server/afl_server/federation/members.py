@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from afl.core.messages import NOWHERE, Position
 from afl.security.identity import Permission, WorkerIds
-from afl_server.federation.events import Joined
+from afl_server.federation.events import NO_STEP, Joined, PartialStep
 
 RETURN_S = 10.0
 """How long after it was lost a worker is expected back: those that live try again every second or two, and a
@@ -40,6 +40,7 @@ class Member:
         workers: those that it speaks for, ascending.
         reported: where each of its workers stood when it became ready.
         told_held: workers whose report was held when they were welcomed: they do not send it by themselves.
+        partial: the step of which it had a part when it became ready.
         owes: workers whose report for a closed step has not come: it is sent no other step.
         last_seen: when something came of it, or it was read again, in seconds of the monotonic clock.
     """
@@ -53,6 +54,7 @@ class Member:
     workers: tuple[int, ...] = ()
     reported: dict[int, Position] = field(default_factory=dict)
     told_held: set[int] = field(default_factory=set)
+    partial: PartialStep = NO_STEP
     owes: set[int] = field(default_factory=set)
 
     @property

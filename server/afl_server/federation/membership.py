@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afl._version import __version__
+from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
@@ -16,7 +17,6 @@ from afl_server.federation.events import FailureTold, Joined, Opened, Ready
 from afl_server.federation.members import Member, State
 from afl_server.federation.run import Run
 
-HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
 
 PROBE_TIMEOUT_S = 5.0
@@ -173,10 +173,7 @@ class Membership:
             settings=run.settings.to_message(),
             # A process that has built its model has drawn from the seed.
             seed=b"" if member.join.layout_hash else run.randomness.seed,
-            workers=[
-                pb.Expectation(worker=worker, position=position, held=worker in member.told_held)
-                for worker in member.workers
-            ],
+            workers=[_expectation(engine, worker, position) for worker in member.workers],
             buffers_averaged=averaged,
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
@@ -193,7 +190,7 @@ class Membership:
             raise ProtocolError("a Ready that does not follow a Join")
         if tuple(worker for worker, _ in event.reported) != member.workers:
             raise ProtocolError("a Ready must say where each worker of its Join stands, in the same order")
-        member.reported = dict(event.reported)
+        member.reported, member.partial = dict(event.reported), event.partial
         refusal = self._admission.of_ready(event) or self._residual_refusal(member)
         if refusal:
             self.refuse(member, refusal)
@@ -219,8 +216,8 @@ class Membership:
         partial = (
             worker
             for worker in newcomers
-            # What a journal holds is sent again byte for byte.
-            if engine.is_partial(worker) and member.reported[worker] != engine.step.position
+            # A report that a journal holds goes on where it was.
+            if member.reported[worker] != engine.step.position and not engine.drop_beginning(worker)
         )
         return next(partial, None)
 
@@ -344,8 +341,6 @@ class Membership:
             return
         is_new = member.state is State.NEW
         freed = members.remove(member, run.now)
-        for worker in freed:
-            run.engine.cut(worker)
         if is_new:
             run.set_timer("handshake", None, member.id)
         if self.farewell is None:
@@ -370,3 +365,10 @@ def _check_workers(workers: tuple[int, ...]) -> None:
         raise ProtocolError(f"a Join of {len(workers)} workers; {MOST_WORKERS_A_SESSION} are the most")
     if list(workers) != sorted(set(workers)):
         raise ProtocolError("the workers of a Join must be ascending and each named once")
+
+
+def _expectation(engine: RoundEngine, worker: int, position: pb.Position) -> pb.Expectation:
+    payload, offset = engine.arrived(worker)
+    return pb.Expectation(
+        worker=worker, position=position, held=engine.holds(worker), payload=payload, offset=offset
+    )

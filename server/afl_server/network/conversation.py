@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from afl.core.messages import PayloadHeader
+from afl.core.messages import Kind, PayloadHeader
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -16,6 +16,7 @@ from afl.wire.frames import (
     report_of,
 )
 from afl_server.federation import events
+from afl_server.network.outbox import Outbox
 
 
 class Conversation:
@@ -23,10 +24,12 @@ class Conversation:
 
     Args:
         member: the stream's number.
+        outbox: what is sent to the peer, which hears what has come of it.
     """
 
-    def __init__(self, member: int) -> None:
+    def __init__(self, member: int, outbox: Outbox) -> None:
         self._member = member
+        self._outbox = outbox
         self._workers = 0
         """How many the peer has asked to speak for."""
         self._payloads: dict[int, tuple[PayloadHeader, ...]] = {}
@@ -56,11 +59,14 @@ class Conversation:
                 yield events.Malformed(self._member, str(error))
                 return
             self._payloads[report.worker] = report.payloads
+            self._outbox.all_arrived()
             yield events.ReportBegan(self._member, report)
         for piece in frame.chunks:
             yield events.Piece(self._member, piece.worker, piece.payload, piece.offset, piece.data)
-        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
-            yield events.HeartbeatCame(self._member)
+        if frame.heartbeat.reply_wanted:
+            self._outbox.reply()
+        if frame.heartbeat.is_reply:
+            self._outbox.answered()
         if frame.HasField("failure"):
             yield self._failure(frame.failure)
         if frame.HasField("goodbye"):
@@ -68,7 +74,7 @@ class Conversation:
 
     def _counted(self, size: int, frame: pb.WorkerFrame) -> events.FrameCame:
         # What the step is for, which decides on the kind of traffic, the federation knows.
-        content = content_of_worker_frame(frame, lambda worker: self._header(worker, 0))
+        content = content_of_worker_frame(frame, self._header)
         return events.FrameCame(
             self._member,
             size,
@@ -87,6 +93,8 @@ class Conversation:
         if frame.HasField("join"):
             join = frame.join
             self._workers = len(join.workers)
+            if join.run_id:
+                self._outbox.be_careful()
             yield events.Joined(
                 self._member,
                 workers=tuple(join.workers),
@@ -108,6 +116,7 @@ class Conversation:
                 reported=tuple(
                     (standing.worker, position_of(standing.reported)) for standing in ready.workers
                 ),
+                partial=_partial(ready.partial),
             )
 
     def _failure(self, failure: pb.Failure) -> events.FailureTold:
@@ -119,3 +128,13 @@ class Conversation:
             failure.message,
             failure.traceback,
         )
+
+
+def _partial(message: pb.PartialStep) -> events.PartialStep:
+    try:
+        kind = Kind(message.kind)
+    except ValueError:
+        # None, or of a kind that is not known here: such a step is not sent.
+        return events.NO_STEP
+    position = position_of(message.position)
+    return events.PartialStep(position, kind, message.payload, message.offset, message.digest)

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from afl.core.messages import GoodbyeStatus
 from afl.daemon.fault_points import reached
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import Frame, control, number
-from afl_server.federation.broadcast import Broadcast
+from afl.wire.frames import Frame, control, number, pieces, step_frame
+from afl.wire.pace import Pace
 from afl_server.federation.counters import Counters
-from afl_server.federation.membership import HEARTBEAT
+from afl_server.federation.effects import Follow
 
 MOST_QUEUED = 1024
 """Frames and steps that may wait for a peer to take them, and :data:`QUEUED_A_WORKER` for each of its workers
@@ -21,8 +21,13 @@ besides: what a step sends, with its acks, is far less."""
 QUEUED_A_WORKER = 8
 
 
+HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
+QUESTION = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
+REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(is_reply=True)))
+
+
 class Outbox:
-    """The frames for one peer, in order.
+    """The frames for one peer, in order; replies to its questions go before all others.
 
     Attributes:
         ended: set once nothing more is queued.
@@ -30,13 +35,17 @@ class Outbox:
 
     Args:
         counters: charge what the paper does for a step once it is sent.
+        chunk_bytes: the largest piece of a payload.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, chunk_bytes: int) -> None:
         self.ended = asyncio.Event()
         self.is_given_up = False
         self._counters = counters
-        self._queue: deque[Frame | tuple[Broadcast, tuple[int, ...]]] = deque()
+        self._queue: deque[Frame | Follow] = deque()
+        self._chunk_bytes = chunk_bytes
+        self._pace = Pace(chunk_bytes, is_careful=False)
+        self._replies = 0
         self._workers = 0
         self._woken = asyncio.Event()
 
@@ -51,12 +60,33 @@ class Outbox:
             self._queue.append(frame)
             self.wake()
 
-    def follow(self, broadcast: Broadcast, workers: tuple[int, ...]) -> None:
-        """Queue a step, for these workers of the peer."""
+    def follow(self, step: Follow) -> None:
+        """Queue a step."""
         if not self.ended.is_set():
-            self._workers = len(workers)
-            self._queue.append((broadcast, workers))
+            self._workers = len(step.workers)
+            self._queue.append(step)
             self.wake()
+
+    # What the peer says of what is under way.
+
+    def be_careful(self) -> None:
+        """An earlier connection of the peer was cut."""
+        self._pace = Pace(self._chunk_bytes, is_careful=True)
+
+    def reply(self) -> None:
+        """The peer asks whether all that it has sent has come."""
+        self._replies += 1
+        self.wake()
+
+    def answered(self) -> None:
+        """The peer has answered the oldest question."""
+        self._pace.answered()
+        self.wake()
+
+    def all_arrived(self) -> None:
+        """The peer has reported of what it was sent."""
+        self._pace.all_arrived()
+        self.wake()
 
     def beat(self) -> None:
         """Queue a heartbeat, unless something waits to be taken."""
@@ -82,34 +112,61 @@ class Outbox:
 
     async def frames(self) -> AsyncIterator[Frame]:
         """What to write, until the end."""
+        async for frame in self._queued():
+            size = len(frame.data)
+            if self._pace.is_question_due(size):
+                self._pace.asked()
+                yield QUESTION
+            while self._pace.must_wait(size):
+                await self._wait()
+                for reply in self._taken_replies():
+                    yield reply
+            self._pace.sent(size)
+            yield frame
+
+    async def _queued(self) -> AsyncIterator[Frame]:
         while True:
-            while not self._queue:
+            for reply in self._taken_replies():
+                yield reply
+            if not self._queue:
                 if self.ended.is_set():
                     return
                 await self._wait()
+                continue
             item = self._queue.popleft()
             if isinstance(item, Frame):
                 yield item
                 continue
-            async for frame in self._followed(*item):
+            async for frame in self._followed(item):
                 yield frame
 
-    async def _followed(self, broadcast: Broadcast, workers: tuple[int, ...]) -> AsyncIterator[Frame]:
-        sent = 0
+    def _taken_replies(self) -> list[Frame]:
+        count, self._replies = self._replies, 0
+        return [REPLY] * count
+
+    async def _followed(self, step: Follow) -> AsyncIterator[Frame]:
+        broadcast, sent, first = step.broadcast, 0, (0, 0)
+        if step.first is not None:
+            yield step_frame(broadcast.step, goes_on=True)
+            sent, first = 1, step.first
         while not broadcast.is_closed:
             if broadcast.is_abandoned:
                 return
             if sent < len(broadcast.frames):
                 sent += 1
-                yield broadcast.frames[sent - 1]
+                for piece in pieces(broadcast.frames[sent - 1], self._pace.piece_bytes(), first):
+                    yield piece
             else:
                 await self._wait()
-        *rest, commit = broadcast.ending(sent, workers)
+                for reply in self._taken_replies():
+                    yield reply
+        *rest, commit = broadcast.ending(sent, step.workers, may_join=step.first is None)
         for frame in rest:
-            yield frame
+            for piece in pieces(frame, self._pace.piece_bytes(), first):
+                yield piece
         reached("server.mid-broadcast")
         yield commit
-        answering = sum(worker in broadcast.participants for worker in workers)
+        answering = sum(worker in broadcast.participants for worker in step.workers)
         has_weights = bool(broadcast.dual_weights)
         self._counters.charge_step(broadcast.step.payloads, answering, has_weights=has_weights)
 

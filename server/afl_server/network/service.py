@@ -153,7 +153,7 @@ class FederationService:
             if isinstance(effect, effects.Send):
                 outbox.put(effect.frame)
             else:
-                outbox.follow(effect.broadcast, effect.workers)
+                outbox.follow(effect)
             if outbox.is_full and not outbox.is_given_up:
                 self._give_up(stream)
         elif isinstance(effect, effects.Heartbeat):
@@ -177,7 +177,7 @@ class FederationService:
 
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         identity = self._identify(context)
-        stream = _Stream(next(self._numbers), identity, Outbox(self._counters))
+        stream = _Stream(next(self._numbers), identity, Outbox(self._counters, self._config.chunk_bytes))
         self._streams[stream.member] = stream
         self._deliver(events.Opened(stream.member, context.peer(), identity.permission))
         tasks = {
@@ -234,7 +234,7 @@ class FederationService:
             await context.write(frame.data)
 
     async def _read(self, stream: _Stream, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        conversation, ended = Conversation(stream.member), stream.outbox.ended
+        conversation, ended = Conversation(stream.member, stream.outbox), stream.outbox.ended
         while not ended.is_set():
             await stream.is_read.wait()
             data = await context.read()
