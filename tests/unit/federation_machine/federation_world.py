@@ -227,9 +227,13 @@ class World:
                     peer.reported[worker] = step.position
                     self.queue(peer, worker, step.position, step.kind)
 
-    def queue(self, peer: Peer, worker: int, position: Position, kind: Kind) -> None:
-        """Let the peer report."""
+    def queue(
+        self, peer: Peer, worker: int, position: Position, kind: Kind, first: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Let the peer report, from this byte of this payload on."""
         for event in self.report(worker, position, kind):
+            if isinstance(event, events.Piece) and (event.payload, event.offset) < first:
+                continue
             values = {name: getattr(event, name) for name in type(event).__dataclass_fields__}
             peer.said.append(type(event)(**{**values, "member": peer.member}))
 
@@ -280,10 +284,10 @@ class World:
             peer.held = {entry.worker for entry in frame.welcome.workers if entry.held}
             peer.said.append(self.ready(peer))
             position, kind = self.federation.engine.step.position, self.federation.engine.step.kind
-            for worker in peer.workers:
-                # As a worker does: what it has made and the server does not hold goes again.
-                if peer.reported[worker] == position and worker not in peer.held:
-                    self.queue(peer, worker, position, kind)
+            for entry in frame.welcome.workers:
+                # As a worker does: what it has made goes on where the server has it to.
+                if peer.reported[entry.worker] == position and not entry.held:
+                    self.queue(peer, entry.worker, position, kind, (entry.payload, entry.offset))
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             peer.said.append(events.FrameCame(member, 4))
         for ack in map(ack_of, frame.acks):

@@ -33,9 +33,10 @@ from afl.wire.frames import (
 from afl_lab.simulation.meter import Cost, report_costs, step_costs
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Counters
+from afl_server.federation.effects import Follow
 from afl_server.federation.events import FrameCame, Piece
 from afl_server.network.conversation import Conversation
-from afl_server.network.outbox import Outbox
+from afl_server.network.outbox import QUESTION, Outbox
 
 CHUNKS = st.sampled_from([4, 8, 52, 400, 4096, 1 << 20])
 SIZES = st.one_of(
@@ -86,7 +87,7 @@ def chunk_bytes_for(payloads: list[Payload], drawn: int) -> int:
 
 def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], chunk_bytes: int) -> WireCount:
     """As the server counts what comes in."""
-    count, conversation = WireCount(), Conversation(1)
+    count, conversation = WireCount(), Conversation(1, Outbox(Counters(), chunk_bytes))
     for frame in report_frames(report, kind, payloads, chunk_bytes):
         for event in conversation.events_of(frame.data):
             if isinstance(event, FrameCame):
@@ -157,7 +158,7 @@ def sent_by_the_server(
     step: Step, payloads: list[Payload], chunk_bytes: int, worker: int, weights: list[float]
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
-    outbox = Outbox(Counters())
+    outbox = Outbox(Counters(), chunk_bytes)
     broadcast = Broadcast.whole(
         step,
         NOWHERE,
@@ -169,12 +170,15 @@ def sent_by_the_server(
     goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:
-        outbox.follow(broadcast, (worker,))
+        outbox.follow(Follow(1, (worker,), broadcast))
         outbox.put(goodbye)
         count = WireCount()
         async for frame in outbox.frames():
             if frame is goodbye:
                 break
+            if frame is QUESTION:
+                outbox.answered()
+                continue
             count.add(len(frame.data), frame.content)
         return count
 
