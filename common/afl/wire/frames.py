@@ -265,7 +265,7 @@ def step_of(message: pb.Step) -> Step:
     Raises:
         ProtocolError: if it is not one this version knows.
     """
-    kind = _member(Kind, message.kind, "kind of step")
+    kind = member(Kind, message.kind, "kind of step")
     return Step(position_of(message.position), kind, tuple(map(payload_header_of, message.payloads)))
 
 
@@ -300,7 +300,7 @@ def ack_of(message: pb.Ack) -> Ack:
     Raises:
         ProtocolError: if its status is unknown.
     """
-    status = _member(AckStatus, message.status, "status of an ack")
+    status = member(AckStatus, message.status, "status of an ack")
     return Ack(message.worker, position_of(message.position), status, message.reason)
 
 
@@ -313,12 +313,12 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
     if message.dim > MAX_DIM:
         raise ProtocolError(f"a payload of dimension {message.dim}; {MAX_DIM} is the largest")
     return PayloadHeader(
-        role=_member(Role, message.role, "role of a payload"),
-        encoding=_member(Encoding, message.encoding, "encoding of a payload"),
+        role=member(Role, message.role, "role of a payload"),
+        encoding=member(Encoding, message.encoding, "encoding of a payload"),
         dim=message.dim,
         count=message.count,
         value_bytes=message.value_bytes,
-        value_type=_member(ValueType, message.value_type, "value type of a payload"),
+        value_type=member(ValueType, message.value_type, "value type of a payload"),
         index_coding=message.index_coding,
         index_parameter=message.index_parameter,
         index_bytes=message.index_bytes,
@@ -374,7 +374,8 @@ def _ack(ack: Ack) -> bytes:
     return pb.ServerFrame(acks=[pb.Ack(**parts)]).SerializeToString()
 
 
-def _member(kind: type[_E], number: int, what: str) -> _E:
+def member(kind: type[_E], number: int, what: str) -> _E:
+    """The member that the protocol numbers so; a :class:`ProtocolError` that names ``what`` if none is."""
     try:
         return kind(number)
     except ValueError:

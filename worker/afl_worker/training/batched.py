@@ -25,10 +25,6 @@ class BatchedOracle(TaskOracle):
     since a batched product adds in another order. The model must stay as it is until all workers have been
     asked, so algorithms with local steps cannot use it.
 
-    Args:
-        data: by hosted worker; all need the same minibatch size.
-        options: as the base class has them.
-
     Raises:
         TaskError: if the workers' minibatches differ in size.
     """
@@ -39,11 +35,9 @@ class BatchedOracle(TaskOracle):
         vector: ParameterVector,
         data: Mapping[int, WorkerData],
         randomness: SharedRandomness,
-        *,
-        device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
-        super().__init__(task, vector, data, randomness, device=device, **options)
+        super().__init__(task, vector, data, randomness, **options)
         sizes = {worker: self.batch_size(worker) for worker in data}
         if len(set(sizes.values())) > 1:
             small = min(sizes, key=sizes.__getitem__)
@@ -53,14 +47,13 @@ class BatchedOracle(TaskOracle):
                 "task.batch_size, or leave it out"
             )
         self._lossy = _Loss(task, vector.module)
-        self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=device)
-        self._scaled = torch.empty(vector.dim, dtype=torch.float32, device=device)
+        self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=self._device)
+        self._scaled = torch.empty_like(vector.values)
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
         self._round = 0
-        self._call = vmap(
-            grad_and_value(self._loss, has_aux=True), in_dims=(None, 0, 0), randomness="different"
-        )
+        one = grad_and_value(self._loss, has_aux=True)
+        self._call = vmap(one, in_dims=(None, 0, 0), randomness="different")
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         if round_ != self._round:

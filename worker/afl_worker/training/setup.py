@@ -72,7 +72,6 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        device=device,
         spent=spent,
     )
     workers, skips = options.workers, settings.skips_non_finite

@@ -46,11 +46,11 @@ class Timings:
         """For the log, by phase and clock."""
         codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
         phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
-        seconds: dict[str, float] = {}
-        for name, spent in phases.items():
-            seconds[f"{name}_wall"] = round(spent.wall, 6)
-            seconds[f"{name}_cpu"] = round(spent.cpu, 6)
-        return seconds
+        return {
+            f"{name}_{clock}": round(getattr(spent, clock), 6)
+            for name, spent in phases.items()
+            for clock in ("wall", "cpu")
+        }
 
     def __str__(self) -> str:
         codec = self.codec.wall - self.compute.wall
