@@ -127,11 +127,7 @@ class Journal:
         return _kept(newest)
 
     def write(self, kept: Kept) -> None:
-        """Make an entry durable.
-
-        Raises:
-            StorageError: if it cannot be written; the last entry still stands.
-        """
+        """Make an entry durable. Raises StorageError if it cannot be written; the last entry still stands."""
         reached("worker.before-journal")
         arrays = {_BUFFERS + name: array for name, array in kept.buffers.items()}
         described, sections = packed_arrays(

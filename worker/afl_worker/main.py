@@ -42,11 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids.
-
-    Raises:
-        ConfigError: if it is not of that form, or names an id twice, or too many.
-    """
+    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids. Raises ConfigError if it is not of that form,
+    or names an id twice, or too many."""
     ids: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -138,11 +135,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
 
 
 def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
-    """What a parsed command line and the environment say.
-
-    Raises:
-        ConfigError: if something of it cannot be used.
-    """
+    """What a parsed command line and the environment say. Raises ConfigError if something of it cannot be
+    used."""
     give_up_after: float | None = None
     if parsed.give_up_after != "never":
         try:

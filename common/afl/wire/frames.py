@@ -260,21 +260,13 @@ def position_of(message: pb.Position) -> Position:
 
 
 def step_of(message: pb.Step) -> Step:
-    """A step's opening.
-
-    Raises:
-        ProtocolError: if it is not one this version knows.
-    """
+    """A step's opening. Raises ProtocolError if it is not one this version knows."""
     kind = member(Kind, message.kind, "kind of step")
     return Step(position_of(message.position), kind, tuple(map(payload_header_of, message.payloads)))
 
 
 def report_of(message: pb.Report) -> Report:
-    """A report's opening.
-
-    Raises:
-        ProtocolError: if it is malformed.
-    """
+    """A report's opening. Raises ProtocolError if it is malformed."""
     metrics = {metric.name: metric.value for metric in message.metrics}
     if len(metrics) != len(message.metrics):
         raise ProtocolError(f"worker {message.worker} reports a metric twice")
@@ -295,21 +287,14 @@ def report_of(message: pb.Report) -> Report:
 
 
 def ack_of(message: pb.Ack) -> Ack:
-    """An Ack.
-
-    Raises:
-        ProtocolError: if its status is unknown.
-    """
+    """An Ack. Raises ProtocolError if its status is unknown."""
     status = member(AckStatus, message.status, "status of an ack")
     return Ack(message.worker, position_of(message.position), status, message.reason)
 
 
 def payload_header_of(message: pb.Payload) -> PayloadHeader:
-    """A payload's header; nothing is allocated for what it claims.
-
-    Raises:
-        ProtocolError: if an enumeration is unknown or the dimension beyond what the schema allows.
-    """
+    """A payload's header; nothing is allocated for what it claims. Raises ProtocolError if an enumeration is
+    unknown or the dimension beyond what the schema allows."""
     if message.dim > MAX_DIM:
         raise ProtocolError(f"a payload of dimension {message.dim}; {MAX_DIM} is the largest")
     return PayloadHeader(

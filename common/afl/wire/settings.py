@@ -128,11 +128,7 @@ class RunSettings:
 
     @classmethod
     def of_message(cls, message: pb.RunSettings) -> RunSettings:
-        """From the wire.
-
-        Raises:
-            ProtocolError: if a part is missing or malformed.
-        """
+        """From the wire. Raises ProtocolError if a part is missing or malformed."""
         counts = (message.workers, message.rounds, message.batch_size, message.evaluation_batch_size)
         durations = (message.heartbeat_seconds, message.peer_timeout_seconds)
         if not all(counts) or not message.chunk_bytes or not all(0 < value < math.inf for value in durations):

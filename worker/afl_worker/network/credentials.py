@@ -59,11 +59,7 @@ class CredentialFiles:
         return bool(self.token) or self.token_file is not None
 
     def read(self) -> Credentials:
-        """What they hold now.
-
-        Raises:
-            ConfigError: if one cannot be used.
-        """
+        """What they hold now. Raises ConfigError if one cannot be used."""
         authorities, pair, token = None, None, self.token
         if self.certificate is not None and self.key is not None:
             pair = read_pair(self.certificate, self.key, names=("--certificate", "--key"))
@@ -87,10 +83,7 @@ class CredentialFiles:
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.
-
-        Raises:
-            ConfigError: if it cannot be read.
-        """
+        Raises ConfigError if it cannot be read."""
         end, text = self._expiry()
         return text if end <= time.time() else ""
 

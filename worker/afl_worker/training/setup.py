@@ -103,11 +103,8 @@ def set_up(
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that ``--device`` names; ``auto`` is CUDA where there is any.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """The device that ``--device`` names; ``auto`` is CUDA where there is any. Raises ConfigError if there is
+    no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -59,11 +59,8 @@ class BufferMean(SumCollector):
         self._absent = len(absent)
 
     def close(self) -> Payload:
-        """The mean, which the server's own copy takes too.
-
-        Raises:
-            NonFiniteError: if the sum leaves float32's range.
-        """
+        """The mean, which the server's own copy takes too. Raises NonFiniteError if the sum leaves float32's
+        range."""
         mean = self._mean.mean(float(self._workers - self._absent), "evaluation", "buffers")
         self.reset()
         self._buffers.load(mean)
