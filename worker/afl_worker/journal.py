@@ -173,7 +173,7 @@ class Journal:
         os.close(self._lock)
 
     def remove(self) -> None:
-        """The run is complete: nothing will go on from here."""
+        """Remove the file and release its lock."""
         for suffix in (".journal", ".new", ".lock"):
             self._path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
@@ -216,7 +216,7 @@ class Journals:
     """Those of a process's workers: ``folder/RUN_ID/worker-ID.journal``.
 
     Args:
-        level: ``process``, ``machine``, or ``off``, which keeps nothing.
+        level: what they must survive, ``process`` or ``machine``.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Journals:
     ) -> None:
         self._folder = folder / run_id
         self._own: dict[int, Journal] = {}
-        for worker in workers if level != "off" else ():
+        for worker in workers:
             path = self._folder / f"worker-{worker}.journal"
             owner = Owner(run_id, layout_hash.hex(), worker)
             try:
@@ -240,27 +240,17 @@ class Journals:
 
     def write(self, kept: Kept) -> None:
         """Make a worker's entry durable."""
-        if self._own:
-            self._own[kept.report.worker].write(kept)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is kept."""
-        return bool(self._own)
+        self._own[kept.report.worker].write(kept)
 
     def close(self) -> None:
         """Close all files and release their locks."""
         for journal in self._own.values():
             journal.close()
-        self._own = {}
 
     def remove(self) -> None:
-        """Remove the journals of a run that is complete."""
-        if not self._own:
-            return
+        """Remove the journals of a run that is complete: nothing will go on from here."""
         for journal in self._own.values():
             journal.remove()
-        self._own = {}
         # Another process's journals, or another run's, may still lie there.
         with contextlib.suppress(OSError):
             self._folder.rmdir()

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from afl.config import Config
@@ -158,15 +158,8 @@ class RunSettings:
         )
 
 
-_AS_THEY_ARE = (
-    "task",
-    "batch_size",
-    "evaluation_batch_size",
-    "threads",
-    "batch_oracles",
-    "chunk_bytes",
-    "journal",
-    "skips_non_finite",
+_AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
+    field.name for field in fields(RunSettings) if field.name != "task_options"
 )
 """What the message has by the same name."""
 

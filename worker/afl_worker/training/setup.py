@@ -38,7 +38,7 @@ class Training:
     """
 
     participant: Participant
-    journals: Journals
+    journals: Journals | None
     digest: bytes
 
 
@@ -76,10 +76,11 @@ def set_up(
     )
     workers, skips = options.workers, settings.skips_non_finite
     side = worker_side(settings.parameters, vector.dim, randomness, workers, device, keeps_old=skips)
-    journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
-    journal = journals if journals.is_on else None
-    participant = Participant(vector, side, oracle, workers, journal=journal, skips_non_finite=skips)
-    kept = journals.read()
+    journals = None
+    if settings.journal != "off":
+        journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
+    participant = Participant(vector, side, oracle, workers, journal=journals, skips_non_finite=skips)
+    kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
         round_ = entry.report.position.round
