@@ -122,9 +122,8 @@ class Conversation:
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
 
-        Raises:
-            ProtocolError: if the step does not follow from where the model is.
-            CannotGoOnError: if the task's code fails, or a number is not finite.
+        Raises ProtocolError if the step does not follow from where the model is, and CannotGoOnError if the
+        task's code fails or a number is not finite.
         """
         present = committed.participants
         asked = [worker for worker in self._options.workers if present is None or worker in present]
@@ -145,12 +144,8 @@ class Conversation:
         self._trained.participant.prepare(round_)
 
     def answered(self, ack: Ack) -> None:
-        """A report that counted is not kept; what a late one carried is part of a later one.
-
-        Raises:
-            ProtocolError: if there can be no report yet.
-            CannotGoOnError: if what was late makes a number that is not finite.
-        """
+        """A report that counted is not kept; what a late one carried is part of a later one, or a
+        CannotGoOnError where it makes a number that is not finite."""
         participant = self._trained.participant
         if ack.status is AckStatus.ACCEPTED:
             participant.counted(ack.worker, ack.position)

@@ -213,11 +213,8 @@ class Journal:
 
 
 class Journals:
-    """Those of a process's workers: ``folder/RUN_ID/worker-ID.journal``.
-
-    Args:
-        level: what they must survive, ``process`` or ``machine``.
-    """
+    """Those of a process's workers, ``folder/RUN_ID/worker-ID.journal``, which must survive the end of the
+    ``process`` or of the ``machine`` (``level``)."""
 
     def __init__(
         self, folder: Path, run_id: str, layout_hash: bytes, workers: Sequence[int], level: str

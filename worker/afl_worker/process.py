@@ -19,21 +19,17 @@ LOG = logging.getLogger("afl.worker")
 
 
 class SignalError(BaseException):
-    """A signal asked the process to end.
-
-    No ``Exception``: it is not the task's, and passes what catches those.
-    """
+    """A signal asked the process to end. No ``Exception``: it is not the task's, and passes what catches
+    those."""
 
 
 def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:
-    """Take part in a run until it is over; returns the exit code.
+    """Take part in a run until it is over; returns the exit code. Raises ConfigError if there is no such
+    device.
 
     Args:
         http: where to serve pages for probes.
         stays: wait for a signal once the run is complete.
-
-    Raises:
-        ConfigError: if there is no such device.
     """
     runtime = Runtime(options)
     for number in STOP_SIGNALS:
@@ -68,9 +64,6 @@ class WorkerPages(HttpPages):
     """Says whether the process answers, and whether it takes part: /healthz, /readyz.
 
     Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
     """
 
     def __init__(self, runtime: Runtime, address: Address) -> None:

@@ -68,14 +68,7 @@ class Reconnection:
 
 
 class Runtime:
-    """Runs the hosted workers until the run is over.
-
-    Attributes:
-        is_over: whether the run has ended as configured.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

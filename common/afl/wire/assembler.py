@@ -12,12 +12,8 @@ from afl.wire.frames import position_of, step_of
 
 
 class StepAssembler:
-    """Collects the parts of one step at a time.
-
-    Args:
-        workers: the session's workers, in the order of its Join.
-        largest: the most payload bytes a step may have; checked before anything is allocated.
-    """
+    """Collects the parts of one step at a time, for the session's workers in the order of its Join; a step of
+    more than ``largest`` payload bytes is refused before anything is allocated."""
 
     def __init__(self, workers: tuple[int, ...], largest: int) -> None:
         self._workers = workers

@@ -99,11 +99,7 @@ def step_frame(step: Step) -> Frame:
 def commit_frame(
     position: Position, kind: Kind, dual_weights: Sequence[float], workers: Sequence[int] = ()
 ) -> Frame:
-    """The closing of a step for one session.
-
-    Args:
-        workers: those of the session that answer; none for all of them.
-    """
+    """The closing of a step for one session, of which ``workers`` answer; none stands for all of them."""
     message = pb.Commit(position=position_message(position), dual_weights=dual_weights, workers=workers)
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
     return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
@@ -124,10 +120,8 @@ def report_frame(report: Report, kind: Kind) -> Frame:
 def report_frames(
     report: Report, kind: Kind, payloads: Sequence[Payload], chunk_bytes: int
 ) -> Iterator[Frame]:
-    """A whole report: one frame if it is small, else its opening and its payloads in chunks.
-
-    Each frame is made when it is taken; until then its bytes are the payloads' own.
-    """
+    """A whole report: one frame if it is small, else its opening and its payloads in chunks. Each frame is
+    made when it is taken; until then its bytes are the payloads' own."""
     opening = report_frame(report, kind)
     chunks = (
         frame
@@ -232,15 +226,8 @@ parse_server_frame = functools.partial(_parsed, pb.ServerFrame)
 
 
 def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
-    """Refuse a frame with more parts than its session can have anything to say with: each costs the receiver
-    more time than it costs the sender.
-
-    Args:
-        workers: how many the session hosts.
-
-    Raises:
-        ProtocolError: if it has more.
-    """
+    """Raise ProtocolError for a frame with more parts than a session of so many workers can have anything to
+    say with: each costs the receiver more time than it costs the sender."""
 
     def check(whose: str, parts: Sized, what: str, most: int) -> None:
         if len(parts) > most:
@@ -313,11 +300,8 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
 def content_of_worker_frame(
     frame: pb.WorkerFrame, header_of: Callable[[int], PayloadHeader | None]
 ) -> FrameContent:
-    """What a worker's frame holds; reports and chunks count as training.
-
-    Args:
-        header_of: the payload that a worker's chunks belong to, before this frame's own reports.
-    """
+    """What a worker's frame holds; reports and chunks count as training. ``header_of`` gives the payload that
+    a worker's chunks belong to, before this frame's own reports."""
     if not (frame.reports or frame.chunks):
         return FrameContent(Traffic.CONTROL)
     scalars = sum(_SCALAR_BYTES * _scalars(report) for report in frame.reports)

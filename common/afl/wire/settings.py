@@ -45,11 +45,7 @@ class RunSettings:
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
-        """The settings that a configuration gives.
-
-        Args:
-            local_options: options of the task that are this machine's own and stay here.
-        """
+        """The settings that a configuration gives, without the task's options that are this machine's own."""
         algorithm = config.algorithm
         up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
         is_exact_down = down == up or down.name == IDENTITY
@@ -92,10 +88,8 @@ class RunSettings:
         )
 
     def differences(self, other: RunSettings) -> list[str]:
-        """What of the run is not the same in ``other``, a line each: name, this value and the other.
-
-        Chunks, heartbeats and their limit may change with each start of the server.
-        """
+        """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
+        heartbeats and their limit may change with each start of the server."""
         one, two = self._flat(), other._flat()
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"

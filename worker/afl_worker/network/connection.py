@@ -58,12 +58,8 @@ Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
 class Connection:
     """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
 
-    Args:
-        files: what this worker shows of itself, and what it knows the server by.
-        use_proxy: whether proxy environment variables apply; never for loopback.
-
-    Raises:
-        ConfigError: if one of those files cannot be used.
+    Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
+    used.
     """
 
     def __init__(self, address: Address, files: CredentialFiles, *, use_proxy: bool = True) -> None:

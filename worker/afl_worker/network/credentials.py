@@ -38,13 +38,8 @@ class Credentials:
 
 @dataclass(frozen=True)
 class CredentialFiles:
-    """Where credentials are.
-
-    Attributes:
-        authorities: of the server's certificate; ``None`` for plaintext.
-        token: one that was given in the environment; a file's comes before it.
-        server_name: the name that the server's certificate must have instead of the host; empty for the host.
-    """
+    """Where credentials are. Without ``authorities`` the connection is plaintext. A file's token comes before
+    one that was given in the environment; an empty ``server_name`` stands for the host."""
 
     authorities: Path | None = None
     certificate: Path | None = None

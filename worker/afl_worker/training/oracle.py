@@ -159,10 +159,8 @@ class TaskOracle:
         return numbers
 
     def _seed(self, purpose: Purpose, worker: int, round_: int = 0) -> None:
-        """Seed PyTorch's generator of the device.
-
-        ``torch.manual_seed`` would seed those of all devices, and takes ninety times as long (measured).
-        """
+        """Seed PyTorch's generator of the device: ``torch.manual_seed`` would seed those of all devices, and
+        takes ninety times as long (measured)."""
         seed = int(self._randomness.stream(purpose, round_, worker).words(1)[0])
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index

@@ -31,11 +31,8 @@ LOG = logging.getLogger("afl.worker")
 
 @dataclass(frozen=True)
 class Training:
-    """The hosted workers over their model, and where they keep what must outlive the process.
-
-    Attributes:
-        digest: 16 bytes that the server must have too: of what both draw in round 1.
-    """
+    """The hosted workers over their model, and where they keep what must outlive the process; ``digest`` is
+    16 bytes over what the first round draws, which the server must have too."""
 
     participant: Participant
     journals: Journals | None
@@ -47,13 +44,8 @@ def set_up(
 ) -> Training:
     """Build the task, its data and its model, and go on from the workers' journals if there are any.
 
-    Args:
-        welcome: whose seed and run id were checked.
-        spent: to which the time in the task's code is added.
-
-    Raises:
-        Exception: whatever the task's own code raises.
-        AflError: if the task, the algorithm's compressors or the journals cannot be used.
+    The welcome's seed and run id were checked. Raises whatever the task's own code raises, and an AflError if
+    the task, the algorithm's compressors or the journals cannot be used.
     """
     randomness = SharedRandomness(welcome.seed)
     torch.set_num_threads(settings.threads)

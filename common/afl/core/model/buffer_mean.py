@@ -22,11 +22,7 @@ def buffers_header(size: int) -> PayloadHeader:
 
 class BufferMean(SumCollector):
     """``b <- sum_i b_i / m`` in float32, ascending worker id; over the present where some are absent.
-
-    Args:
-        buffers: the server's own copy, moved by :meth:`close`.
-        workers: m; all take part.
-    """
+    :meth:`close` moves ``buffers``, the server's own copy."""
 
     def __init__(self, buffers: ModuleBuffers, workers: int) -> None:
         self._buffers = buffers
