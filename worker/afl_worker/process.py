@@ -42,9 +42,8 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
             reason = runtime.run()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
-                LOG.info(
-                    "nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra
-                )
+                extra = events.Staying().extra
+                LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=extra)
                 while True:
                     signal.pause()
         except AflError as error:

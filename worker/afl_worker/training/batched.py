@@ -64,11 +64,10 @@ class BatchedOracle(TaskOracle):
         return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
-        first = next(iter(self._rows))
-        self._seed(Purpose.TASK_IN_GRADIENT, first, round_)
-        module = self.module(first, training=True)
-        assert module is self._lossy.module
-        batches = [self.minibatch(worker, round_) for worker in self._rows]
+        workers = tuple(self._rows)
+        self._seed(Purpose.TASK_IN_GRADIENT, workers[0], round_)
+        module = self.module(workers[0], training=True)
+        batches = [self.minibatch(worker, round_) for worker in workers]
         trained = {
             name: parameter.detach()
             for name, parameter in self._lossy.named_parameters()
@@ -76,27 +75,21 @@ class BatchedOracle(TaskOracle):
         }
         buffers = self._vector.buffers
         # Integers alone, such as indices, are more use to the module's code as they are.
-        stacked = buffers.stacked(tuple(self._rows)) if buffers.has_floats else {}
+        stacked = buffers.stacked(workers) if buffers.has_floats else {}
         inputs = {f"module.{name}": buffer for name, buffer in stacked.items()}
         with telling_types(module, batches[0]):
             gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
-        buffers.unstack(tuple(self._rows), {name: changed[f"module.{name}"] for name in stacked})
-        start = 0
-        for name in trained:
-            part = gradients[name].reshape(len(batches), -1)
-            stop = start + part.shape[1]
-            self._gradients[:, start:stop].copy_(part)
-            start = stop
-        assert start == self._gradients.shape[1]
-        self._losses = [float(loss) for loss in losses]
+        buffers.unstack(workers, {name: changed[f"module.{name}"] for name in stacked})
+        parts = [gradients[name].reshape(len(batches), -1) for name in trained]
+        torch.cat(parts, dim=1, out=self._gradients)
+        self._losses = losses.tolist()
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the buffers after it."""
         own = dict(buffers)
-        loss: Tensor = functional_call(self._lossy, (parameters, own), (batch,))
-        return loss, own
+        return functional_call(self._lossy, (parameters, own), (batch,)), own
 
 
 class _Loss(nn.Module):

@@ -79,15 +79,11 @@ def set_up(
         extra = events.JournalRead(worker=worker, round=round_).extra
         named = settings.parameters.named(round_)
         LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=extra)
+    extra = events.Joined(run_id=welcome.run_id, device=str(device)).extra
+    what = f"{settings.parameters.name} on {settings.task}"
+    named = WorkerIds.of(workers).named
     LOG.info(
-        "run %s: %s on %s as %s of %d, on %s",
-        welcome.run_id,
-        settings.parameters.name,
-        settings.task,
-        WorkerIds.of(options.workers).named,
-        settings.workers,
-        device,
-        extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
+        "run %s: %s as %s of %d, on %s", welcome.run_id, what, named, settings.workers, device, extra=extra
     )
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
