@@ -1,7 +1,6 @@
 """A worker process's side of the conversation: what the server says in, frames out.
 
-Here are the decisions: what a Welcome means, what is sent again, what becomes of a late report, what the
-server is told of a failure. No sockets, threads or clock: :mod:`afl_worker.runtime` has those.
+The decisions are here; sockets, threads and the clock are in :mod:`afl_worker.runtime`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Conversation:
         self._spent = spent
         self._incarnation = os.urandom(16)
         self._run_id = ""
-        self._settings: RunSettings | None = None
+        self._settings: RunSettings  # since the first Welcome
         self._training: Training | None = None
 
     @property
@@ -81,9 +80,6 @@ class Conversation:
     def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
         """Get ready: build what the run needs, once in the process's life; later sessions use it again.
 
-        Args:
-            settings: the Welcome's.
-
         Raises:
             ProtocolError: if the Welcome cannot be meant for this version.
             CannotGoOnError: if the task cannot be built, or the run's settings are not those that this
@@ -92,7 +88,15 @@ class Conversation:
         if self._training is None:
             self._begin(welcome, settings)
         else:
-            self._go_on_with(settings)
+            different = self._settings.differences(settings)
+            if different:
+                error = ConfigError(
+                    "the server's settings are not those that this worker began with: "
+                    f"{'; '.join(different)}; give the server the run's own configuration, or start this "
+                    "worker again to take part by the server's"
+                )
+                raise self._failure(self._options.workers[0], NOWHERE, error)
+            self._settings = settings
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
             extra = events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra
             LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=extra)
@@ -118,9 +122,8 @@ class Conversation:
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
 
-        Raises:
-            ProtocolError: if the step does not follow from where the model is.
-            CannotGoOnError: if the task's code fails, or a number is not finite.
+        Raises ProtocolError if the step does not follow from where the model is, and CannotGoOnError if the
+        task's code fails or a number is not finite.
         """
         present = committed.participants
         asked = [worker for worker in self._options.workers if present is None or worker in present]
@@ -141,12 +144,8 @@ class Conversation:
         self._trained.participant.prepare(round_)
 
     def answered(self, ack: Ack) -> None:
-        """A report that counted is not kept; what a late one carried is part of a later one.
-
-        Raises:
-            ProtocolError: if there can be no report yet.
-            CannotGoOnError: if what was late makes a number that is not finite.
-        """
+        """A report that counted is not kept; what a late one carried is part of a later one, or a
+        CannotGoOnError where it makes a number that is not finite."""
         participant = self._trained.participant
         if ack.status is AckStatus.ACCEPTED:
             participant.counted(ack.worker, ack.position)
@@ -166,7 +165,8 @@ class Conversation:
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""
         if self._training is not None:
-            self._training.journals.remove()
+            if self._training.journals is not None:
+                self._training.journals.remove()
         elif RUN_ID.fullmatch(run_id):
             # A process of these workers before this one may have been killed as the run ended.
             remove_left_behind(self._options.journal, run_id, self._options.workers)
@@ -177,18 +177,12 @@ class Conversation:
             raise ProtocolError("a message that can only follow a Welcome")
         return self._training
 
-    @property
-    def _agreed(self) -> RunSettings:
-        assert self._settings is not None
-        return self._settings
-
     def _frames(self, answer: tuple[Kind, Answer]) -> Iterable[Frame]:
         kind, (report, payloads) = answer
-        return report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+        return report_frames(report, kind, payloads, self._settings.chunk_bytes)
 
     def _named(self, position: Position) -> str:
-        """The update rounds of a position, for a message."""
-        return self._agreed.parameters.named(position.round)
+        return self._settings.parameters.named(position.round)
 
     def _begin(self, welcome: pb.Welcome, settings: RunSettings) -> None:
         if len(welcome.seed) != SEED_BYTES:
@@ -200,18 +194,6 @@ class Conversation:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)
         except Exception as error:  # a task's data and model may be anything; the server hears of it
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
-
-    def _go_on_with(self, settings: RunSettings) -> None:
-        """Take what the server may have changed meanwhile; this process was built for all the rest."""
-        different = self._agreed.differences(settings)
-        if different:
-            error = ConfigError(
-                f"the server's settings are not those that this worker began with: {'; '.join(different)}; "
-                "give the server the run's own configuration, or start this worker again to take part by the "
-                "server's"
-            )
-            raise self._failure(self._options.workers[0], NOWHERE, error)
-        self._settings = settings
 
     def _failure(self, worker: int, position: Position, error: Exception) -> CannotGoOnError:
         cause = FailureCause.TASK

@@ -127,11 +127,7 @@ class Journal:
         return _kept(newest)
 
     def write(self, kept: Kept) -> None:
-        """Make an entry durable.
-
-        Raises:
-            StorageError: if it cannot be written; the last entry still stands.
-        """
+        """Make an entry durable. Raises StorageError if it cannot be written; the last entry still stands."""
         reached("worker.before-journal")
         arrays = {_BUFFERS + name: array for name, array in kept.buffers.items()}
         described, sections = packed_arrays(
@@ -177,7 +173,7 @@ class Journal:
         os.close(self._lock)
 
     def remove(self) -> None:
-        """The run is complete: nothing will go on from here."""
+        """Remove the file and release its lock."""
         for suffix in (".journal", ".new", ".lock"):
             self._path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
@@ -217,18 +213,15 @@ class Journal:
 
 
 class Journals:
-    """Those of a process's workers: ``folder/RUN_ID/worker-ID.journal``.
-
-    Args:
-        level: ``process``, ``machine``, or ``off``, which keeps nothing.
-    """
+    """Those of a process's workers, ``folder/RUN_ID/worker-ID.journal``, which must survive the end of the
+    ``process`` or of the ``machine`` (``level``)."""
 
     def __init__(
         self, folder: Path, run_id: str, layout_hash: bytes, workers: Sequence[int], level: str
     ) -> None:
         self._folder = folder / run_id
         self._own: dict[int, Journal] = {}
-        for worker in workers if level != "off" else ():
+        for worker in workers:
             path = self._folder / f"worker-{worker}.journal"
             owner = Owner(run_id, layout_hash.hex(), worker)
             try:
@@ -244,27 +237,17 @@ class Journals:
 
     def write(self, kept: Kept) -> None:
         """Make a worker's entry durable."""
-        if self._own:
-            self._own[kept.report.worker].write(kept)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is kept."""
-        return bool(self._own)
+        self._own[kept.report.worker].write(kept)
 
     def close(self) -> None:
         """Close all files and release their locks."""
         for journal in self._own.values():
             journal.close()
-        self._own = {}
 
     def remove(self) -> None:
-        """Remove the journals of a run that is complete."""
-        if not self._own:
-            return
+        """Remove the journals of a run that is complete: nothing will go on from here."""
         for journal in self._own.values():
             journal.remove()
-        self._own = {}
         # Another process's journals, or another run's, may still lie there.
         with contextlib.suppress(OSError):
             self._folder.rmdir()

@@ -42,11 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids.
-
-    Raises:
-        ConfigError: if it is not of that form, or names an id twice, or too many.
-    """
+    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids. Raises ConfigError if it is not of that form,
+    or names an id twice, or too many."""
     ids: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -138,11 +135,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
 
 
 def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
-    """What a parsed command line and the environment say.
-
-    Raises:
-        ConfigError: if something of it cannot be used.
-    """
+    """What a parsed command line and the environment say. Raises ConfigError if something of it cannot be
+    used."""
     give_up_after: float | None = None
     if parsed.give_up_after != "never":
         try:
@@ -184,34 +178,26 @@ def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles
     )
     if (files.certificate is None) != (files.key is None):
         raise ConfigError("--certificate and --key belong together; give both")
-    if files.authorities is None:
+    if files.authorities is not None:
+        if parsed.insecure:
+            raise ConfigError("--insecure is plaintext, --ca is TLS; leave one out")
+    else:
         for option, value in (("--certificate", files.certificate), ("--server-name", parsed.server_name)):
             if value is not None:
                 raise ConfigError(
                     f"{option} is for TLS; give the authority of the server's certificate too: --ca FILE"
                 )
-        _check_plaintext(files, server, is_meant=parsed.insecure)
-    elif parsed.insecure:
-        raise ConfigError("--insecure is plaintext, --ca is TLS; leave one out")
+        anyone = f"--server {server} is another machine, and without TLS anyone in between could read"
+        if not server.is_loopback and not parsed.insecure:
+            raise ConfigError(
+                f"{anyone} and alter the model and the updates; use TLS with --ca FILE, or the near end of "
+                "an SSH tunnel or VPN on this machine, or add --insecure if the network itself is trusted"
+            )
+        if not server.is_loopback and files.has_token:
+            raise ConfigError(f"{anyone} the token; use TLS with --ca FILE")
     files.read()
     files.warn()
     return files
-
-
-def _check_plaintext(files: CredentialFiles, server: Address, *, is_meant: bool) -> None:
-    if server.is_loopback:
-        return
-    if not is_meant:
-        raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone in between could read and alter "
-            "the model and the updates; use TLS with --ca FILE, or the near end of an SSH tunnel or VPN on "
-            "this machine, or add --insecure if the network itself is trusted"
-        )
-    if files.has_token:
-        raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone in between could read the token; "
-            "use TLS with --ca FILE"
-        )
 
 
 def _task_option(text: str) -> tuple[str, Any]:

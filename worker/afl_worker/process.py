@@ -19,21 +19,17 @@ LOG = logging.getLogger("afl.worker")
 
 
 class SignalError(BaseException):
-    """A signal asked the process to end.
-
-    No ``Exception``: it is not the task's, and passes what catches those.
-    """
+    """A signal asked the process to end. No ``Exception``: it is not the task's, and passes what catches
+    those."""
 
 
 def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:
-    """Take part in a run until it is over; returns the exit code.
+    """Take part in a run until it is over; returns the exit code. Raises ConfigError if there is no such
+    device.
 
     Args:
         http: where to serve pages for probes.
         stays: wait for a signal once the run is complete.
-
-    Raises:
-        ConfigError: if there is no such device.
     """
     runtime = Runtime(options)
     for number in STOP_SIGNALS:
@@ -46,9 +42,8 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
             reason = runtime.run()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
-                LOG.info(
-                    "nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra
-                )
+                extra = events.Staying().extra
+                LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=extra)
                 while True:
                     signal.pause()
         except AflError as error:
@@ -68,9 +63,6 @@ class WorkerPages(HttpPages):
     """Says whether the process answers, and whether it takes part: /healthz, /readyz.
 
     Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
     """
 
     def __init__(self, runtime: Runtime, address: Address) -> None:

@@ -68,14 +68,7 @@ class Reconnection:
 
 
 class Runtime:
-    """Runs the hosted workers until the run is over.
-
-    Attributes:
-        is_over: whether the run has ended as configured.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -156,7 +149,7 @@ class Runtime:
         """One connection, from its beginning to its end; how it ended."""
         try:
             self._connection = connection = Connection(
-                self._options.server, use_proxy=self._options.use_proxy, files=self._options.credentials
+                self._options.server, self._options.credentials, use_proxy=self._options.use_proxy
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.

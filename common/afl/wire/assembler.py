@@ -31,11 +31,8 @@ class StepAssembler:
         self._spare: deque[bytearray] = deque(maxlen=2)
 
     def feed(self, frame: pb.ServerFrame) -> CommittedStep | None:
-        """The parts in one frame; the step if they complete one.
-
-        Raises:
-            ProtocolError: if a part does not fit what came before.
-        """
+        """The parts in one frame; the step if they complete one. Raises ProtocolError if a part does not fit
+        what came before."""
         if frame.HasField("step"):
             self._open(step_of(frame.step), goes_on=frame.step.goes_on)
         for chunk in frame.chunks:
@@ -85,11 +82,7 @@ class StepAssembler:
         self._filled = [0] * len(step.payloads)
 
     def add(self, chunk: pb.Chunk | ChunkView) -> None:
-        """The next piece of one of the open step's payloads.
-
-        Raises:
-            ProtocolError: if it is not.
-        """
+        """The next piece of one of the open step's payloads. Raises ProtocolError if it is not."""
         step, index, data = self._step, chunk.payload, chunk.data
         if step is None or index >= len(step.payloads):
             raise ProtocolError("a chunk that belongs to no step")

@@ -105,11 +105,7 @@ def step_frame(step: Step, *, goes_on: bool = False) -> Frame:
 def commit_frame(
     position: Position, kind: Kind, dual_weights: Sequence[float], workers: Sequence[int] = ()
 ) -> Frame:
-    """The closing of a step for one session.
-
-    Args:
-        workers: those of the session that answer; none for all of them.
-    """
+    """The closing of a step for one session, of which ``workers`` answer; none stands for all of them."""
     message = pb.Commit(position=position_message(position), dual_weights=dual_weights, workers=workers)
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
     return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
@@ -282,15 +278,8 @@ parse_server_frame = functools.partial(_parsed, pb.ServerFrame)
 
 
 def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
-    """Refuse a frame with more parts than its session can have anything to say with: each costs the receiver
-    more time than it costs the sender.
-
-    Args:
-        workers: how many the session hosts.
-
-    Raises:
-        ProtocolError: if it has more.
-    """
+    """Raise ProtocolError for a frame with more parts than a session of so many workers can have anything to
+    say with: each costs the receiver more time than it costs the sender."""
 
     def check(whose: str, parts: Sized, what: str, most: int) -> None:
         if len(parts) > most:
@@ -310,21 +299,13 @@ def position_of(message: pb.Position) -> Position:
 
 
 def step_of(message: pb.Step) -> Step:
-    """A step's opening.
-
-    Raises:
-        ProtocolError: if it is not one this version knows.
-    """
-    kind = _member(Kind, message.kind, "kind of step")
+    """A step's opening. Raises ProtocolError if it is not one this version knows."""
+    kind = member(Kind, message.kind, "kind of step")
     return Step(position_of(message.position), kind, tuple(map(payload_header_of, message.payloads)))
 
 
 def report_of(message: pb.Report) -> Report:
-    """A report's opening.
-
-    Raises:
-        ProtocolError: if it is malformed.
-    """
+    """A report's opening. Raises ProtocolError if it is malformed."""
     metrics = {metric.name: metric.value for metric in message.metrics}
     if len(metrics) != len(message.metrics):
         raise ProtocolError(f"worker {message.worker} reports a metric twice")
@@ -345,30 +326,23 @@ def report_of(message: pb.Report) -> Report:
 
 
 def ack_of(message: pb.Ack) -> Ack:
-    """An Ack.
-
-    Raises:
-        ProtocolError: if its status is unknown.
-    """
-    status = _member(AckStatus, message.status, "status of an ack")
+    """An Ack. Raises ProtocolError if its status is unknown."""
+    status = member(AckStatus, message.status, "status of an ack")
     return Ack(message.worker, position_of(message.position), status, message.reason)
 
 
 def payload_header_of(message: pb.Payload) -> PayloadHeader:
-    """A payload's header; nothing is allocated for what it claims.
-
-    Raises:
-        ProtocolError: if an enumeration is unknown or the dimension beyond what the schema allows.
-    """
+    """A payload's header; nothing is allocated for what it claims. Raises ProtocolError if an enumeration is
+    unknown or the dimension beyond what the schema allows."""
     if message.dim > MAX_DIM:
         raise ProtocolError(f"a payload of dimension {message.dim}; {MAX_DIM} is the largest")
     return PayloadHeader(
-        role=_member(Role, message.role, "role of a payload"),
-        encoding=_member(Encoding, message.encoding, "encoding of a payload"),
+        role=member(Role, message.role, "role of a payload"),
+        encoding=member(Encoding, message.encoding, "encoding of a payload"),
         dim=message.dim,
         count=message.count,
         value_bytes=message.value_bytes,
-        value_type=_member(ValueType, message.value_type, "value type of a payload"),
+        value_type=member(ValueType, message.value_type, "value type of a payload"),
         index_coding=message.index_coding,
         index_parameter=message.index_parameter,
         index_bytes=message.index_bytes,
@@ -428,7 +402,8 @@ def _ack(ack: Ack) -> bytes:
     return pb.ServerFrame(acks=[pb.Ack(**parts)]).SerializeToString()
 
 
-def _member(kind: type[_E], number: int, what: str) -> _E:
+def member(kind: type[_E], number: int, what: str) -> _E:
+    """The member that the protocol numbers so; a :class:`ProtocolError` that names ``what`` if none is."""
     try:
         return kind(number)
     except ValueError:

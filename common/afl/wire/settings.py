@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from afl.config import Config
@@ -45,11 +45,7 @@ class RunSettings:
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
-        """The settings that a configuration gives.
-
-        Args:
-            local_options: options of the task that are this machine's own and stay here.
-        """
+        """The settings that a configuration gives, without the task's options that are this machine's own."""
         algorithm = config.algorithm
         up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
         is_exact_down = down == up or down.name == IDENTITY
@@ -92,10 +88,8 @@ class RunSettings:
         )
 
     def differences(self, other: RunSettings) -> list[str]:
-        """What of the run is not the same in ``other``, a line each: name, this value and the other.
-
-        Chunks, heartbeats and their limit may change with each start of the server.
-        """
+        """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
+        heartbeats and their limit may change with each start of the server."""
         one, two = self._flat(), other._flat()
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
@@ -128,11 +122,7 @@ class RunSettings:
 
     @classmethod
     def of_message(cls, message: pb.RunSettings) -> RunSettings:
-        """From the wire.
-
-        Raises:
-            ProtocolError: if a part is missing or malformed.
-        """
+        """From the wire. Raises ProtocolError if a part is missing or malformed."""
         counts = (message.workers, message.rounds, message.batch_size, message.evaluation_batch_size)
         durations = (message.heartbeat_seconds, message.peer_timeout_seconds)
         if not all(counts) or not message.chunk_bytes or not all(0 < value < math.inf for value in durations):
@@ -162,15 +152,8 @@ class RunSettings:
         )
 
 
-_AS_THEY_ARE = (
-    "task",
-    "batch_size",
-    "evaluation_batch_size",
-    "threads",
-    "batch_oracles",
-    "chunk_bytes",
-    "journal",
-    "skips_non_finite",
+_AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
+    field.name for field in fields(RunSettings) if field.name != "task_options"
 )
 """What the message has by the same name."""
 

@@ -16,6 +16,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import SERVICE
 from afl_worker.network import connection
 from afl_worker.network.connection import LARGEST_CHUNK_BYTES, Connection, Lost
+from afl_worker.network.credentials import CredentialFiles
 
 ANSWER_S = 30.0
 
@@ -36,7 +37,7 @@ def serving(*frames: bytes) -> Iterator[Address]:
 
 @contextmanager
 def connected(address: Address) -> Iterator[Connection]:
-    stream = Connection(address)
+    stream = Connection(address, CredentialFiles())
     try:
         yield stream
     finally:

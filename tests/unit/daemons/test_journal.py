@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,13 +255,6 @@ def test_folders_that_are_made_outlive_a_loss_of_power_where_they_must(tmp_path,
     Journals(tmp_path / "some" / "where", "run-1", b"layout", (3,), level).close()
     made = [tmp_path / "some" / "where", tmp_path / "some", tmp_path]
     assert synced == (made if level == "machine" else [])
-
-
-def test_off_keeps_nothing(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG)
-    journals = Journals(tmp_path / "none", "run-1", b"layout", (3,), "off")
-    journals.write(kept(1))
-    assert (journals.read(), journals.is_on, (tmp_path / "none").exists()) == ({}, False, False)
 
 
 def test_a_run_that_is_complete_leaves_nothing(tmp_path):

@@ -19,7 +19,7 @@ from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
-from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+from afl.wire.frames import METHOD, Frame, ack_of, control, member, parse_server_frame
 from afl.wire.transport import channel_options
 from afl_worker.network.credentials import CredentialFiles, Credentials
 from afl_worker.network.errors import CUT, plain_reason, why_closed
@@ -34,8 +34,6 @@ HANDSHAKE_TIMEOUT_S = 30.0
 
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
-
-PLAINTEXT = CredentialFiles()
 
 
 @dataclass(frozen=True)
@@ -60,28 +58,15 @@ Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
 class Connection:
     """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
 
-    Args:
-        use_proxy: whether proxy environment variables apply; never for loopback.
-        files: what this worker shows of itself, and what it knows the server by.
-
-    Raises:
-        ConfigError: if one of those files cannot be used.
+    Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
+    used.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        use_proxy: bool = True,
-        files: CredentialFiles = PLAINTEXT,
-    ) -> None:
+    def __init__(self, address: Address, files: CredentialFiles, *, use_proxy: bool = True) -> None:
         credentials = files.read()
-        options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+        self._address = address
+        self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
-        if not self._use_proxy:
-            options.append(("grpc.enable_http_proxy", 0))
-        # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
-        options.append(("grpc.use_local_subchannel_pool", 1))
         self._assembler: StepAssembler | None = None
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -94,9 +79,7 @@ class Connection:
         self._taken = threading.Event()
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
-        self._address = address
-        self._files = files
-        self._channel = _channel(str(address), credentials, options)
+        self._channel = _channel(address, credentials, use_proxy=self._use_proxy)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         token = credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else None
@@ -201,10 +184,7 @@ class Connection:
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):
-            try:
-                status = GoodbyeStatus(frame.goodbye.status)
-            except ValueError:
-                raise ProtocolError(f"unknown status of a goodbye: {frame.goodbye.status}") from None
+            status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
             self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
             return True
         return False
@@ -232,15 +212,16 @@ class Connection:
                 self._call.cancel()
 
 
-def _channel(address: str, credentials: Credentials, options: list[tuple[str, int | str]]) -> grpc.Channel:
+def _channel(address: Address, credentials: Credentials, *, use_proxy: bool) -> grpc.Channel:
+    options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+    # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
+    options.append(("grpc.use_local_subchannel_pool", 1))
+    if not use_proxy:
+        options.append(("grpc.enable_http_proxy", 0))
     if credentials.authorities is None:
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(str(address), options=options)
     if credentials.server_name:
-        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
-    pair = credentials.pair
-    secure = grpc.ssl_channel_credentials(
-        credentials.authorities,
-        None if pair is None else pair.key,
-        None if pair is None else pair.certificate,
-    )
-    return grpc.secure_channel(address, secure, options=options)
+        options.append(("grpc.ssl_target_name_override", credentials.server_name))
+    own = (credentials.pair.key, credentials.pair.certificate) if credentials.pair else (None, None)
+    secure = grpc.ssl_channel_credentials(credentials.authorities, *own)
+    return grpc.secure_channel(str(address), secure, options=options)

@@ -31,14 +31,11 @@ LOG = logging.getLogger("afl.worker")
 
 @dataclass(frozen=True)
 class Training:
-    """The hosted workers over their model, and where they keep what must outlive the process.
-
-    Attributes:
-        digest: 16 bytes that the server must have too: of what both draw in round 1.
-    """
+    """The hosted workers over their model, and where they keep what must outlive the process; ``digest`` is
+    16 bytes over what the first round draws, which the server must have too."""
 
     participant: Participant
-    journals: Journals
+    journals: Journals | None
     digest: bytes
 
 
@@ -47,13 +44,8 @@ def set_up(
 ) -> Training:
     """Build the task, its data and its model, and go on from the workers' journals if there are any.
 
-    Args:
-        welcome: whose seed and run id were checked.
-        spent: to which the time in the task's code is added.
-
-    Raises:
-        Exception: whatever the task's own code raises.
-        AflError: if the task, the algorithm's compressors or the journals cannot be used.
+    The welcome's seed and run id were checked. Raises whatever the task's own code raises, and an AflError if
+    the task, the algorithm's compressors or the journals cannot be used.
     """
     randomness = SharedRandomness(welcome.seed)
     torch.set_num_threads(settings.threads)
@@ -72,30 +64,26 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        device=device,
         spent=spent,
     )
     workers, skips = options.workers, settings.skips_non_finite
     side = worker_side(settings.parameters, vector.dim, randomness, workers, device, keeps_old=skips)
-    journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
-    journal = journals if journals.is_on else None
-    participant = Participant(vector, side, oracle, workers, journal=journal, skips_non_finite=skips)
-    kept = journals.read()
+    journals = None
+    if settings.journal != "off":
+        journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
+    participant = Participant(vector, side, oracle, workers, journal=journals, skips_non_finite=skips)
+    kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
         round_ = entry.report.position.round
         extra = events.JournalRead(worker=worker, round=round_).extra
         named = settings.parameters.named(round_)
         LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=extra)
+    extra = events.Joined(run_id=welcome.run_id, device=str(device)).extra
+    what = f"{settings.parameters.name} on {settings.task}"
+    named = WorkerIds.of(workers).named
     LOG.info(
-        "run %s: %s on %s as %s of %d, on %s",
-        welcome.run_id,
-        settings.parameters.name,
-        settings.task,
-        WorkerIds.of(options.workers).named,
-        settings.workers,
-        device,
-        extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
+        "run %s: %s as %s of %d, on %s", welcome.run_id, what, named, settings.workers, device, extra=extra
     )
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
@@ -104,11 +92,8 @@ def set_up(
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that ``--device`` names; ``auto`` is CUDA where there is any.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """The device that ``--device`` names; ``auto`` is CUDA where there is any. Raises ConfigError if there is
+    no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -100,8 +100,8 @@ def _lanes(lane: int, low: int, high: int) -> np.uint64:
 def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros.
 
-    Eight values are one 64-bit word. Neighbouring lanes are pushed together in three steps, to lanes of
-    16, 32 and 64 bits, after which the word's low ``width`` bytes are the packed ones.
+    Eight values are one 64-bit word. Neighbouring lanes are pushed together in three steps, to lanes of 16,
+    32 and 64 bits, after which the word's low ``width`` bytes are the packed ones.
     """
     words = np.zeros(bytes_for(values.size), dtype="<u8")
     words.view(np.uint8)[: values.size] = values

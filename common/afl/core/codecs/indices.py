@@ -140,12 +140,10 @@ def decode(
     Args:
         coding: one of :class:`Coding`.
         parameter: the Rice parameter; 0 for the other codings.
-        data: the bytes, in C-contiguous memory; not kept.
-        count: the number of indices.
-        dim: the vector's length, 1 to ``MAX_DIM``.
+        data: in C-contiguous memory; not kept.
 
     Returns:
-        Strictly ascending indices in ``[0, dim)``, int64 ``[count]``, a new array.
+        ``count`` strictly ascending indices in ``[0, dim)``, int64, a new array.
 
     Raises:
         ProtocolError: any of the arguments violates the contract; the message says which and how.

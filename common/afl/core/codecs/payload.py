@@ -25,12 +25,8 @@ def pack(compressor: Compressor, compressed: Compressed, role: Role = Role.UPDAT
 
 
 def unpack(header: PayloadHeader, data: bytes | bytearray | memoryview) -> Compressed:
-    """The compressed vector of a whole payload; its values share memory with ``data``.
-
-    Raises:
-        ProtocolError: if lengths, indices or signs are not what the header says.
-        NonFiniteError: if a value is not finite.
-    """
+    """The compressed vector of a whole payload; its values share memory with ``data``. Raises ProtocolError
+    if lengths, indices or signs are not what the header says, NonFiniteError if a value is not finite."""
     if len(data) != header.total_bytes:
         raise ProtocolError(f"a payload of {len(data)} bytes; its header says {header.total_bytes}")
     view = memoryview(data)
@@ -44,11 +40,7 @@ def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
 
 
 def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
-    """Raise unless ``header`` is what is expected, before anything is allocated for it.
-
-    Raises:
-        ProtocolError: naming the field, its value and the right one.
-    """
+    """Raise a ProtocolError unless ``header`` is what is expected, before anything is allocated for it."""
     right = expected_header
     if header.encoding is right.encoding:
         right = codec_of(right).fitting(header, right)

@@ -17,12 +17,8 @@ VALUE_BYTES = 4
 
 
 def values_of(data: bytes | memoryview) -> NDArray[np.float32]:
-    """Finite float32 values from raw little-endian bytes, without a copy.
-
-    Raises:
-        ProtocolError: if the length is no multiple of four.
-        NonFiniteError: if a value is not finite.
-    """
+    """Finite float32 values from raw little-endian bytes, without a copy. Raises ProtocolError if the length
+    is no multiple of four, NonFiniteError if a value is not finite."""
     if len(data) % VALUE_BYTES:
         raise ProtocolError(f"{len(data)} bytes of float32 values; the length must be a multiple of 4")
     values: NDArray[np.float32] = np.frombuffer(data, dtype="<f4")

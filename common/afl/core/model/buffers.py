@@ -103,11 +103,8 @@ class ModuleBuffers:
         return values
 
     def finite_values(self, worker: int) -> NDArray[np.float32]:
-        """:meth:`values` of a worker, to be sent.
-
-        Raises:
-            NonFiniteError: naming a buffer with an element that float32 does not hold as a finite one.
-        """
+        """:meth:`values` of a worker, to be sent. Raises NonFiniteError naming a buffer with an element that
+        float32 does not hold as a finite one."""
         self.select(worker)
         values = self.values()
         for entry in self._averaged:

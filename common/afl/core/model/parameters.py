@@ -104,11 +104,8 @@ class ParameterVector:
             entry.parameter.grad = None
 
     def collect_gradient(self, factor: float = 1.0) -> Tensor:
-        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed.
-
-        Args:
-            factor: it is multiplied by; rounded to float32, as is each product.
-        """
+        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed, times a
+        factor that is rounded to float32, as is each product."""
         for entry in self._entries:
             grad = entry.parameter.grad
             if grad is None:
