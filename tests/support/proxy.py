@@ -183,9 +183,7 @@ class Proxy:
                 asyncio.ensure_future(self._pump(link, Way.DOWN, out_reader, writer)),
             ]
             try:
-                await asyncio.wait(
-                    pumps, timeout=self.lifetime or None, return_when=asyncio.ALL_COMPLETED
-                )
+                await asyncio.wait(pumps, timeout=self.lifetime or None, return_when=asyncio.ALL_COMPLETED)
                 if not all(pump.done() for pump in pumps):
                     link.cut()
             finally:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import torch
 
@@ -22,6 +22,7 @@ from afl.daemon.fault_points import reached
 from afl.errors import ADVICE_NON_FINITE, AflError, ConfigError, NonFiniteError, ProtocolError, place, placed
 from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
 from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
 from afl.wire.settings import RunSettings
 from afl_worker.journal import remove_left_behind
@@ -56,12 +57,23 @@ class Conversation:
         self._run_id = ""
         self._settings: RunSettings  # since the first Welcome
         self._training: Training | None = None
+        self._assembler: StepAssembler | None = None
 
     @property
-    def largest_step(self) -> int:
-        """The most payload bytes that a step of this model may have."""
-        vector = self._trained.participant.vector
-        return 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+    def assembler(self) -> StepAssembler:
+        """What collects the steps of this model, also those whose session is cut."""
+        if self._assembler is None:
+            vector = self._trained.participant.vector
+            largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+            self._assembler = StepAssembler(self._options.workers, largest)
+        return self._assembler
+
+    def received(self) -> tuple[Hashable, bool]:
+        """How far the steps have come that the server sends, and whether one has come in part."""
+        if self._training is None:
+            return None, True
+        applied, part = self._training.participant.applied, self.assembler.arrived
+        return (applied, part), applied == NOWHERE or part > 0
 
     def join(self) -> pb.Join:
         """The message that opens a connection: this process, its workers, and the run that it knows."""
@@ -110,6 +122,7 @@ class Conversation:
                 pb.Standing(worker=worker, reported=position_message(participant.reported(worker)))
                 for worker in self._options.workers
             ],
+            partial=self.assembler.partial(),
         )
 
     def sent_again(self, welcome: pb.Welcome) -> Iterator[Iterable[Frame]]:
@@ -117,7 +130,7 @@ class Conversation:
         for expectation in welcome.workers:
             held = self._trained.participant.held(expectation.worker, position_of(expectation.position))
             if held is not None and not expectation.held:
-                yield self._frames(held)
+                yield self._frames(held, (expectation.payload, expectation.offset))
 
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
@@ -177,9 +190,9 @@ class Conversation:
             raise ProtocolError("a message that can only follow a Welcome")
         return self._training
 
-    def _frames(self, answer: tuple[Kind, Answer]) -> Iterable[Frame]:
+    def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:
         kind, (report, payloads) = answer
-        return report_frames(report, kind, payloads, self._settings.chunk_bytes)
+        return report_frames(report, kind, payloads, self._settings.chunk_bytes, first)
 
     def _named(self, position: Position) -> str:
         return self._settings.parameters.named(position.round)

@@ -16,6 +16,7 @@ from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
 from afl_worker.network.connection import Connection, Farewell, Lost
 from afl_worker.options import WorkerOptions
+from afl_worker.reconnection import TOLD_AFTER, Reconnection
 from afl_worker.training.setup import chosen_device
 from afl_worker.training.timings import Timings
 
@@ -30,42 +31,6 @@ FAILURE_DRAIN_S = 10.0
 
 LEAVE_DRAIN_S = 1.0
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-LONGEST_EARLY_PAUSE_S = 1.0
-EARLY_S = 60.0
-"""A server that is started again is there within seconds: for so long after a session, pauses stay short."""
-
-
-class Reconnection:
-    """Pauses that double while nothing gets better; all times are seconds of one monotonic clock. A worker
-    gives up when it has been without a session for ``give_up_after``; ``None`` for never."""
-
-    def __init__(self, give_up_after: float | None, now: float) -> None:
-        self._give_up_after = give_up_after
-        self._last_session = now
-        self.pause = FIRST_PAUSE_S
-        """Before the next try."""
-
-    def session_ended(self, now: float, *, has_progressed: bool) -> None:
-        """A session in which the server had welcomed this process is over."""
-        self._last_session = now
-        if has_progressed:
-            self.pause = FIRST_PAUSE_S
-
-    def has_paused(self, now: float) -> None:
-        """Note a pause that has passed; the next one is longer, up to a limit."""
-        longest = LONGEST_EARLY_PAUSE_S if self.silence(now) < EARLY_S else LONGEST_PAUSE_S
-        self.pause = min(2 * self.pause, longest)
-
-    def silence(self, now: float) -> float:
-        """Seconds since the last session ended."""
-        return now - self._last_session
-
-    def left(self, now: float) -> float | None:
-        """How long until this worker gives up, at least 0; ``None`` for never."""
-        return None if self._give_up_after is None else max(0.0, self._give_up_after - self.silence(now))
-
 
 class Runtime:
     """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
@@ -77,6 +42,7 @@ class Runtime:
         self._reconnection = Reconnection(options.give_up_after, time.monotonic())
         self._connection: Connection | None = None
         self._is_welcome = False
+        self._has_been_cut = False
         self.is_over = False
 
     def run(self) -> str:
@@ -89,9 +55,8 @@ class Runtime:
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
         """
         while True:
-            steps = self._timings.steps
             ending = self._session()
-            was_welcome = self._is_welcome
+            was_welcome, connection = self._is_welcome, self._connection
             self.close()
             if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
                 extra = events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra
@@ -99,9 +64,11 @@ class Runtime:
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
-            if was_welcome:
-                has_progressed = self._timings.steps > steps
-                self._reconnection.session_ended(time.monotonic(), has_progressed=has_progressed)
+            if was_welcome and connection is not None:
+                down, is_receiving = self._conversation.received()
+                self._reconnection.session_ended(
+                    time.monotonic(), down, connection.carried, is_receiving=is_receiving
+                )
             self._pause(ending.reason)
 
     @property
@@ -130,6 +97,9 @@ class Runtime:
         pause = self._reconnection.pause
         server, extra = self._options.server, events.Reconnecting(seconds=pause, reason=reason).extra
         LOG.warning("no session with %s (%s); trying again in %.1f s", server, reason, pause, extra=extra)
+        cuts = len(self._reconnection.cut_short)
+        if self._reconnection.is_stuck and cuts.bit_count() == 1:
+            LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)
         pause *= random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret
         left = self._reconnection.left(time.monotonic())
         time.sleep(pause if left is None else min(pause, left))
@@ -139,17 +109,31 @@ class Runtime:
     def _give_up_if_due(self, reason: str) -> None:
         now, limit = time.monotonic(), self._options.give_up_after
         if limit is not None and self._reconnection.left(now) == 0.0:
+            what = "no progress with" if self._reconnection.is_stuck else "no session with"
+            why = f"; {self._cut_short()}" if self._reconnection.is_stuck else ""
             raise LostServerError(
-                f"no session with the server at {self._options.server} for "
+                f"{what} the server at {self._options.server} for "
                 f"{shown_seconds(self._reconnection.silence(now))} (--give-up-after {shown_seconds(limit)}); "
-                f"the last try: {reason}"
+                f"the last try: {reason}{why}"
             )
+
+    def _cut_short(self) -> str:
+        last = self._reconnection.cut_short[-TOLD_AFTER:]
+        return (
+            f"the last {len(self._reconnection.cut_short)} connections were cut in the middle of a message: "
+            f"{'; '.join(map(str, last))}. Something between this worker and the server, such as a reverse "
+            "proxy or a firewall, limits the size or the time of a connection; have it pass streams of any "
+            "size and length (nginx: client_max_body_size 0; more in docs/proxies.md)"
+        )
 
     def _session(self) -> Farewell | Lost:
         """One connection, from its beginning to its end; how it ended."""
         try:
             self._connection = connection = Connection(
-                self._options.server, self._options.credentials, use_proxy=self._options.use_proxy
+                self._options.server,
+                self._options.credentials,
+                use_proxy=self._options.use_proxy,
+                is_careful=self._has_been_cut,
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
@@ -186,20 +170,22 @@ class Runtime:
     def _welcome(self, connection: Connection, welcome: pb.Welcome) -> None:
         settings = RunSettings.of_message(welcome.settings)
         # Before the task is built, which may take longer than the silence that the server allows.
-        connection.set_liveness(heartbeat=settings.heartbeat, peer_timeout=settings.peer_timeout)
+        connection.agree(settings)
         ready = self._conversation.welcome(welcome, settings)
-        connection.expect_steps(self._options.workers, self._conversation.largest_step)
+        connection.expect_steps(self._conversation.assembler)
         connection.send_control(ready=ready)
-        for frames in self._conversation.sent_again(welcome):
+        again = list(self._conversation.sent_again(welcome))
+        for frames in again:
             connection.send(frames)
-        self._is_welcome = True
+        self._reconnection.welcomed(time.monotonic(), str(welcome.workers), owes=bool(again))
+        self._is_welcome = self._has_been_cut = True
 
     def _step(self, connection: Connection, committed: CommittedStep) -> None:
         with self._timings.codec:
             for frames in self._conversation.step(committed):
                 connection.send(frames)
         self._timings.steps += 1
-        connection.recycle(committed)
+        self._conversation.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:

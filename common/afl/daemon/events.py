@@ -375,6 +375,12 @@ class Reconnecting(Event):
     reason: Reason
 
 
+class CutShort(Event):
+    """One connection after the other was cut in the middle of a message: something limits size or time."""
+
+    connections: Annotated[int, "in a row"]
+
+
 class ReportAnswered(Event):
     """A report was a duplicate, late or refused."""
 

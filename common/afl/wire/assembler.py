@@ -39,6 +39,11 @@ class StepAssembler:
             self.add(chunk)
         return self._commit(frame.commit) if frame.HasField("commit") else None
 
+    @property
+    def arrived(self) -> int:
+        """Payload bytes of a step that has come in part."""
+        return sum(self._filled) if self._step is not None else 0
+
     def partial(self) -> pb.PartialStep | None:
         """What has come of a step whose session was cut; ``None`` where there is nothing to go on with."""
         if self._step is None or not any(self._filled):

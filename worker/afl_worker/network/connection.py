@@ -6,23 +6,26 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
 
 from afl.config.address import Address
-from afl.core.messages import Ack, CommittedStep, GoodbyeStatus
+from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
-from afl.daemon.fault_points import reached
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, member, parse_server_frame
+from afl.wire.pace import Pace
+from afl.wire.settings import RunSettings
 from afl.wire.transport import channel_options
 from afl_worker.network.credentials import CredentialFiles, Credentials
 from afl_worker.network.errors import CUT, plain_reason, why_closed
+from afl_worker.network.sending import Sending
+from afl_worker.reconnection import Carried
 
 LOG = logging.getLogger("afl.worker")
 
@@ -60,30 +63,36 @@ class Connection:
 
     Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
     used.
+
+    Args:
+        is_careful: whether an earlier connection was cut, so that little is under way at first.
     """
 
-    def __init__(self, address: Address, files: CredentialFiles, *, use_proxy: bool = True) -> None:
+    def __init__(
+        self, address: Address, files: CredentialFiles, *, use_proxy: bool = True, is_careful: bool = False
+    ) -> None:
         credentials = files.read()
         self._address = address
         self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
         self._assembler: StepAssembler | None = None
-        self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
+        self._is_careful = is_careful
+        self._sending = Sending()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._heard = time.monotonic()
-        self._has_heard = False
+        self._opened = self._heard = time.monotonic()
+        self._ended = 0.0
+        self._received_bytes = 0
         self._silence = ""
         self._heartbeat = HANDSHAKE_HEARTBEAT_S
         self._peer_timeout = HANDSHAKE_TIMEOUT_S
         self._closed = threading.Event()
-        self._taken = threading.Event()
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
         self._channel = _channel(address, credentials, use_proxy=self._use_proxy)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         token = credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else None
-        self._call = call(self._requests(), metadata=metadata)
+        self._call = call(self._sending.messages(), metadata=metadata)
         self._threads = [
             threading.Thread(target=self._receive, name="afl-receive", daemon=True),
             threading.Thread(target=self._beat, name="afl-heartbeat", daemon=True),
@@ -98,12 +107,11 @@ class Connection:
 
     def send(self, frames: Iterable[Frame]) -> None:
         """Queue frames; they are built as the stream takes them."""
-        self._taken.clear()
-        self._outbox.put(frames)
+        self._sending.put(frames)
 
     def wait_taken(self, timeout_s: float) -> None:
         """Wait, bounded, until gRPC has taken what is queued: until then it needs the interpreter."""
-        self._taken.wait(timeout_s)
+        self._sending.wait_taken(timeout_s)
 
     def send_control(self, **parts: object) -> None:
         """Queue one frame of control parts."""
@@ -116,46 +124,41 @@ class Connection:
         except queue.Empty:
             return None
 
-    def set_liveness(self, *, heartbeat: float, peer_timeout: float) -> None:
-        """The run's own interval and limit, in seconds."""
-        self._heartbeat = heartbeat
-        self._peer_timeout = peer_timeout
+    @property
+    def carried(self) -> Carried:
+        """What has gone through until now, or until the connection's end."""
+        until = self._ended or time.monotonic()
+        return Carried(self._sending.sent_bytes, self._received_bytes, until - self._opened)
+
+    def agree(self, settings: RunSettings) -> None:
+        """Go by the run's own intervals, limits and sizes."""
+        self._heartbeat = settings.heartbeat
+        self._peer_timeout = settings.peer_timeout
+        self._sending.keep_pace(Pace(settings.chunk_bytes, is_careful=self._is_careful))
         self._hurry.set()
 
-    def expect_steps(self, workers: tuple[int, ...], largest: int) -> None:
-        """Collect steps from now on; of the session's workers, with at most so many payload bytes."""
-        self._assembler = StepAssembler(workers, largest)
-
-    def recycle(self, committed: CommittedStep) -> None:
-        """The step has been applied: its memory may serve another."""
-        if self._assembler is not None:
-            self._assembler.recycle(committed)
+    def expect_steps(self, assembler: StepAssembler) -> None:
+        """Collect steps from now on."""
+        self._assembler = assembler
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
-        self._outbox.put(None)
+        self._sending.put(None)
         if drain_s:
             self._threads[0].join(drain_s)
         self._closed.set()
+        self._sending.stop()
         self._hurry.set()
         self._call.cancel()
         self._channel.close()
         for thread in self._threads:
             thread.join()
 
-    def _requests(self) -> Iterator[bytes]:
-        while (frames := self._outbox.get()) is not None:
-            for frame in frames:
-                yield frame.data
-                reached("worker.mid-chunk")
-            if self._outbox.empty():
-                self._taken.set()
-
     def _receive(self) -> None:
         try:
             for data in self._call:
                 self._heard = time.monotonic()
-                self._has_heard = True
+                self._received_bytes += len(data)
                 chunk = lone_chunk_of_server(data)
                 if chunk is not None and self._assembler is not None:
                     self._assembler.add(chunk)
@@ -170,6 +173,10 @@ class Connection:
             # Whatever it is, who waits for the next event must hear that none will come.
             LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
             self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
+        finally:
+            self._ended = time.monotonic()
+            # Or gRPC's thread would wait for answers for ever.
+            self._sending.stop()
 
     def _handle(self, frame: pb.ServerFrame) -> bool:
         """Turn a frame into events; whether it was the last."""
@@ -178,11 +185,15 @@ class Connection:
         if self._assembler is not None:
             committed = self._assembler.feed(frame)
             if committed is not None:
+                if committed.step.kind is not Kind.MODEL:
+                    self._sending.all_arrived()
                 self._inbox.put(committed)
         for message in frame.acks:
             self._inbox.put(ack_of(message))
-        if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
-            self.send_control(heartbeat=pb.Heartbeat())
+        if frame.heartbeat.reply_wanted:
+            self._sending.reply()
+        if frame.heartbeat.is_reply:
+            self._sending.answered()
         if frame.HasField("goodbye"):
             status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
             self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
@@ -195,7 +206,7 @@ class Connection:
         details = str(error.details() if isinstance(error, grpc.Call) else error)
         LOG.debug("gRPC says: %s: %s", name, details)
         reason = plain_reason(name, details, self._address, self._files)
-        if reason == CUT and not self._has_heard and not self._closed.is_set():
+        if reason == CUT and not self._received_bytes and not self._closed.is_set():
             return why_closed(self._address, self._files, use_proxy=self._use_proxy) or reason
         return reason
 

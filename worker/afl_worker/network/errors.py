@@ -48,10 +48,15 @@ _REASONS = {
     ),
     r"keepalive|ping timeout": "a ping to {there} was not answered",
     r"timed out": "{there} does not answer; is there a firewall in between?",
+    r"http2 header with status: 413": ("a proxy before {there} lets no stream of this size pass (HTTP 413)"),
+    r"http2 header with status: 50[234]": (
+        "a proxy answers at {there}, the server behind it does not; is the server running?"
+    ),
     r"parsing HTTP/2|Method not found|Unknown service|http2 header with status": (
         "what answers at {there} is not an afl server (is it the port of server.listen?)"
     ),
-    r"recvmsg|Connection reset|Broken pipe|Socket closed|Stream removed|GOAWAY|Cancelling all calls": CUT,
+    r"recvmsg|Connection reset|Broken pipe|Socket closed|Stream removed": CUT,
+    r"RST_STREAM|GOAWAY|Cancelling all calls": CUT,
 }
 """What gRPC's text holds (that of 1.85, and of some before it), and what is said instead."""
 

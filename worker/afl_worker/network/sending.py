@@ -27,6 +27,8 @@ class Sending:
         self._pace: Pace | None = None
         self._replies = 0
         self._is_stopped = False
+        self.sent_bytes = 0
+        """That gRPC has taken."""
         self._is_idle = True
 
     def put(self, frames: Iterable[Frame] | None) -> None:
@@ -77,6 +79,7 @@ class Sending:
                 most = len(frame.data) if self._pace is None else self._pace.piece_bytes()
                 for piece in pieces(frame, most):
                     yield from self._paced(len(piece.data))
+                    self.sent_bytes += len(piece.data)
                     yield piece.data
                     reached("worker.mid-chunk")
             with self._changed:
