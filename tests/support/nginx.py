@@ -47,7 +47,7 @@ def nginx(target: int, folder: Path, settings: str = "") -> Iterator[int]:
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:
         pytest.skip("nginx is not installed")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     text = CONFIGURATION.format(folder=folder, port=port, target=target, settings=settings)
     (folder / "nginx.conf").write_text(text, encoding="utf-8")

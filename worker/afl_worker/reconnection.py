@@ -61,12 +61,10 @@ class Reconnection:
             up: how far this process's reports have come.
             owes: whether one of them is not held to its end, and is sent now.
         """
-        if owes and self._carried is not None:
-            self.cut_short.append(self._carried)
-        elif not owes and self._carried is not None:
-            self.cut_short.clear()
+        if self._carried is not None:
+            self.cut_short = [*self.cut_short, self._carried] if owes else []
         self._carried = None
-        if up != self._up or not owes:
+        if up != self._up:
             self._progressed(now)
         self._up, self._owes = up, owes
 

@@ -10,6 +10,8 @@ CAREFUL_BYTES = 64 * 1024
 SHARE = 8
 """At most an eighth of what a connection has carried may be under way, and be lost if it is cut."""
 
+ALIGNED_BYTES = 64
+
 UNPACED_BYTES = 4 * 1024 * 1024
 """Where so much may be under way, gRPC's own window is the limit, and nothing is asked any more."""
 
@@ -34,8 +36,8 @@ class Pace:
         self._asked: deque[int] = deque()
 
     def piece_bytes(self) -> int:
-        """The largest piece of a payload to send now."""
-        return min(self._chunk_bytes, self._window)
+        """The largest piece of a payload to send now: whole values, whatever their type."""
+        return min(self._chunk_bytes, self._window // ALIGNED_BYTES * ALIGNED_BYTES)
 
     def is_question_due(self, size: int) -> bool:
         """Whether to ask, before a message of ``size`` bytes is sent, if what was sent has come."""

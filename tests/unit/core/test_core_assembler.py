@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from collections.abc import Sequence
 
@@ -38,8 +39,10 @@ def feed(to: StepAssembler, *frames: object) -> CommittedStep | None:
     return result
 
 
-def opening(position: Position = FIRST, headers: Sequence[PayloadHeader] = (HEADER,)) -> object:
-    return step_frame(Step(position, Kind.TRAIN, tuple(headers)))
+def opening(
+    position: Position = FIRST, headers: Sequence[PayloadHeader] = (HEADER,), *, goes_on: bool = False
+) -> object:
+    return step_frame(Step(position, Kind.TRAIN, tuple(headers)), goes_on=goes_on)
 
 
 def chunk(offset: int, data: bytes, index: int = 0) -> object:
@@ -214,3 +217,51 @@ def test_a_step_larger_than_the_model_allows_is_refused_before_memory_is_taken(
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+# Steps that are cut.
+
+
+@pytest.mark.parametrize("cut_at", [1, 16, 39, 40])
+def test_a_step_that_was_cut_goes_on_in_another_session(cut_at: int) -> None:
+    collected = assembler()
+    assert collected.partial() is None
+    feed(collected, opening(), chunk(0, DATA[:cut_at]))
+    partial = collected.partial()
+    assert partial is not None
+    assert (partial.payload, partial.offset) == (0, cut_at)
+    assert partial.digest == hashlib.blake2b(DATA[:cut_at], digest_size=16).digest()
+    assert (partial.position.round, partial.kind) == (1, pb.KIND_TRAIN)
+    feed(collected, opening(goes_on=True))
+    if cut_at < len(DATA):
+        feed(collected, chunk(cut_at, DATA[cut_at:]))
+    step = feed(collected, commit())
+    assert step is not None
+    assert bytes(step.payloads[0]) == DATA
+    assert collected.partial() is None
+
+
+def test_a_step_that_begins_again_has_nothing_of_what_came_before() -> None:
+    collected = assembler()
+    feed(collected, opening(), chunk(0, b"x" * 16), opening())
+    step = feed(collected, chunk(0, DATA), commit())
+    assert step is not None
+    assert bytes(step.payloads[0]) == DATA
+
+
+def test_only_the_step_that_was_cut_can_go_on() -> None:
+    collected = assembler()
+    with pytest.raises(ProtocolError, match="a step that goes on, of which no beginning has come"):
+        feed(collected, opening(goes_on=True))
+    feed(collected, opening(), chunk(0, DATA[:16]))
+    with pytest.raises(ProtocolError, match="a step that goes on, of which no beginning has come"):
+        feed(collected, opening(SECOND, goes_on=True))
+
+
+def test_of_several_payloads_the_one_that_is_incomplete_goes_on() -> None:
+    collected = assembler()
+    feed(collected, opening(headers=(HEADER, HEADER)), chunk(0, DATA), chunk(0, DATA[:8], index=1))
+    partial = collected.partial()
+    assert partial is not None
+    assert (partial.payload, partial.offset) == (1, 8)
+    assert partial.digest == hashlib.blake2b(DATA + DATA[:8], digest_size=16).digest()

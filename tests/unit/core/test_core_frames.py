@@ -42,7 +42,9 @@ from afl.wire.frames import (
     parse_server_frame,
     parse_worker_frame,
     payload_header_of,
+    pieces,
     report_frame,
+    report_frames,
     report_of,
     step_frame,
     step_of,
@@ -400,3 +402,55 @@ def test_rand_k_is_charged_k_and_a_dense_vector_d() -> None:
     assert float_equivalents(PayloadHeader(Role.BUFFERS, Encoding.DENSE, 9, 9, 36)) == 0
     raw = PayloadHeader(Role.FROZEN, Encoding.DENSE, 10, 10, 10, ValueType.BYTES)
     assert float_equivalents(raw) == 2.5
+
+
+@given(
+    indices=st.integers(0, 40),
+    values=st.integers(1, 60),
+    most=st.integers(1, 70),
+    first=st.tuples(st.integers(0, 2), st.integers(0, 100)),
+    sender=st.sampled_from([pb.ServerFrame, pb.WorkerFrame]),
+)
+def test_a_chunk_in_pieces_is_the_chunk_from_a_byte_on(
+    indices: int, values: int, most: int, first: tuple[int, int], sender: Any
+) -> None:
+    data = bytes(range(indices + values))
+    header = PayloadHeader(Role.UPDATE, Encoding.INDEXED, 900, 9, values, index_bytes=indices)
+    worker = 5 if sender is pb.WorkerFrame else 0
+    whole = chunk_frame(sender, header, 0, memoryview(data), worker=worker, index=1)
+    found = list(pieces(whole, most, first))
+    chunks = [chunk for piece in found for chunk in sender.FromString(piece.data).chunks]
+    begin = {0: 0, 1: min(first[1], len(data)), 2: len(data)}[first[0]]
+    assert b"".join(chunk.data for chunk in chunks) == data[begin:]
+    assert all(len(chunk.data) <= most and (chunk.worker, chunk.payload) == (worker, 1) for chunk in chunks)
+    offset = begin
+    for chunk in chunks:
+        assert chunk.offset == offset
+        offset += len(chunk.data)
+    assert sum(piece.content.indices for piece in found) == max(0, indices - begin)
+    assert sum(piece.content.values for piece in found) == min(values, len(data) - begin)
+
+
+def test_what_is_no_chunk_is_left_whole() -> None:
+    frame = control(pb.WorkerFrame(heartbeat=pb.Heartbeat()))
+    assert list(pieces(frame, 1)) == [frame]
+
+
+@pytest.mark.parametrize("first", [(0, 0), (0, 24), (0, 36), (1, 0), (1, 8)])
+def test_a_report_that_goes_on_leaves_out_what_has_come(first: tuple[int, int]) -> None:
+    data = bytes(range(36)), bytes(range(100, 116))
+    headers = [
+        PayloadHeader(Role.ITERATE, Encoding.DENSE, len(one) // 4, len(one) // 4, len(one)) for one in data
+    ]
+    payloads = [Payload(header, (memoryview(one),)) for header, one in zip(headers, data, strict=True)]
+    report = Report(3, Position(2, 0), 0.5, 8, tuple(headers))
+    (frame,) = report_frames(report, Kind.TRAIN, payloads, 16, first)
+    parsed = pb.WorkerFrame.FromString(frame.data)
+    assert report_of(parsed.reports[0]) == report
+    came: list[bytearray] = [bytearray(data[0][: first[1]]), bytearray()]
+    if first[0] == 1:
+        came = [bytearray(data[0]), bytearray(data[1][: first[1]])]
+    for chunk in parsed.chunks:
+        assert chunk.offset == len(came[chunk.payload])
+        came[chunk.payload] += chunk.data
+    assert tuple(map(bytes, came)) == data

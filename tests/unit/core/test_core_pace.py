@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afl.wire.pace import CAREFUL_BYTES, SHARE, UNPACED_BYTES, Pace
+from afl.wire.pace import ALIGNED_BYTES, CAREFUL_BYTES, SHARE, UNPACED_BYTES, Pace
 
 CHUNK = 1024 * 1024
 
@@ -43,6 +43,7 @@ def test_a_payload_is_sent_to_its_end_and_little_is_under_way(is_careful: bool) 
     link = Link(Pace(CHUNK, is_careful=is_careful))
     least = CAREFUL_BYTES if is_careful else CHUNK
     while link.arrived // SHARE < UNPACED_BYTES:
+        assert link.pace.piece_bytes() % ALIGNED_BYTES == 0
         link.send(link.pace.piece_bytes())
         assert link.sent - link.arrived <= max(least, link.arrived // SHARE)
     assert link.pace.piece_bytes() == CHUNK

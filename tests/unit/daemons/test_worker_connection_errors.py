@@ -43,6 +43,18 @@ SAID = {
     ),
     "Stream removed (Socket closed)": "the connection was cut",
     "Cancelling all calls": "the connection was cut",
+    "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))": (
+        "the server, or a proxy before it, reset the stream (HTTP/2 error 2)"
+    ),
+    "Received http2 header with status: 413": (
+        "a proxy before silo.example.org:50051 lets no stream of this size pass (HTTP 413)"
+    ),
+    "Received http2 header with status: 502": (
+        "a proxy answers at silo.example.org:50051, the server behind it does not; is the server running?"
+    ),
+    "Received http2 header with status: 404": (
+        "what answers at silo.example.org:50051 is not an afl server (is it the port of server.listen?)"
+    ),
     f"{ALL} UNKNOWN: ipv4:127.0.0.1:50051: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: "
     "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK": (
         "the certificate of silo.example.org:50051 has expired, by this machine's clock; renew it there"

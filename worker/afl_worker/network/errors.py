@@ -55,6 +55,9 @@ _REASONS = {
     r"parsing HTTP/2|Method not found|Unknown service|http2 header with status": (
         "what answers at {there} is not an afl server (is it the port of server.listen?)"
     ),
+    r"RST_STREAM with error code (?P<code>[0-9]+)": (
+        "the server, or a proxy before it, reset the stream (HTTP/2 error {code})"
+    ),
     r"recvmsg|Connection reset|Broken pipe|Socket closed|Stream removed": CUT,
     r"RST_STREAM|GOAWAY|Cancelling all calls": CUT,
 }
@@ -72,10 +75,12 @@ def plain_reason(code: str, details: str, address: Address, files: CredentialFil
     if peer is not None and not is_server:
         there = f"{urllib.parse.unquote(peer[1])}, the environment's proxy (--no-proxy avoids it)"
     for pattern, reason in _REASONS.items():
-        if re.search(pattern, details, re.IGNORECASE):
+        found = re.search(pattern, details, re.IGNORECASE)
+        if found:
             # What to do is about the server, not about a proxy before it.
             shown = reason if is_server or "{there}" not in reason else reason.partition(";")[0]
             return shown.format(
+                **found.groupdict(),
                 address=address,
                 there=there,
                 host=address.host,
