@@ -76,7 +76,7 @@ def worker_frames() -> list[bytes]:
         report_frame(evaluation, Kind.EVALUATE).data,
         *(frame.data for frame in chunk_frames(pb.WorkerFrame, payload, 64, worker=2)),
         pb.WorkerFrame(
-            join=pb.Join(protocol=1, package_version="0.1.0", incarnation=b"i" * 16, workers=[2])
+            join=pb.Join(protocol=2, package_version="0.1.0", incarnation=b"i" * 16, workers=[2])
         ).SerializeToString(),
         pb.WorkerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)).SerializeToString(),
         pb.WorkerFrame(failure=pb.Failure(worker=2, message="m", traceback="t")).SerializeToString(),

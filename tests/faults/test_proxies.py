@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import Federation, Process, Proxy
-from support.nginx import nginx
+from support.reverse_proxies import haproxy, nginx
 
 NO_LIMITS = "client_max_body_size 0; grpc_read_timeout 1h; grpc_send_timeout 1h;"
 """As docs/proxies.md has it."""
@@ -85,12 +85,17 @@ def test_nginx_as_it_comes(tmp_path: Path):
     assert cut.moved < 1.3 * quiet.moved
 
 
-def test_nginx_as_the_documentation_sets_it(tmp_path: Path):
+def test_proxies_as_the_documentation_sets_them_cut_nothing(tmp_path: Path):
     config = config_of(dim=400_000, workers=2, rounds=2)
     quiet = run(config, tmp_path / "quiet")
-    through = run(config, tmp_path / "nginx", behind_nginx(tmp_path, NO_LIMITS))
-    assert through.model == quiet.model
-    assert through.connections == 2
+    for name, before in {
+        "nginx": behind_nginx(tmp_path, NO_LIMITS),
+        "haproxy-tcp": lambda port: haproxy(port, tmp_path / "tcp", mode="tcp"),
+        "haproxy-http": lambda port: haproxy(port, tmp_path / "http", mode="http"),
+    }.items():
+        through = run(config, tmp_path / name, before)
+        assert through.model == quiet.model, name
+        assert through.connections == 2, name
 
 
 @pytest.mark.slow

@@ -536,7 +536,7 @@ def test_a_report_begun_by_one_process_and_made_by_another(tmp_path: Path) -> No
         federation.start("0", server=door.address)
         federation.start("1")
         federation.wait_until(lambda status: status["reports_missing"] == [0])
-        with RawClient(federation.port) as first:
+        with RawClient(federation.port, answers=True) as first:
             first.handshake([0])
             payload = pb.Payload(
                 role="ROLE_UPDATE",

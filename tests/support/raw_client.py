@@ -27,10 +27,12 @@ class RawClient:
 
     Args:
         port: the server's, on loopback.
+        answers: whether it answers the server's questions by itself.
         options: of the gRPC channel, with two underscores for a dot.
     """
 
-    def __init__(self, port: int, **options: int) -> None:
+    def __init__(self, port: int, *, answers: bool = False, **options: int) -> None:
+        self._answers = answers
         self.incarnation = os.urandom(16)
         self.status: grpc.StatusCode | None = None
         """How gRPC says that the stream ended."""
@@ -158,7 +160,10 @@ class RawClient:
     def _read(self) -> None:
         try:
             for data in self._call:
-                self._inbox.put(pb.ServerFrame.FromString(data))
+                frame = pb.ServerFrame.FromString(data)
+                if self._answers and frame.heartbeat.reply_wanted:
+                    self.send(heartbeat=pb.Heartbeat(is_reply=True))
+                self._inbox.put(frame)
                 self.takes.wait()
             self.status = grpc.StatusCode.OK
         except grpc.RpcError as error:

@@ -35,7 +35,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The protocol's version; servers and workers of different ones refuse each other."""
 
 METHOD = "/afl.v1.Federation/Session"

@@ -52,7 +52,7 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether the peer has long taken nothing."""
-        return len(self._queue) > MOST_QUEUED + QUEUED_A_WORKER * self._workers
+        return len(self._queue) + self._replies > MOST_QUEUED + QUEUED_A_WORKER * self._workers
 
     def put(self, frame: Frame) -> None:
         """Queue a frame."""

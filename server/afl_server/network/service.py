@@ -250,6 +250,8 @@ class FederationService:
                     await stream.is_read.wait()
                 if ended.is_set():
                     break
+            if stream.outbox.is_full and not stream.outbox.is_given_up:
+                self._give_up(stream)
         # The writer still has a goodbye to send; it ends the stream.
         await asyncio.Event().wait()
 
