@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults_cases import ALGORITHMS, GROUPS, config_of
@@ -19,6 +20,37 @@ def test_twenty_kills_and_five_cuts(tmp_path: Path):
     federation = drill.run(Faults(kills=20, cuts=5, pause=0.7))
     assert (drill.kills, drill.cuts) == (20, 5)
     assert result_of(federation) == expected
+
+
+LARGE = {
+    "whole": {"name": "afl-br", "eta_w": 0.5, "eta_q": 0.3},
+    "top-k": {"name": "afl-com", "eta_w": 0.5, "eta_q": 0.3, "uplink": {"name": "top-k", "ratio": 0.4}},
+    "drfa": {"name": "drfa", "eta_w": 0.3, "eta_q": 0.05, "local_steps": 2},
+}
+
+
+def large(algorithm: str, rounds: int) -> dict[str, Any]:
+    """A run whose messages take a second to send, so that most faults find one under way."""
+    return {
+        "workers": 3,
+        "task": {"name": "synthetic", "batch_size": 4, "options": {"dim": 150_000, "examples": 16}},
+        "algorithm": {**LARGE[algorithm], "rounds": rounds},
+        "evaluation": {"every": 4},
+        "server": {"checkpoint_every": 3, "heartbeat": "0.5s", "peer_timeout": "5s", "chunk_bytes": "64KiB"},
+    }
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "drfa"))]
+)
+def test_messages_that_are_cut_in_the_middle_go_on_where_they_were(tmp_path: Path, algorithm):
+    config = large(algorithm, rounds=8)
+    expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
+    drill = Drill(config, tmp_path / "chaos", GROUPS)
+    federation = drill.run(Faults(kills=4, cuts=16, pause=1.5, rate=800_000))
+    assert result_of(federation) == expected
+    kept = [line["kept"] for worker in federation.workers for line in worker.logged("joined_again")]
+    assert sum(size > 0 for size in kept) >= 4
 
 
 @pytest.mark.slow

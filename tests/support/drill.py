@@ -42,12 +42,14 @@ class Faults:
         kills: SIGKILLs to processes drawn at random, at random times.
         cuts: resets of all connections at random times.
         pause: seconds between two of them, at most.
+        rate: bytes a second that a connection carries each way; 0 for as many as come.
     """
 
     points: Mapping[str, Sequence[str]] = field(default_factory=dict)
     kills: int = 0
     cuts: int = 0
     pause: float = 0.5
+    rate: int = 0
     seed: int = 1
 
 
@@ -78,6 +80,7 @@ class Drill:
         deadline = time.monotonic() + timeout
         due = time.monotonic() + chance.uniform(0, faults.pause)
         with Proxy() as door, self.federation:
+            door.rate = faults.rate
             # The federation started a server without faults; it has done nothing yet.
             self.federation.servers.pop().kill()
             for name in (SERVER, *self._groups):

@@ -110,8 +110,13 @@ class Conversation:
                 raise self._failure(self._options.workers[0], NOWHERE, error)
             self._settings = settings
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
-            extra = events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra
-            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=extra)
+            kept = self.assembler.arrived + sum(entry.offset for entry in welcome.workers)
+            LOG.info(
+                "joined again: run %s, %s",
+                welcome.run_id,
+                self._named(position),
+                extra=events.JoinedAgain(run_id=welcome.run_id, round=position.round, kept=kept).extra,
+            )
         self._run_id = welcome.run_id
         participant = self._trained.participant
         return pb.Ready(

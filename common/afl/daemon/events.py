@@ -366,6 +366,7 @@ class JoinedAgain(Event):
 
     run_id: RunId
     round: SynchronizationRound
+    kept: Annotated[int, "bytes of reports, and of a step, that had come in part and are not sent again"]
 
 
 class Reconnecting(Event):
