@@ -16,43 +16,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afl.errors import ConfigError
 
-DATA_VARIABLE = "AFL_DATA"
-"""The environment variable that names the data directory of all tasks on a machine."""
-
 
 class TaskOptions(BaseModel):
     """Base of every built-in task's options: unknown keys are refused, floats are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DataOptions(TaskOptions):
     """Options of a task that reads files."""
 
-    data_dir: Path | None = Field(
-        default=None,
-        description="where this machine keeps its data; default: the environment's AFL_DATA, or ./data",
-    )
+    data_dir: Path | None = None
+    """where this machine keeps its data; default: the environment's AFL_DATA, or ./data"""
 
     def folder(self) -> Path:
         """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
-        return (self.data_dir or Path(os.environ.get(DATA_VARIABLE) or "data")).expanduser()
+        return (self.data_dir or Path(os.environ.get("AFL_DATA") or "data")).expanduser()
 
 
 class SplitOptions(TaskOptions):
     """Options of a task that splits each worker's examples."""
 
-    evaluate_on: Literal["test", "validation"] = Field(
-        default="test",
-        description="each worker's test part, or a fifth of its training part, which is then not trained "
-        "on: to choose step sizes without looking at the test part",
-    )
-    data_seed: int | None = Field(
-        default=None,
-        ge=0,
-        lt=1 << 128,
-        description="draws the division among the workers and the splits; default: the run's seed",
-    )
+    evaluate_on: Literal["test", "validation"] = "test"
+    """each worker's test part, or a fifth of its training part, which is then not trained on: to choose step
+    sizes without looking at the test part"""
+    data_seed: int | None = Field(default=None, ge=0, lt=1 << 128)
+    """draws the division among the workers and the splits; default: the run's seed"""
 
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)
@@ -89,7 +78,7 @@ def _explain(schema: type[TaskOptions], problem: Mapping[str, Any]) -> str:
     accepted = problem["msg"].removeprefix("Value error, ")
     accepted = accepted[:1].lower() + accepted[1:]
     field = schema.model_fields.get(path[0]) if path else None
-    purpose = f" ({field.description})" if field is not None and field.description else ""
+    purpose = f" ({' '.join(field.description.split())})" if field is not None and field.description else ""
     if problem["type"] == "missing":
         return f"{where}: is required{purpose}"
     return f"{where}: {_shown(problem['input'])} is not accepted: {accepted}{purpose}"

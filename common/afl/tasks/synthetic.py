@@ -59,20 +59,21 @@ _INITIAL = 0.1
 class SyntheticOptions(TaskOptions):
     """Options of ``synthetic``."""
 
-    dim: int = Field(default=100, ge=1, description="number of parameters d")
-    examples: int = Field(
-        default=256, ge=2, multiple_of=2, description="training examples of each worker, in antithetic pairs"
-    )
-    scale: float = Field(default=1.0, gt=0, description="upper bound of each worker's risk R_i")
-    spread: float = Field(default=1.0, ge=0, description="centres are uniform in [-spread, spread)^d")
-    centres: int | None = Field(
-        default=None,
-        ge=1,
-        description="how many centres differ: workers beyond share the last one, so that the worst risk does"
-        " not depend on how many they are; by default each worker has its own",
-    )
-    noise_w: float = Field(default=0.5, ge=0, description="gradient noise: sigma_w is noise_w / sqrt(dim)")
-    noise_q: float = Field(default=0.1, ge=0, description="loss noise beside that of the gradient")
+    dim: int = Field(default=100, ge=1)
+    """number of parameters d"""
+    examples: int = Field(default=256, ge=2, multiple_of=2)
+    """training examples of each worker, in antithetic pairs"""
+    scale: float = Field(default=1.0, gt=0)
+    """upper bound of each worker's risk R_i"""
+    spread: float = Field(default=1.0, ge=0)
+    """centres are uniform in [-spread, spread)^d"""
+    centres: int | None = Field(default=None, ge=1)
+    """how many centres differ: workers beyond share the last one, so that the worst risk does not depend on
+    how many they are; by default each worker has its own"""
+    noise_w: float = Field(default=0.5, ge=0)
+    """gradient noise: sigma_w is noise_w / sqrt(dim)"""
+    noise_q: float = Field(default=0.1, ge=0)
+    """loss noise beside that of the gradient"""
 
 
 class Point(nn.Module):

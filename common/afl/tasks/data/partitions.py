@@ -24,7 +24,7 @@ LabelPartition: TypeAlias = Literal["label-skew", "dirichlet", "iid"]
 
 
 def partition_by_labels(
-    name: LabelPartition,
+    name: str,
     labels: Indices,
     *,
     classes: int,
@@ -48,6 +48,7 @@ def partition_by_labels(
         return label_skew(labels, classes=classes, workers=workers, stream=stream)
     if name == "dirichlet":
         return dirichlet(labels, classes=classes, workers=workers, alpha=alpha, stream=stream)
+    assert name == "iid", name
     return iid(len(labels), workers=workers, stream=stream)
 
 
