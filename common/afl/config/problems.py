@@ -39,12 +39,9 @@ class Problem:
     where: str = ""
 
     def __str__(self) -> str:
-        lines = [": ".join(part for part in (self.where, dotted(self.key)) if part)]
-        lines += [f"    found:     {self.found}", f"    accepted:  {self.accepted}"]
-        if self.nearest is not None:
-            lines.append(f"    nearest:   {self.nearest}")
-        if self.note is not None:
-            lines.append(f"    note:      {self.note}")
+        lines = [": ".join(filter(None, (self.where, dotted(self.key))))]
+        told = {name: getattr(self, name) for name in ("found", "accepted", "nearest", "note")}
+        lines += [f"    {name + ':':<11}{text}" for name, text in told.items() if text is not None]
         return "\n".join(_one_line(line, _LONGEST_LINE) for line in lines)
 
 
@@ -59,7 +56,7 @@ class InvalidConfigError(ConfigError):
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
         self.problems = tuple(problems)
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
         super().__init__("\n\n".join([f"{source} cannot be used: {count}", *map(str, problems)]))
 
 
@@ -88,11 +85,8 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
     """The one of ``names`` that a person most likely meant by ``name``, or None."""
     if not isinstance(name, str):
         return None
-    by_folded = {_folded(candidate): candidate for candidate in names}
-    close = difflib.get_close_matches(_folded(name), by_folded, n=1, cutoff=0.6)
+    # Without what people confuse most: case, and the kind of dash.
+    dashes = str.maketrans("_ ", "--")
+    by_folded = {candidate.casefold().translate(dashes): candidate for candidate in names}
+    close = difflib.get_close_matches(name.casefold().translate(dashes), by_folded, n=1)
     return by_folded[close[0]] if close else None
-
-
-def _folded(name: str) -> str:
-    """The name without what people confuse most: case, and the kind of dash."""
-    return name.casefold().replace("_", "-").replace(" ", "-")
