@@ -6,7 +6,6 @@ A task declares a :class:`TaskOptions` with one described field for each option 
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from afl.config.problems import nearest
 from afl.errors import ConfigError
 
 
@@ -61,29 +61,24 @@ def parse_options(schema: type[OptionsT], values: Mapping[str, Any]) -> OptionsT
         raise ConfigError("\n".join(problems)) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def hint_of(name: str, known: Iterable[str]) -> str:
     """``did you mean X?`` with the nearest of ``known``, or a list of them where none is near."""
-    choices = sorted(known)
-    match = difflib.get_close_matches(name, choices, n=1)
-    if match:
-        return f"did you mean {match[0]}?"
-    return f"known: {', '.join(choices)}" if choices else "there are none"
+    names = sorted(known)
+    if meant := nearest(name, names):
+        return f"did you mean {meant}?"
+    return f"known: {', '.join(names)}" if names else "there are none"
 
 
 def _explain(schema: type[TaskOptions], problem: Mapping[str, Any]) -> str:
     path = [str(step) for step in problem["loc"]]
     where = ".".join(["task.options", *path])
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown option; {nearest(path[-1], schema.model_fields)}"
-    accepted = problem["msg"].removeprefix("Value error, ")
-    accepted = accepted[:1].lower() + accepted[1:]
+        return f"{where}: unknown option; {hint_of(path[-1], schema.model_fields)}"
     field = schema.model_fields.get(path[0]) if path else None
     purpose = f" ({' '.join(field.description.split())})" if field is not None and field.description else ""
     if problem["type"] == "missing":
         return f"{where}: is required{purpose}"
-    return f"{where}: {_shown(problem['input'])} is not accepted: {accepted}{purpose}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    accepted = problem["msg"].removeprefix("Value error, ")
+    value = repr(problem["input"])
+    value = value if len(value) <= 60 else f"{value[:57]}..."
+    return f"{where}: {value} is not accepted: {accepted[:1].lower()}{accepted[1:]}{purpose}"

@@ -15,10 +15,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from afl.config.problems import nearest
 from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
-from afl.tasks.options import nearest
+from afl.tasks.options import hint_of
 from afl.user_code import SUFFIX, as_module_path, calling, users_line
 
 GROUP = "afl.tasks"
@@ -60,22 +61,28 @@ def load_task(
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
     """
-    name_or_path = as_module_path(name_or_path)
-    is_path = ":" in name_or_path
-    if is_path and not allow_path:
-        raise ConfigError(
-            f"task {name_or_path}: a class that is named by its module is loaded only if this machine's own "
-            f"command line names it: add --task {name_or_path}"
-        )
-    if is_path:
-        loaded = _imported_path(name_or_path)
+    name = as_module_path(name_or_path)
+    if ":" not in name:
+        entry = _named(name)
+        loaded = _imported(f"task {name}", entry.module, entry.attr)
+    elif allow_path:
+        loaded = _imported_path(name)
     else:
-        entry = _named(name_or_path)
-        loaded = _imported(f"task {name_or_path}", entry.module, entry.attr)
-    cls = _checked_class(name_or_path, loaded)
+        raise ConfigError(
+            f"task {name}: a class that is named by its module is loaded only if this machine's own "
+            f"command line names it: add --task {name}"
+        )
+    cls = _checked_class(name, loaded)
     if local is not None:
-        options = _with_local(cls, name_or_path, options, local)
-    return _made(cls, name_or_path, options)
+        foreign = sorted(set(local) - cls.local_options)
+        if foreign:
+            own = ", ".join(sorted(cls.local_options)) or "none"
+            raise ConfigError(
+                f"--task-option {foreign[0]}: not an option of this machine for the task {name} (those are: "
+                f"{own}); all others come from the run's configuration"
+            )
+        options = {key: value for key, value in options.items() if key not in cls.local_options} | dict(local)
+    return _made(cls, name, options)
 
 
 def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
@@ -86,19 +93,6 @@ def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
     """
     name = getattr(cls, "__name__", repr(cls))
     return _made(_checked_class(name, cls), name, options)
-
-
-def _with_local(
-    cls: type[Task], name: str, options: Mapping[str, Any], local: Mapping[str, Any]
-) -> dict[str, Any]:
-    foreign = sorted(set(local) - cls.local_options)
-    if foreign:
-        own = ", ".join(sorted(cls.local_options)) or "none"
-        raise ConfigError(
-            f"--task-option {foreign[0]}: not an option of this machine for the task {name} (those are: "
-            f"{own}); all others come from the run's configuration"
-        )
-    return {key: value for key, value in options.items() if key not in cls.local_options} | dict(local)
 
 
 def _installed() -> dict[str, EntryPoint]:
@@ -118,12 +112,12 @@ def _named(name: str) -> EntryPoint:
         raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
     installed = _installed()
     if name not in installed:
-        names = ", ".join(sorted(installed)) or "none"
-        hint = nearest(name, installed)
-        hint = f"{hint} " if hint.startswith("did") else ""
+        meant = nearest(name, installed)
+        hint = f"did you mean {meant}? " if meant else ""
         raise ConfigError(
-            f"task {name}: no such task; {hint}installed: {names}. A class of your own is named with its "
-            "file or module, as in task.py:MyTask (task.name of the configuration, --task of a worker)"
+            f"task {name}: no such task; {hint}installed: {', '.join(sorted(installed)) or 'none'}. A class "
+            "of your own is named with its file or module, as in task.py:MyTask (task.name of the "
+            "configuration, --task of a worker)"
         )
     return installed[name]
 
@@ -154,10 +148,8 @@ def _imported(what: str, module: str, attribute: str) -> object:
         raise ConfigError(f"{what}: cannot import {module}: {error}{_import_hint(module, error)}") from error
     for step in attribute.split("."):
         if not hasattr(value, step):
-            classes = [
-                name for name, member in inspect.getmembers(value, inspect.isclass) if _is_task(member)
-            ]
-            raise ConfigError(f"{what}: {module} has no {attribute}; {nearest(step, classes)}")
+            classes = [name for name, member in inspect.getmembers(value, _is_task)]
+            raise ConfigError(f"{what}: {module} has no {attribute}; {hint_of(step, classes)}")
         value = getattr(value, step)
     return value
 
@@ -194,17 +186,13 @@ def _checked_class(name: str, loaded: object) -> type[Task]:
 
 def _made(cls: type[Task], name: str, options: Mapping[str, Any]) -> Task:
     signature = inspect.signature(cls)
-    accepted = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    for option in options:
-        if option not in accepted and not takes_any:
-            raise ConfigError(
-                f"task.options.{option}: unknown option of task {name}; {nearest(option, accepted)}"
-            )
+    parameters = signature.parameters.values()
+    accepted = [one.name for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}]
+    unknown = [option for option in options if option not in accepted]
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(
+            f"task.options.{unknown[0]}: unknown option of task {name}; {hint_of(unknown[0], accepted)}"
+        )
     try:
         signature.bind(**options)
     except TypeError as error:
