@@ -16,7 +16,7 @@ from torch import nn
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
-from afl.tasks.data.arrays import StoredRows, npz_array, npz_names
+from afl.tasks.data.arrays import StoredArray, StoredRows, npz_names
 from afl.tasks.data.images import (
     ImageSource,
     TorchvisionOptions,
@@ -109,8 +109,8 @@ def _image_folder(root: Path) -> ImageSource:
 
 
 def _npz_source(path: Path) -> ImageSource:
-    images = _Sheets(path) if "webp" in npz_names(path) else npz_array(path, "images")
-    return stored(images, npz_array(path, "labels"), (32, 32, 3))
+    images = _Sheets(path) if "webp" in npz_names(path) else StoredArray(path, "images")
+    return stored(images, StoredArray(path, "labels"), (32, 32, 3))
 
 
 class _Sheets(StoredRows):
@@ -118,15 +118,15 @@ class _Sheets(StoredRows):
     bounds."""
 
     def __init__(self, path: Path) -> None:
-        self._offsets: Indices = npz_array(path, "offsets").whole().astype(np.int64)
-        sheets, labels = len(self._offsets) - 1, npz_array(path, "labels").shape[0]
+        self._offsets: Indices = StoredArray(path, "offsets").whole().astype(np.int64)
+        sheets, labels = len(self._offsets) - 1, StoredArray(path, "labels").shape[0]
         if sheets * 100 != labels:
             raise DataError(f"{path} has {sheets} sheets of 100 images but {labels} labels")
         super().__init__(path, (labels, 32, 32, 3), np.dtype(np.uint8))
 
     def read(self, rows: Indices) -> NDArray[np.uint8]:
         kept = np.empty((len(rows), 32, 32, 3), dtype=np.uint8)
-        packed: NDArray[np.uint8] = npz_array(self.path, "webp").whole()
+        packed: NDArray[np.uint8] = StoredArray(self.path, "webp").whole()
         for sheet in np.unique(rows // 100).tolist():
             encoded = io.BytesIO(packed[self._offsets[sheet] : self._offsets[sheet + 1]].tobytes())
             pixels = decoded(encoded, f"{self.path}: sheet {sheet} cannot be read as an image")

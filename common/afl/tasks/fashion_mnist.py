@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import PositiveInt
 from torch import nn
 
-from afl.tasks.data.arrays import idx_array
+from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.images import ImageSource, TorchvisionOptions, TorchvisionTask, stored
 from afl.tasks.data.models import mlp
 from afl.tasks.options import parse_options
@@ -53,7 +53,7 @@ class FashionMnist(TorchvisionTask):
             files = [[_existing(folder / name) for name in pair] for pair in self._names]
             if all(map(all, files)):
                 return [
-                    stored(idx_array(images), idx_array(labels), (28, 28))
+                    stored(StoredArray(images), StoredArray(labels), (28, 28))
                     for images, labels in files
                     if images and labels
                 ]

@@ -8,14 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
 from afl.tasks.base import TaskContext
-from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels, standardized
+from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels
 from afl.tasks.data.leaf_files import find_layout
 from afl.tasks.data.models import femnist_cnn
 from afl.tasks.data.partitions import Indices, by_writer
@@ -59,6 +57,7 @@ class Femnist(ImageTask):
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FemnistOptions, options)
         super().__init__(self.options.classes, self.options)
+        self.mean, self.std = (self.options.mean,), (self.options.std,)
 
     def model(self) -> nn.Module:
         """LEAF's CNN; input ``[n, 1, 28, 28]``."""
@@ -86,15 +85,13 @@ class Femnist(ImageTask):
             return by_writer(source.writers, workers=context.workers)
         return super().divide(source, context)
 
-    def inputs(self, images: Pixels) -> Tensor:
-        """Standardized ink, ``[n, 1, 28, 28]``.
+    def brightness(self, images: Pixels) -> Tensor:
+        """Ink, ``[n, 1, 28, 28]``: 0 is paper.
 
         Raises:
             afl.ConfigError: if most of the images would be ink: ``ink`` is the other way round.
         """
-        brightness = torch.from_numpy(images).float().unsqueeze(1)
-        if images.dtype == np.uint8:
-            brightness.div_(255)
+        brightness = super().brightness(images)
         ink = brightness if self.options.ink == "light" else 1 - brightness
         if ink.mean() > 0.5:
             other = "light" if self.options.ink == "dark" else "dark"
@@ -102,4 +99,4 @@ class Femnist(ImageTask):
                 f"task.options.ink: the images are mostly {self.options.ink}, so their ink is {other}; "
                 f"set ink: {other}"
             )
-        return standardized(ink, [self.options.mean], [self.options.std])
+        return ink

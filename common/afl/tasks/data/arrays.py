@@ -11,8 +11,8 @@ import gzip
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
@@ -69,11 +69,23 @@ class StoredRows(abc.ABC):
 
 
 class StoredArray(StoredRows):
-    """An array that ``opener`` finds in a file; closed again between two calls."""
+    """A member of an npz file (C order, no Python objects), or an IDX file of unsigned bytes.
 
-    def __init__(self, path: Path, opener: Callable[[Path], AbstractContextManager[_Opened]]) -> None:
-        self._opener = opener
-        with _undamaged(path), opener(path) as (_, shape, dtype):
+    IDX is the format of MNIST and Fashion-MNIST, packed by gzip if the name ends so. Its header is two zero
+    bytes, the element type (8: unsigned byte), the number of dimensions, and each dimension as a big-endian
+    32-bit integer.
+
+    Args:
+        path: the file.
+        member: the array's name in an npz file; empty for IDX.
+
+    Raises:
+        afl.DataError: if the file is of another format, or damaged, or has no such member.
+    """
+
+    def __init__(self, path: Path, member: str = "") -> None:
+        self._opened = partial(_open_npz, path, member) if member else partial(_open_idx, path)
+        with _undamaged(path), self._opened() as (_, shape, dtype):
             super().__init__(path, shape, dtype)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -83,7 +95,7 @@ class StoredArray(StoredRows):
         kept = np.empty((len(rows), *row_shape), dtype=self.dtype)
         last = int(rows[-1]) + 1 if len(rows) else 0
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
-        with _undamaged(self.path), self._opener(self.path) as (stream, _, _):
+        with _undamaged(self.path), self._opened() as (stream, _, _):
             for start in range(0, last, step):
                 count = min(step, last - start)
                 block = stream.read(count * row_bytes)
@@ -95,24 +107,6 @@ class StoredArray(StoredRows):
                 values = np.frombuffer(block, dtype=self.dtype).reshape(count, *row_shape)
                 kept[low:high] = values[rows[low:high] - start]
         return kept
-
-
-def idx_array(path: Path) -> StoredArray:
-    """An IDX file of unsigned bytes (the format of MNIST and Fashion-MNIST), gzip if the name ends so.
-
-    The header is two zero bytes, the element type (8: unsigned byte), the number of dimensions, and each
-    dimension as a big-endian 32-bit integer.
-    """
-    return StoredArray(path, _open_idx)
-
-
-def npz_array(path: Path, name: str) -> StoredArray:
-    """The array ``name`` of an npz file (compressed or not, C order, no Python objects).
-
-    Raises:
-        afl.DataError: if there is none of that name.
-    """
-    return StoredArray(path, partial(_open_npz, name=name))
 
 
 def npz_names(path: Path) -> list[str]:

@@ -117,12 +117,12 @@ class ImageTask(Classification):
         options: without a ``partition``, it is label-skew with as many workers as classes, else Dirichlet.
     """
 
-    largest: ClassVar[int] = 255
-    """The largest value of a stored pixel."""
-    mean: ClassVar[tuple[float, ...]]
-    """Of each channel, where the largest value is 1."""
-    std: ClassVar[tuple[float, ...]]
-    """Standard deviation of each channel, likewise."""
+    largest = 255
+    """The largest value of a pixel that is stored as uint8."""
+    mean: tuple[float, ...]
+    """Of each channel's brightness, from 0 to 1."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel's brightness."""
 
     def __init__(self, classes: int, options: ImageOptions) -> None:
         self.classes = classes
@@ -138,10 +138,11 @@ class ImageTask(Classification):
             afl.DataError: if it is missing or damaged.
         """
 
-    def inputs(self, images: Pixels) -> Tensor:
-        """The network's input, float32 ``[n, channels, height, width]``, standardized."""
+    def brightness(self, images: Pixels) -> Tensor:
+        """Images from 0 to 1: float32 ``[n, channels, height, width]``; float32 images are so already."""
         first = images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        return standardized(torch.from_numpy(first).float().div_(self.largest), self.mean, self.std)
+        brightness = torch.from_numpy(first).float()
+        return brightness.div_(self.largest) if images.dtype == np.uint8 else brightness
 
     def divide(self, source: ImageSource, context: TaskContext) -> list[Indices]:
         """The rows of each worker, each ascending."""
@@ -181,9 +182,12 @@ class ImageTask(Classification):
                 f"the model has {self.classes} classes, 0 to {self.classes - 1}"
             )
         images = source.images(rows)
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return WorkerData(
-            train=(self.inputs(images[train]), torch.from_numpy(labels[train])),
-            test=(self.inputs(images[test]), torch.from_numpy(labels[test])),
+            *(
+                (self.brightness(images[part]).sub_(mean).div_(std), torch.from_numpy(labels[part]))
+                for part in (train, test)
+            )
         )
 
 
@@ -220,9 +224,7 @@ class TorchvisionTask(ImageTask):
         """The first complete data found, else a download if the option asks for it."""
         found = self.find()
         if found is None and self._downloads:
-            torchvision = require("torchvision.datasets", f"download {self.title}")
-            made = getattr(torchvision, self.dataset)
-            download_into(self.data_dir, self.fetched, lambda root: made(str(root), download=True))
+            self._download()
             found = self.find()
         if found is None:
             raise DataError(
@@ -231,25 +233,20 @@ class TorchvisionTask(ImageTask):
             )
         return concatenated(found)
 
-
-def download_into(folder: Path, name: str, fetch: Callable[[Path], object]) -> None:
-    """Make ``folder/name`` by ``fetch(temporary folder)``, which writes it at ``temporary/name``.
-
-    The result is moved into place whole: another process sees all of it or nothing. Where two fetch at
-    once, the first to finish wins.
-
-    Raises:
-        afl.DataError: if it could not be fetched or written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
-            fetch(Path(temporary))
-            if not (folder / name).exists():
-                (Path(temporary) / name).rename(folder / name)
-    except (URLError, OSError, RuntimeError) as error:
-        if not (folder / name).exists():
-            raise DataError(f"could not download {name} into {folder.resolve()}: {error}") from error
+    def _download(self) -> None:
+        """Moved into place whole, so that another process sees all or nothing; the first to finish wins."""
+        torchvision = require("torchvision.datasets", f"download {self.title}")
+        place = self.data_dir / self.fetched
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=self.data_dir) as temporary:
+                getattr(torchvision, self.dataset)(temporary, download=True)
+                if not place.exists():
+                    (Path(temporary) / self.fetched).rename(place)
+        except (URLError, OSError, RuntimeError) as error:
+            if not place.exists():
+                folder = self.data_dir.resolve()
+                raise DataError(f"could not download {self.fetched} into {folder}: {error}") from error
 
 
 def decoded(image: Path | IO[bytes], failure: str, mode: str = "RGB") -> NDArray[np.uint8]:
@@ -263,15 +260,3 @@ def decoded(image: Path | IO[bytes], failure: str, mode: str = "RGB") -> NDArray
             return np.asarray(opened.convert(mode))
     except OSError as error:
         raise DataError(f"{failure}: {error}") from error
-
-
-def standardized(brightness: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """``(brightness - mean) / std`` for each channel, in place.
-
-    Args:
-        brightness: float32 ``[n, channels, height, width]``, 0 to 1.
-        mean: one for each channel.
-        std: one for each channel.
-    """
-    shape = (1, len(mean), 1, 1)
-    return brightness.sub_(torch.tensor(mean).view(shape)).div_(torch.tensor(std).view(shape))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
-from afl.tasks.data.arrays import npz_array
+from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.images import ImageSource, Pixels, decoded, labelled, stored
 from afl.tasks.data.partitions import Indices
 
@@ -65,7 +65,7 @@ def _opened(files: Sequence[Path]) -> ImageSource:
 
 def _npz_source(path: Path) -> ImageSource:
     """An npz with ``images`` (uint8 ``[n, 28, 28]``), ``labels`` and ``writer`` (names or numbers)."""
-    images, labels, writer = (npz_array(path, name) for name in ("images", "labels", "writer"))
+    images, labels, writer = (StoredArray(path, name) for name in ("images", "labels", "writer"))
     if labels.shape[0] != writer.shape[0]:
         raise DataError(f"{path}: {labels.shape[0]} labels, but {writer.shape[0]} writers")
     return stored(images, labels, (_SIDE, _SIDE), writer.whole().astype(np.str_))
