@@ -10,13 +10,9 @@ from typing import Any
 
 from afl.errors import ConfigError
 
+_INSTALL = "pip install 'afl[{}]'"
 
-def install_hint(extra: str) -> str:
-    """The command that installs an extra."""
-    return f"pip install 'afl[{extra}]'"
-
-
-INSTALL_HINT = install_hint("tasks")
+INSTALL_HINT = _INSTALL.format("tasks")
 
 PROVIDED = frozenset({"sklearn", "torchvision", "pyarrow", "PIL"})
 """Top-level modules that the extra brings."""
@@ -44,7 +40,7 @@ def check_installed(module: str, purpose: str, extra: str) -> None:
         afl.ConfigError: if it is not, with the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"the package {module} is needed to {purpose}: {install_hint(extra)}")
+        raise ConfigError(f"the package {module} is needed to {purpose}: {_INSTALL.format(extra)}")
 
 
 def require(module: str, purpose: str, extra: str = "tasks") -> Any:
@@ -59,4 +55,6 @@ def require(module: str, purpose: str, extra: str = "tasks") -> Any:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise ConfigError(f"the package {package} is needed to {purpose}: {install_hint(extra)}") from error
+        raise ConfigError(
+            f"the package {package} is needed to {purpose}: {_INSTALL.format(extra)}"
+        ) from error

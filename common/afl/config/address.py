@@ -17,12 +17,7 @@ _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE | re.AS
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a TCP port.
-
-    Attributes:
-        host: a name, an IPv4 address, or an IPv6 address without brackets.
-        port: 0..65535; 0 asks a listener for any free port.
-    """
+    """A host (a name, or an IP address without brackets) and a TCP port; 0 is any free one to a listener."""
 
     host: str
     port: int

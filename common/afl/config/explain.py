@@ -6,7 +6,7 @@ Nothing of the validating library shows: no type name, no class name, no address
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -43,7 +43,7 @@ def explained(location: KeyPath, kind: str, value: object, context: Mapping[str,
 
 
 def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]) -> str | None:
-    if describe.takes_null(field) and str(value).lower() in _WORDS_FOR_NONE:
+    if type(None) in describe.types_of(field) and str(value).lower() in _WORDS_FOR_NONE:
         return "for none, write null"
     if not isinstance(value, str):
         return None
@@ -80,8 +80,8 @@ def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
     field: FieldInfo | None = None
     for depth, part in enumerate(location):
         if model is None:
-            free = field is not None and describe.is_free(field)
-            return (None, location) if free else (field, location[:depth])
+            is_free = field is not None and any(get_origin(arm) is dict for arm in describe.types_of(field))
+            return (None, location) if is_free else (field, location[:depth])
         if part not in model.model_fields:
             return None, location
         field = model.model_fields[str(part)]

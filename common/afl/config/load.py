@@ -66,11 +66,7 @@ def config_from_text(
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
-    """The configuration in plain values, nested as in the file.
-
-    Raises:
-        InvalidConfigError: as :func:`load_config`, without lines.
-    """
+    """The configuration in plain values, nested as in the file; else as :func:`load_config`."""
     return _validated(Tree(dict(values)), source)
 
 

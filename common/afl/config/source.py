@@ -129,19 +129,17 @@ class _Composer(yaml.SafeLoader):
         """The next node with all that is in it."""
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
-        found = accepted = ""
         if len(self._open) > DEEPEST:
-            found, accepted = f"values nested {len(self._open)} deep", f"at most {DEEPEST} levels"
-        elif isinstance(event, yaml.AliasEvent):
+            raise self._reader.too_deep(event, len(self._open))
+        if isinstance(event, yaml.AliasEvent):
             if anchor in self._open or anchor not in self.anchors:
                 found = f"*{anchor}, with no &{anchor} that ended before it"
-                accepted = "an alias of an earlier value"
+                raise self._reader.refusal(_line(event), found, "an alias of an earlier value")
         elif tag is not None:
-            found, accepted = f"the tag {tag}", "values without tags (nothing that starts with !)"
-        if found:
-            raise self._reader.refusal(_line(event), found, accepted)
-        # A later anchor of the same name takes its place, as YAML has it.
-        if not isinstance(event, yaml.AliasEvent):
+            accepted = "values without tags (nothing that starts with !)"
+            raise self._reader.refusal(_line(event), f"the tag {tag}", accepted)
+        else:
+            # A later anchor of the same name takes its place, as YAML has it.
             self.anchors.pop(anchor, None)
         self._open.append(anchor)
         node = super().compose_node(parent, index)
@@ -164,6 +162,9 @@ class _Reader:
 
     def refusal(self, line: int | None, found: str, accepted: str) -> InvalidConfigError:
         return InvalidConfigError(self._source, [Problem((), found, accepted, where=self.where(line))])
+
+    def too_deep(self, place: yaml.Event | yaml.Node, depth: int) -> InvalidConfigError:
+        return self.refusal(_line(place), f"values nested {depth} deep", f"at most {DEEPEST} levels")
 
     def syntax_error(self, error: yaml.YAMLError, text: str) -> InvalidConfigError:
         if isinstance(error, yaml.reader.ReaderError):
@@ -193,7 +194,7 @@ class _Reader:
             found = f"more than {MOST_VALUES:,} values, aliases expanded"
             raise self.refusal(_line(node), found, f"at most {MOST_VALUES:,}")
         if len(path) > DEEPEST:
-            raise self.refusal(_line(node), f"values nested {len(path)} deep", f"at most {DEEPEST} levels")
+            raise self.too_deep(node, len(path))
         self.tree.origins.setdefault(path, Origin(self.where(_line(node))))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)

@@ -29,12 +29,7 @@ Examples: TypeAlias = "Dataset[Any] | Sequence[Tensor]"
 
 @dataclass(frozen=True)
 class WorkerData:
-    """One worker's own examples, already split.
-
-    Attributes:
-        train: examples that minibatches are drawn from.
-        test: examples that the model is evaluated on at this worker.
-    """
+    """One worker's own examples: those that minibatches are drawn from, and those of its evaluations."""
 
     train: Examples
     test: Examples
@@ -45,9 +40,8 @@ class TaskContext:
     """What a task may depend on besides its options.
 
     Attributes:
-        workers: the number of workers m in the run.
-        randomness: the run's shared randomness; partitions are drawn from it, so that every worker
-            computes the same partition alone.
+        workers: m.
+        randomness: the run's; partitions are drawn from it, so that every worker computes the same one alone.
     """
 
     workers: int
@@ -132,7 +126,7 @@ class Classification(Task):
     def _scored(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and mean cross-entropy."""
         inputs, labels = batch
-        logits = None
+        logits: Any = None
         try:
             logits = model(inputs)
             return logits, nn.functional.cross_entropy(logits, labels)

@@ -26,14 +26,13 @@ def build_module(task: Task, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         with calling(f"{type(task).__name__}.model()"):
             module = task.model()
+    kind = type(task).__name__
     if not isinstance(module, nn.Module):
+        raise TaskError(f"{kind}.model() returned {type(module).__name__}; it must return an nn.Module")
+    policies = get_args(BufferPolicy)
+    if task.buffers not in policies:
         raise TaskError(
-            f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"
-        )
-    if task.buffers not in get_args(BufferPolicy):
-        raise TaskError(
-            f"{type(task).__name__}.buffers is {task.buffers!r}; it must be one of "
-            f"{', '.join(map(repr, get_args(BufferPolicy)))}"
+            f"{kind}.buffers is {task.buffers!r}; it must be one of {', '.join(map(repr, policies))}"
         )
     return module
 

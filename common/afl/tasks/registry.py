@@ -98,11 +98,11 @@ def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
 def _installed() -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
+        one, other = found.setdefault(entry.name, entry).value, entry.value
+        if one != other:
             raise ConfigError(
-                f"task {entry.name}: two installed packages give this name, to {other.value} and to "
-                f"{entry.value}; uninstall one"
+                f"task {entry.name}: two installed packages give this name, to {one} and to {other}; "
+                "uninstall one"
             )
     return found
 

@@ -92,27 +92,15 @@ class Synthetic(Task):
     """Quadratic risks with known constants; the module's docstring has the formulas."""
 
     def __init__(self, **options: object) -> None:
-        self.options = parse_options(SyntheticOptions, options)
-
-    @property
-    def smoothness(self) -> float:
+        self.options = given = parse_options(SyntheticOptions, options)
+        self.smoothness = 2 * given.scale / given.dim
         """``L`` of every worker's risk."""
-        return 2 * self.options.scale / self.options.dim
-
-    @property
-    def lipschitz(self) -> float:
+        self.lipschitz = 3 * math.sqrt(3) / 8 * given.scale / math.sqrt(given.dim)
         """``G``, a bound on the norm of every worker's risk's gradient."""
-        return 3 * math.sqrt(3) / 8 * self.options.scale / math.sqrt(self.options.dim)
-
-    @property
-    def sigma_w(self) -> float:
+        self.sigma_w = given.noise_w / math.sqrt(given.dim)
         """A bound on the standard deviation of a stochastic gradient (Euclidean norm)."""
-        return self.options.noise_w / math.sqrt(self.options.dim)
-
-    @property
-    def sigma_q(self) -> float:
+        self.sigma_q = given.noise_q + given.noise_w / 2
         """The sub-Gaussian parameter of a stochastic loss."""
-        return self.options.noise_q + self.options.noise_w / 2
 
     def model(self) -> nn.Module:
         """A :class:`Point`."""

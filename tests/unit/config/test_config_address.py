@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afl.config import (
+from afl.config.address import (
     Address,
     check_plaintext,
     is_loopback,

@@ -33,11 +33,6 @@ class StoredRows(abc.ABC):
 
     The second call of :meth:`take` reads and keeps the whole array: a process that hosts two workers
     often hosts many, and would unpack the file once for each.
-
-    Attributes:
-        path: the file, for messages.
-        shape: the array's shape.
-        dtype: its element type.
     """
 
     _is_taken = False
@@ -100,9 +95,8 @@ class StoredArray(StoredRows):
                 count = min(step, last - start)
                 block = stream.read(count * row_bytes)
                 if len(block) != count * row_bytes:
-                    raise EOFError(
-                        f"{self.shape[0]} rows are announced, but it ends inside row {start + count}"
-                    )
+                    ends = start + count
+                    raise EOFError(f"{self.shape[0]} rows are announced, but it ends inside row {ends}")
                 low, high = np.searchsorted(rows, [start, start + count])
                 values = np.frombuffer(block, dtype=self.dtype).reshape(count, *row_shape)
                 kept[low:high] = values[rows[low:high] - start]

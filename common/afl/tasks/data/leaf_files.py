@@ -29,6 +29,10 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 _SIDE = 28
 
+_OBJECT = re.compile(rb'("[^",:\[\]{}]*")\s*:\s*\{')
+"""A key and an object's brace. A writer's name has no punctuation, so the search never runs from a closing
+quote through an image."""
+
 
 def find_layout(place: Path) -> ImageSource | None:
     """The data at ``place``, or None where nothing is.
@@ -90,9 +94,7 @@ class LeafJson:
             self._spans += [(path, str(user)) for user in users]
             counts += samples
         self._starts = np.cumsum([0, *counts])
-        self.writers: NDArray[np.str_] = np.repeat(
-            np.array([user for _, user in self._spans], np.str_), counts
-        )
+        self.writers = np.repeat(np.array([user for _, user in self._spans], np.str_), counts)
 
     def labels(self, rows: Indices) -> Indices:
         """The labels of ``rows``, int64."""
@@ -116,7 +118,8 @@ class LeafJson:
         shape = (count, _SIDE * _SIDE) if key == "x" else (count,)
         with _mapped(path) as text:
             if path not in self._objects:
-                self._objects[path] = _objects_after(text, _after(text, path, "user_data", 0, bracket=b"{"))
+                first = _after(text, path, "user_data", 0, bracket=b"{")
+                self._objects[path] = {match[1]: match.end() for match in _OBJECT.finditer(text, first)}
             start = self._objects[path].get(json.dumps(user).encode())
             if start is None:
                 raise DataError(f"{path} is not in LEAF's layout: no user_data of user {user}")
@@ -146,31 +149,21 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
             yield text
 
 
-def _after(
-    text: mmap.mmap, path: Path, key: str, start: int, *, bracket: bytes, stop: int | None = None
-) -> int:
+def _after(text: mmap.mmap, path: Path, key: str, start: int, *, bracket: bytes, stop: int = 0) -> int:
     """The position behind ``"key": <bracket>``, the first one from ``start`` on."""
     pattern = re.escape(json.dumps(key).encode()) + rb"\s*:\s*" + re.escape(bracket)
-    match = re.compile(pattern).search(text, start, len(text) if stop is None else stop)
+    match = re.compile(pattern).search(text, start, stop or len(text))
     if match is None:
         raise DataError(f"{path} is not in LEAF's layout: no {key!r} followed by {bracket.decode()}")
     return match.end()
 
 
-def _list_after(text: mmap.mmap, path: Path, key: str) -> list[Any]:
+def _list_after(text: mmap.mmap, path: Path, key: str) -> Any:
     start = _after(text, path, key, 0, bracket=b"[")
     try:
-        values: list[Any] = json.loads(text[start - 1 : text.find(b"]", start) + 1])
+        return json.loads(text[start - 1 : text.find(b"]", start) + 1])
     except ValueError as error:
         raise DataError(f"{path} is not in LEAF's layout: {key} is not a list: {error}") from error
-    return values
-
-
-def _objects_after(text: mmap.mmap, start: int) -> dict[bytes, int]:
-    """Each quoted key of an object behind ``start``, and the position behind the object's brace."""
-    # A writer's name has no punctuation, so the search never runs from a closing quote through an image.
-    pattern = re.compile(rb'("[^",:\[\]{}]*")\s*:\s*\{')
-    return {match[1]: match.end() for match in pattern.finditer(text, start)}
 
 
 def _parquet_source(paths: Sequence[Path]) -> ImageSource:
@@ -211,10 +204,10 @@ def _parquet_source(paths: Sequence[Path]) -> ImageSource:
 
 
 def _column(path: Path, names: Sequence[str], *accepted: str) -> str:
-    for name in accepted:
-        if name in names:
-            return name
-    raise DataError(f"{path} has no column {' or '.join(accepted)}; it has {', '.join(names)}")
+    found = [name for name in accepted if name in names]
+    if not found:
+        raise DataError(f"{path} has no column {' or '.join(accepted)}; it has {', '.join(names)}")
+    return found[0]
 
 
 def _class_number(path: Path, value: object) -> int:

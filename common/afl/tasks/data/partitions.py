@@ -81,14 +81,10 @@ def label_skew(labels: Indices, *, classes: int, workers: int, stream: Stream) -
 
 
 def by_writer(writers: Sequence[str] | NDArray[np.str_], *, workers: int) -> list[Indices]:
-    """Worker ``i`` gets all examples of the writer with the ``i``-th most examples.
+    """Worker ``i`` gets all examples of the writer with the ``i``-th most examples; others' are left out.
 
-    This is the paper's partition for FEMNIST (section "Scaling with the Number of Workers"). Equal counts
-    are ordered by the writer's name, whatever the order of the data. Nothing is random.
-
-    Args:
-        writers: the name of each example's writer.
-        workers: how many of the largest writers to keep; the others' examples are left out.
+    This is the paper's partition for FEMNIST (section "Scaling with the Number of Workers"). ``writers`` has
+    the name of each example's. Equal counts are ordered by it, whatever the order of the data.
 
     Raises:
         afl.ConfigError: if there are fewer writers than workers.
@@ -150,10 +146,7 @@ def train_test_split(
 ) -> tuple[Indices, Indices]:
     """A worker's examples, 80 % to train on and 20 % to test on (both of the paper's experiments).
 
-    20 % is rounded to the nearest example, and is at least one.
-
-    Returns:
-        Training and test indices, each ascending.
+    20 % is rounded to the nearest example, and is at least one. Both parts are ascending.
 
     Raises:
         afl.DataError: if there are fewer than two examples.
@@ -172,16 +165,12 @@ def train_test_split(
 def _checked(parts: Sequence[Indices], examples: int) -> list[Indices]:
     """``parts`` in ascending order each, refused if one is empty."""
     counts = [len(part) for part in parts]
-    for worker, count in enumerate(counts):
-        if count == 0:
-            raise DataError(
-                f"worker {worker} gets none of the {examples} examples; the workers' counts would be "
-                f"{_shown(counts)}: use fewer workers, a larger task.options.alpha, or another partition"
-            )
+    if 0 in counts:
+        shown = ", ".join(map(str, counts[:20]))
+        if len(counts) > 20:
+            shown += f", ... ({len(counts)} workers, {counts.count(0)} of them empty)"
+        raise DataError(
+            f"worker {counts.index(0)} gets none of the {examples} examples; the workers' counts would be "
+            f"{shown}: use fewer workers, a larger task.options.alpha, or another partition"
+        )
     return [np.sort(part).astype(np.int64) for part in parts]
-
-
-def _shown(counts: Sequence[int]) -> str:
-    if len(counts) <= 20:
-        return ", ".join(map(str, counts))
-    return f"{', '.join(map(str, counts[:20]))}, ... ({len(counts)} workers, {counts.count(0)} of them empty)"
