@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError
@@ -16,21 +14,6 @@ INSTALL_HINT = _INSTALL.format("tasks")
 
 PROVIDED = frozenset({"sklearn", "torchvision", "pyarrow", "PIL"})
 """Top-level modules that the extra brings."""
-
-
-def packaged_file(distribution: str, path: str, purpose: str) -> Path:
-    """The file at ``path`` of an installed distribution, which is not imported.
-
-    Raises:
-        afl.ConfigError: if it is not installed, or no longer brings the file.
-    """
-    try:
-        file = Path(str(metadata.distribution(distribution).locate_file(path)))
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"the package {distribution} is needed to {purpose}: {INSTALL_HINT}") from error
-    if not file.is_file():
-        raise ConfigError(f"{file} is needed to {purpose}; this version of {distribution} does not bring it")
-    return file
 
 
 def check_installed(module: str, purpose: str, extra: str) -> None:

@@ -44,6 +44,22 @@ def parse_listen(text: str) -> Address:
     return Address("::" if host in {"", "*"} else host, port)
 
 
+def listen_address(value: object) -> Address:
+    """As :func:`parse_listen`, of a value of a configuration.
+
+    Raises:
+        ValueError: if it is no address.
+    """
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("not text")  # noqa: TRY004  # a TypeError would escape the validation
+    try:
+        return parse_listen(value)
+    except AddressError as error:
+        raise ValueError(str(error)) from error
+
+
 def parse_target(text: str) -> Address:
     """The address to connect to that ``text`` names.
 

@@ -9,16 +9,14 @@ from typing import Any, Final
 
 from afl.config.schema import Config
 
-_FREE: Final = frozenset(
-    {
-        "server",
-        "run.directory",
-        "run.description",
-        "run.trackers",
-        "faults.divergence",
-        "faults.lost_residual",
-        "faults.stragglers",
-    }
+_FREE: Final = (
+    "server.",
+    "run.directory.",
+    "run.description.",
+    "run.trackers.",
+    "faults.divergence.",
+    "faults.lost_residual.",
+    "faults.stragglers.",
 )
 """What may change between the parts of a run: what only the server does, not what is computed."""
 
@@ -41,9 +39,7 @@ def differences(stored: Config, given: Config) -> list[str]:
 
 def _defining(config: Config) -> dict[str, Any]:
     return {
-        key: value
-        for key, value in flat(config.model_dump(mode="json"))
-        if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)
+        key: value for key, value in flat(config.model_dump(mode="json")) if not f"{key}.".startswith(_FREE)
     }
 
 

@@ -21,14 +21,7 @@ _WORDS_FOR_NONE: Final = frozenset({"off", "no", "none", "false", "never", "disa
 
 
 def explained(location: KeyPath, kind: str, value: object, context: Mapping[str, Any]) -> Problem:
-    """One validation error as a problem.
-
-    Args:
-        location: pydantic's location of it.
-        kind: pydantic's type of it.
-        value: the value it is about.
-        context: pydantic's further data; holds ``error`` where a validator of ours raised it.
-    """
+    """One validation error of pydantic's; ``context`` holds ``error`` where a validator of ours raised it."""
     field, path = field_at(location)
     if kind == "extra_forbidden":
         return unknown_key(location, value)

@@ -20,23 +20,17 @@ _LONGEST_LINE: Final = 400
 
 @dataclass(frozen=True)
 class Problem:
-    """One value, or one missing value, that cannot be used.
-
-    Attributes:
-        key: its path from the root; empty for the configuration as a whole.
-        found: what is there, as shown to a person.
-        accepted: what would be accepted.
-        nearest: the right name nearest to a wrong one, if any is near.
-        note: one more sentence, if it helps.
-        where: ``file:line`` or the ``--set`` text; empty until the place is known.
-    """
+    """One value, or one missing value, that cannot be used."""
 
     key: KeyPath
+    """Its path from the root; empty for the configuration as a whole."""
     found: str
     accepted: str
     nearest: str | None = None
+    """The right name nearest to a wrong one, if any is near."""
     note: str | None = None
     where: str = ""
+    """``file:line`` or the ``--set`` text; empty until the place is known."""
 
     def __str__(self) -> str:
         lines = [": ".join(filter(None, (self.where, dotted(self.key))))]
@@ -46,15 +40,9 @@ class Problem:
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration with one problem or more; the message shows each.
-
-    Attributes:
-        source: the file, or what stood in for one.
-        problems: every problem found, in the order in which they are shown.
-    """
+    """A configuration with one problem or more; the message shows each, and the file they are in."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        self.source = source
         self.problems = tuple(problems)
         count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
         super().__init__("\n\n".join([f"{source} cannot be used: {count}", *map(str, problems)]))

@@ -48,17 +48,14 @@ _VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from.
-
-    Attributes:
-        where: ``file:line`` or the ``--set`` text.
-        written: the text before ``${ENV}`` was filled in, where it was.
-        word: the value, where it is an unquoted word that older YAML reads as a boolean.
-    """
+    """Where a value comes from."""
 
     where: str
+    """``file:line`` or the ``--set`` text."""
     written: str | None = None
+    """The text before ``${ENV}`` was filled in, where it was."""
     word: str | None = None
+    """The value, where it is an unquoted word that older YAML reads as a boolean."""
 
 
 @dataclass
@@ -77,19 +74,11 @@ class Tree:
 
 
 def read_yaml(text: str, source: str, environment: Mapping[str, str], *, with_lines: bool = True) -> Tree:
-    """Read one YAML document.
+    """One YAML document; messages call it ``source``, and the line in it ``with_lines``.
 
-    Args:
-        text: the document.
-        source: what messages call it.
-        environment: what ``${ENV}`` is filled in from. ``${ENV:-text}`` stands for ``text`` where the
-            variable is unset or empty, ``$${`` for ``${`` itself. An unquoted value is typed after it was
-            filled in, a quoted one stays text.
-        with_lines: whether origins name the line, or only the source.
-
-    Returns:
-        The values; problems that leave the rest readable (a key given twice, an undefined variable) are in
-        its ``problems``.
+    ``${ENV}`` is filled in from ``environment``. ``${ENV:-text}`` stands for ``text`` where the variable is
+    unset or empty, ``$${`` for ``${`` itself. An unquoted value is typed after it was filled in, a quoted one
+    stays text. What leaves the rest readable (a key given twice, an undefined variable) is in ``problems``.
 
     Raises:
         InvalidConfigError: if it is not YAML, or more than a configuration can be.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gzip
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from afl.optional_dependencies import packaged_file
+from afl.optional_dependencies import check_installed
 from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, labelled
 from afl.tasks.data.models import mlp
 from afl.tasks.data.partitions import LabelPartition
 from afl.tasks.options import parse_options
-
-_FILE = "sklearn/datasets/data/digits.csv.gz"
 
 
 class DigitsOptions(ImageOptions):
@@ -44,7 +44,11 @@ class Digits(ImageTask):
 
     def open_source(self) -> ImageSource:
         """scikit-learn's copy: pixels from 0 to 16, uint8 ``[1797, 8, 8]``."""
+        check_installed("sklearn", "load the digits task's data", "tasks")
         # Read as a file: importing sklearn.datasets takes a worker longer than all else it imports.
-        with gzip.open(packaged_file("scikit-learn", _FILE, "load the digits task's data"), "rt") as file:
+        package = find_spec("sklearn")
+        assert package is not None
+        assert package.origin is not None
+        with gzip.open(Path(package.origin).parent / "datasets/data/digits.csv.gz", "rt") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
         return labelled(table[:, -1].astype(np.int64), table[:, :-1].reshape(-1, 8, 8).__getitem__)

@@ -55,8 +55,7 @@ def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
     """The examples of a worker.
 
     Raises:
-        TaskCodeError: if the task's code raises.
-        TaskError: if it returns something else.
+        TaskError: if the task's code raises (then a TaskCodeError), or returns something else.
     """
     what = f"{type(task).__name__}.data({worker})"
     with calling(what):

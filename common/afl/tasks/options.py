@@ -51,8 +51,7 @@ def parse_options(schema: type[OptionsT], values: Mapping[str, Any]) -> OptionsT
     """The checked options.
 
     Raises:
-        afl.ConfigError: naming every wrong option: for an unknown one the nearest right name, for a wrong
-            value what would be accepted.
+        afl.ConfigError: naming every wrong option, with the nearest right name or what would be accepted.
     """
     try:
         return schema.model_validate(dict(values))

@@ -54,9 +54,8 @@ def load_task(
         name_or_path: an installed task's name, or ``package.module:Class``, or ``file.py:Class``. For a path,
             modules in and below the working directory are found too, and first.
         options: keyword arguments of the class (``task.options``).
-        allow_path: whether a path is accepted: only for what this machine's own command line said.
-        local: where given, ``options`` came from another machine: the class's ``local_options`` are taken
-            from here alone.
+        allow_path: whether this machine's own command line said it, so that it may be a path.
+        local: the class's ``local_options``, where ``options`` came from another machine.
 
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.

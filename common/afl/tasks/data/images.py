@@ -51,19 +51,15 @@ Pixels: TypeAlias = NDArray[np.uint8] | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A data set on disk.
-
-    Attributes:
-        count: n.
-        labels: those of ascending rows, int64 ``[rows]``.
-        images: those of ascending rows, as the data set stores them: ``[rows, ...]``.
-        writers: the name of each row's writer, ``[n]``, where they are known.
-    """
+    """A data set of ``count`` labelled images on disk."""
 
     count: int
     labels: Callable[[Indices], Indices]
+    """Those of ascending rows, int64 ``[rows]``."""
     images: Callable[[Indices], Pixels]
+    """Those of ascending rows, as the data set stores them: ``[rows, ...]``."""
     writers: NDArray[np.str_] | None = None
+    """The name of each row's writer, ``[count]``, where they are known."""
 
     def all_labels(self) -> Indices:
         """The labels of all rows: int64 ``[n]``."""
@@ -111,10 +107,7 @@ class ImageTask(Classification):
     """A classification task over an :class:`ImageSource`.
 
     A subclass opens the source. Source and partition are kept, for processes that host several workers.
-
-    Args:
-        classes: how many.
-        options: without a ``partition``, it is label-skew with as many workers as classes, else Dirichlet.
+    Without the option ``partition``, it is label-skew with as many workers as classes, else Dirichlet.
     """
 
     largest = 255
@@ -192,19 +185,16 @@ class ImageTask(Classification):
 
 
 class TorchvisionTask(ImageTask):
-    """A data set of official training and test images, which torchvision can fetch.
-
-    Attributes:
-        title: its name for people.
-        dataset: its name in ``torchvision.datasets``.
-        fetched: the folder that torchvision makes.
-    """
+    """A data set of official training and test images, which torchvision can fetch."""
 
     local_options = frozenset({"data_dir", "download"})
 
     title: ClassVar[str]
+    """Its name for people."""
     dataset: ClassVar[str]
+    """Its name in ``torchvision.datasets``."""
     fetched: ClassVar[str]
+    """The folder that torchvision makes."""
 
     def __init__(self, classes: int, options: TorchvisionOptions) -> None:
         super().__init__(classes, options)

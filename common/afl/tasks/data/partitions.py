@@ -56,9 +56,8 @@ def label_skew(labels: Indices, *, classes: int, workers: int, stream: Stream) -
     """Worker ``i`` gets 80 % of label ``i``; the other 20 % go to the other workers in equal parts.
 
     This is the paper's partition for Fashion-MNIST and CIFAR-10 (appendix "Communication Efficiency with
-    Compression"). 80 % is rounded to the nearest example; the parts of the rest differ by at most one
-    example, the larger ones going to workers ``i+1, i+2, ...`` (cyclically), so that no worker collects
-    the remainders of all labels. One permutation is drawn for each label, in ascending order.
+    Compression"). 80 % is rounded to the nearest example; of the rest, the parts larger by one go to workers
+    ``i+1, i+2, ...`` (cyclically). One permutation is drawn for each label, in ascending order.
 
     Raises:
         afl.ConfigError: unless there are as many workers as classes.
@@ -104,12 +103,11 @@ def by_writer(writers: Sequence[str] | NDArray[np.str_], *, workers: int) -> lis
 def dirichlet(labels: Indices, *, classes: int, workers: int, alpha: float, stream: Stream) -> list[Indices]:
     """Each class is divided among the workers in proportions drawn from a symmetric Dirichlet(``alpha``).
 
-    Given the proportions, each example of the class goes to a worker independently. Both steps are drawn
-    together, by Blackwell and MacQueen's urn (Annals of Statistics, 1973): the ``s``-th example of the
-    class (from 0) copies the worker of an earlier one, uniform among them, with probability
-    ``s / (workers * alpha + s)``, and otherwise takes a worker uniformly. The result has exactly the
-    Dirichlet-multinomial law, without the logarithms and cosines of gamma variates, whose last bits
-    differ between machines. One uniform is drawn for each example, class by class.
+    Proportions and examples are drawn together, by Blackwell and MacQueen's urn (Annals of Statistics, 1973):
+    the ``s``-th example of the class (from 0) copies the worker of an earlier one, uniform among them, with
+    probability ``s / (workers * alpha + s)``, and otherwise takes a worker uniformly. This is exactly the
+    Dirichlet-multinomial law, without the logarithms and cosines of gamma variates, whose last bits differ
+    between machines. One uniform is drawn for each example, class by class.
 
     Raises:
         afl.DataError: if a worker gets nothing (a small ``alpha``, many workers, few examples).
