@@ -5,15 +5,14 @@ Nothing of the validating library shows: no type name, no class name, no address
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from afl.config import describe
-from afl.config.document import all_keys
-from afl.config.problems import KeyPath, Problem, nearest, shown
+from afl.config.problems import KeyPath, Problem, dotted, nearest, shown
 from afl.config.schema import Config
 from afl.config.source import resolve_plain
 
@@ -58,10 +57,17 @@ def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> P
     name = str(location[-1])
     meant, written = nearest(name, known), name.replace("-", "_")
     if written not in known:
-        elsewhere = [key.name for key in all_keys() if key.name.rpartition(".")[2] == written]
+        elsewhere = [dotted(key) for key in _all_keys(Config) if key[-1] == written]
         meant = elsewhere[0] if elsewhere else meant
     accepted = f"one of {', '.join(known)}"
     return Problem(location, f"{shown(value)}, under an unknown key", accepted, nearest=meant)
+
+
+def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        if (inner := describe.section(field)) is not None:
+            yield from _all_keys(inner, (*path, name))
 
 
 def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:

@@ -41,7 +41,8 @@ class FashionMnist(TorchvisionTask):
         own = self.data_dir
         self._folders = [own / "FashionMNIST" / "raw", own / "raw", own, _DEBIAN_FOLDER]
         prefixes = [{"train": "train", "test": "t10k"}[split] for split in self.splits]
-        self._names = [(f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for prefix in prefixes]
+        kinds = ("images-idx3", "labels-idx1")
+        self._names = [f"{prefix}-{kind}-ubyte" for prefix in prefixes for kind in kinds]
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 28, 28]``."""
@@ -50,23 +51,22 @@ class FashionMnist(TorchvisionTask):
     def find(self) -> list[ImageSource] | None:
         """The first folder with all files, each plain or packed."""
         for folder in self._folders:
-            files = [[_existing(folder / name) for name in pair] for pair in self._names]
-            if all(map(all, files)):
+            files = [file for name in self._names for file in _existing(folder / name)]
+            if len(files) == len(self._names):
+                arrays = [StoredArray(file) for file in files]
                 return [
-                    stored(StoredArray(images), StoredArray(labels), (28, 28))
-                    for images, labels in files
-                    if images and labels
+                    stored(images, labels, (28, 28))
+                    for images, labels in zip(arrays[::2], arrays[1::2], strict=True)
                 ]
         return None
 
     def missing(self) -> str:
         """The files, and their source."""
-        names = ", ".join(name for pair in self._names for name in pair)
         return (
-            f"{names} (each plain or .gz) in {', '.join(map(str, self._folders))}. Download the files from "
-            f"{_SOURCE} into {self._folders[0]}"
+            f"{', '.join(self._names)} (each plain or .gz) in {', '.join(map(str, self._folders))}. Download "
+            f"the files from {_SOURCE} into {self._folders[0]}"
         )
 
 
-def _existing(file: Path) -> Path | None:
-    return next((path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()), None)
+def _existing(file: Path) -> list[Path]:
+    return [path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()][:1]

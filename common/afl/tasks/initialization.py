@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol, get_args
+from typing import get_args
 
 import torch
 from torch import nn
 
+from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
@@ -67,14 +68,6 @@ def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
     return data
 
 
-class Drawn(Protocol):
-    """Whatever draws from the shared randomness: a server's or a worker's half."""
-
-    def digest_material(self) -> bytes:
-        """Bytes that determine what is drawn in round 1."""
-        ...
-
-
-def realization_digest(drawn: Drawn) -> bytes:
+def realization_digest(drawn: ServerAlgorithm | WorkerSide) -> bytes:
     """16 bytes that server and worker share exactly if they draw the same in round 1."""
     return hashlib.blake2b(drawn.digest_material(), digest_size=DIGEST_BYTES).digest()

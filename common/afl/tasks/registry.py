@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,19 @@ GROUP = "afl.tasks"
 
 def known_tasks() -> dict[str, str]:
     """The installed tasks' names, ascending, each with its ``package.module:Class``; imports none of them."""
-    return {name: entry.value for name, entry in sorted(_installed().items())}
+    found: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP)):
+        path = f"{entry.module}:{entry.attr}"
+        other = found.setdefault(entry.name, path)
+        if other != path:
+            raise ConfigError(
+                f"task {entry.name}: two installed packages give this name, to {other} and to {path}; "
+                "uninstall one"
+            )
+    return found
 
 
-def task_identity(task_name: str) -> str:
+def task_identity(name: str) -> str:
     """What two machines compare to know that they run the same task: its ``package.module:Class``.
 
     A name and the path of the class that it stands for have the same identity. Nothing is imported.
@@ -38,7 +48,20 @@ def task_identity(task_name: str) -> str:
     Raises:
         afl.ConfigError: if there is no such name.
     """
-    return as_module_path(task_name) if ":" in task_name else _named(task_name).value
+    if ":" in name:
+        return as_module_path(name)
+    if name.endswith(SUFFIX):
+        raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
+    known = known_tasks()
+    if name not in known:
+        meant = nearest(name, known)
+        hint = f"did you mean {meant}? " if meant else ""
+        raise ConfigError(
+            f"task {name}: no such task; {hint}installed: {', '.join(known) or 'none'}. A class of your own "
+            "is named with its file or module, as in task.py:MyTask (task.name of the configuration, --task "
+            "of a worker)"
+        )
+    return known[name]
 
 
 def load_task(
@@ -55,23 +78,22 @@ def load_task(
             modules in and below the working directory are found too, and first.
         options: keyword arguments of the class (``task.options``).
         allow_path: whether this machine's own command line said it, so that it may be a path.
-        local: the class's ``local_options``, where ``options`` came from another machine.
+        local: where ``options`` came from another machine, this one's values of the class's
+            ``local_options``, which replace the other's.
 
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
     """
-    name = as_module_path(name_or_path)
-    if ":" not in name:
-        entry = _named(name)
-        loaded = _imported(f"task {name}", entry.module, entry.attr)
-    elif allow_path:
-        loaded = _imported_path(name)
-    else:
-        raise ConfigError(
-            f"task {name}: a class that is named by its module is loaded only if this machine's own "
-            f"command line names it: add --task {name}"
-        )
-    cls = _checked_class(name, loaded)
+    path = task_identity(name_or_path)
+    name = path if ":" in name_or_path else name_or_path
+    if name == path:
+        if not allow_path:
+            raise ConfigError(
+                f"task {name}: a class that is named by its module is loaded only if this machine's own "
+                f"command line names it: add --task {name}"
+            )
+        _prepare_import(path)
+    cls = _checked_class(name, _imported(f"task {name}", path))
     if local is not None:
         foreign = sorted(set(local) - cls.local_options)
         if foreign:
@@ -94,36 +116,8 @@ def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
     return _made(_checked_class(name, cls), name, options)
 
 
-def _installed() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        one, other = found.setdefault(entry.name, entry).value, entry.value
-        if one != other:
-            raise ConfigError(
-                f"task {entry.name}: two installed packages give this name, to {one} and to {other}; "
-                "uninstall one"
-            )
-    return found
-
-
-def _named(name: str) -> EntryPoint:
-    if name.endswith(SUFFIX):
-        raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
-    installed = _installed()
-    if name not in installed:
-        meant = nearest(name, installed)
-        hint = f"did you mean {meant}? " if meant else ""
-        raise ConfigError(
-            f"task {name}: no such task; {hint}installed: {', '.join(sorted(installed)) or 'none'}. A class "
-            "of your own is named with its file or module, as in task.py:MyTask (task.name of the "
-            "configuration, --task of a worker)"
-        )
-    return installed[name]
-
-
-def _imported_path(path: str) -> object:
-    module, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+def _prepare_import(path: str) -> None:
+    if not all(map(str.isidentifier, re.split("[.:]", path))):
         raise ConfigError(
             f"task {path}: a class is written package.module:Class or file.py:Class, with letters, digits "
             "and underscores in each name"
@@ -133,10 +127,10 @@ def _imported_path(path: str) -> object:
         # First, as `python -m` has it, but only from here on: what a command itself needs was found without
         # it. It stays there: the user's module may import its neighbours later.
         sys.path.insert(0, here)
-    return _imported(f"task {path}", module, attribute)
 
 
-def _imported(what: str, module: str, attribute: str) -> object:
+def _imported(what: str, path: str) -> object:
+    module, _, attribute = path.partition(":")
     try:
         with calling(f"{what}: importing {module}"):
             value: Any = importlib.import_module(module)
