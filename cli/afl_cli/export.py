@@ -42,9 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        help="the task's class, for --onnx of a task that is not installed",
+        "--task", metavar="MODULE:CLASS", help="the task's class, for --onnx of a task that is not installed"
     )
     parser.add_argument(
         "--input",

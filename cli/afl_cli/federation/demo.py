@@ -25,12 +25,7 @@ from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import LocalFederation
-from afl_cli.federation.plan import (
-    FEWEST_PROCESSES,
-    FederationPlan,
-    groups_of,
-    setting,
-)
+from afl_cli.federation.plan import FEWEST_PROCESSES, FederationPlan, groups_of, setting
 
 HELP = "run a real federation on this machine, without a network"
 

@@ -16,13 +16,7 @@ from afl.terminal.view import make_console, summary_table
 from afl.user_code import as_module_path
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import Ending, LocalFederation
-from afl_cli.federation.plan import (
-    MOST_RESTARTS,
-    FederationPlan,
-    groups_of,
-    reachable,
-    setting,
-)
+from afl_cli.federation.plan import MOST_RESTARTS, FederationPlan, groups_of, reachable, setting
 
 HELP = "run a server and its workers on this machine"
 

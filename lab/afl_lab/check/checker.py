@@ -110,12 +110,7 @@ def _check(report: Report, config: Config) -> None:
         raise StoppedError
     tests = {worker: test.count for worker, (_, test) in parts.items()}
     check_averaging(
-        report,
-        task,
-        oracle,
-        list(kept),
-        tests=tests,
-        evaluation_batch_size=config.task.evaluation_batch_size,
+        report, task, oracle, list(kept), tests=tests, evaluation_batch_size=config.task.evaluation_batch_size
     )
     # Measured before another gradient replaces what the first has left.
     activations = kept_for_backward(task, oracle, min(kept))

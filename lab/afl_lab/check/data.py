@@ -36,12 +36,7 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
             report.error(f"{where}, {what}", problem, code=ExitCode.DATA)
             continue
         _check_sizes(
-            report,
-            where,
-            train,
-            test,
-            batch_size=batch_size,
-            allows_smaller=task.allow_smaller_batch,
+            report, where, train, test, batch_size=batch_size, allows_smaller=task.allow_smaller_batch
         )
         _check_values(report, where, train, test)
         _check_classes(report, where, train, test)
