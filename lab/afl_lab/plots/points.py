@@ -54,13 +54,12 @@ def points_of(path: Path) -> list[Point]:
     rounds = [line["round"] for line in closed]
     points = []
     for line in of_event(entries, "evaluation"):
-        round_ = int(line["round"])
-        before = bisect_right(rounds, round_)
+        before = bisect_right(rounds, line["round"])
         mean_accuracy = line["mean_accuracy"]
         points.append(
             Point(
-                round_,
-                int(closed[before - 1]["synchronization"]) if before else 0,
+                line["round"],
+                closed[before - 1]["synchronization"] if before else 0,
                 line["worst_accuracy"],
                 round(line["max_loss"], 6),
                 None if mean_accuracy is None else round(mean_accuracy, 6),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from afl import __version__
-from afl.config import load_config
+from afl.config import dump_config, load_config
 from afl.errors import ConfigError, ExitCode, StorageError
 from afl.runs.files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
@@ -60,7 +60,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watch: Watch) 
                     f"{job.name}: worker.threads is {threads}, and no node has more than {most:g} CPUs"
                 )
             there = function.options(num_cpus=threads)
-            pending[there.remote(job.text(), __version__, saves_models=job.saves_models)] = job
+            pending[there.remote(dump_config(job.config), __version__, saves_models=job.saves_models)] = job
         # Ray has handlers of its own, which would abort at once.
         with interrupts() as seen:
             while pending:

@@ -9,7 +9,7 @@ from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
-from afl.core.messages import Ack, AckStatus, CommittedStep, Payload, Report, Step
+from afl.core.messages import AckStatus, CommittedStep, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
@@ -95,13 +95,10 @@ class Driver:
                 self.meter.step(opening)
             self._answer(opening)
             closed = opening.step
-            following = engine.advance()
-            # What follows may be in the sum's own memory, which whoever looks at the model frees.
-            opening = (
-                None
-                if following is None
-                else replace(following, payloads=tuple(payload.copied() for payload in following.payloads))
-            )
+            opening = engine.advance()
+            if opening is not None:
+                # It may be in the sum's own memory, which whoever looks at the model frees.
+                opening = replace(opening, payloads=tuple(payload.copied() for payload in opening.payloads))
             yield closed
 
     def _answer(self, opening: Opening) -> None:
@@ -127,21 +124,16 @@ class Driver:
             reports.append(report)
             ack = self.engine.begin_report(report)
             for index, payload in enumerate(payloads):
-                ack = self._deliver(report.worker, index, payload)
+                offset = 0
+                for section in payload.sections:
+                    if len(section):
+                        ack = self.engine.add_piece(worker, index, offset, section)
+                    offset += len(section)
             assert ack is not None
             assert ack.status is AckStatus.ACCEPTED, ack
-            self._participant.forget(report.worker)
+            self._participant.forget(worker)
         if self.meter is not None:
             self.meter.reports(opening.step.kind, reports)
-
-    def _deliver(self, worker: int, index: int, payload: Payload) -> Ack | None:
-        ack: Ack | None = None
-        offset = 0
-        for section in payload.sections:
-            if len(section):
-                ack = self.engine.add_piece(worker, index, offset, section)
-            offset += len(section)
-        return ack
 
 
 def metered(

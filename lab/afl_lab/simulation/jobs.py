@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afl.config import Config, dump_config, load_config
+from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
@@ -92,10 +92,6 @@ class Job:
         if trackers.exists():
             shutil.rmtree(trackers)
 
-    def text(self) -> str:
-        """The configuration, to be sent to another process."""
-        return dump_config(self.config)
-
 
 def plan(
     configs: Sequence[Path],
@@ -118,22 +114,16 @@ def plan(
     """
     jobs: list[Job] = []
     names = [path.stem for path in configs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"two configurations are called {twice}; each needs a file name of its own")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two configurations are called {name}; each needs a file name of its own")
     overrides = [*overrides, *(["worker.batch_oracles=true"] if batched else [])]
     for path in configs:
         config = load_config(path, overrides)
         own = [config.run.seed] if config.run.seed is not None else []
         if not seeds and not own:
             raise ConfigError(f"{path}: run.seed is not given; give it there, or --seeds")
-        jobs += [
-            Job(
-                f"{path.stem}, seed {seed}",
-                config.with_seed(seed),
-                out / path.stem / f"seed-{seed}",
-                saves_models,
-            )
-            for seed in seeds or own
-        ]
+        for seed in seeds or own:
+            directory = out / path.stem / f"seed-{seed}"
+            jobs.append(Job(f"{path.stem}, seed {seed}", config.with_seed(seed), directory, saves_models))
     return jobs

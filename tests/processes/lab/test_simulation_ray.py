@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from afl.config import config_from_mapping
+from afl.config import config_from_mapping, dump_config
 from afl.errors import ExitCode
 from afl_lab.simulation import cluster
 from afl_lab.simulation.jobs import Job
@@ -172,7 +172,9 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
 
 def test_a_node_gives_a_run_s_files_and_they_arebrought_home(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    files, error, code = cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
+    files, error, code = cluster.simulate_there(
+        dump_config(job.config), cluster.__version__, saves_models=True
+    )
     assert (error, code) == ("", ExitCode.OK)
     outcome = cluster.brought_home(job, files, error, code)
     assert outcome.summary == json.loads(files["summary.json"])
@@ -181,7 +183,7 @@ def test_a_node_gives_a_run_s_files_and_they_arebrought_home(tmp_path: Path) -> 
 
 def test_a_node_of_another_version_refuses(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    answer = cluster.simulate_there(job.text(), "0.0.9", saves_models=True)
+    answer = cluster.simulate_there(dump_config(job.config), "0.0.9", saves_models=True)
     outcome = cluster.brought_home(job, *answer)
     assert outcome == Outcome(
         job,
@@ -198,7 +200,7 @@ def test_a_node_s_failure_is_told(tmp_path: Path) -> None:
         pytest.skip("this machine has Fashion-MNIST where Debian puts it")
     job = Job("a, seed 1", config_from_mapping({**DIGITS, "task": task}), tmp_path / "a")
     outcome = cluster.brought_home(
-        job, *cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
+        job, *cluster.simulate_there(dump_config(job.config), cluster.__version__, saves_models=True)
     )
     assert outcome.code is ExitCode.DATA
     assert "Fashion-MNIST was not found" in outcome.error
