@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from afl.errors import ExitCode
@@ -46,7 +47,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of what simulates many runs."""
     parser.add_argument(
         "--seeds",
-        type=_seeds,
+        type=seeds_of,
         default=[],
         metavar="SEEDS",
         help="seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own",
@@ -69,33 +70,22 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of ``1-5`` or ``1,4,9`` or both.
-
-    Raises:
-        ValueError: if it is neither, or names a seed twice.
-    """
+    """The seeds of ``1-5`` or ``1,4,9`` or both; raises ArgumentTypeError for any other text."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None:
-            raise ValueError(f"{part!r} is neither a seed nor a range of seeds such as 1-5")
+            raise ArgumentTypeError(f"{part!r} is neither a seed nor a range of seeds such as 1-5")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= 10_000:
-            raise ValueError(f"{part!r} is not a range of at most 10,000 seeds")
+            raise ArgumentTypeError(f"{part!r} is not a range of at most 10,000 seeds")
         seeds.extend(range(first, last + 1))
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{text!r} names a seed twice")
+        raise ArgumentTypeError(f"{text!r} names a seed twice")
     return seeds
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return seeds_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs from 1")
+        raise ArgumentTypeError(f"{text!r} is not a number of runs from 1")
     return int(text)

@@ -128,19 +128,23 @@ def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--{option} and --config both set it; use --set {key}=... instead")
     config = load_config(options.config, options.set)
     algorithm = config.algorithm
-    for name in ("smoothness", "sigma_q"):
-        written = getattr(algorithm, name)
-        if written is None:
+    for name, flag in (("smoothness", "--smoothness"), ("sigma_q", "--sigma-q")):
+        if (written := getattr(algorithm, name)) is None:
             continue
         if getattr(options, name) is not None:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is also algorithm.{name} of {options.config}; leave out --{flag}")
+            raise ConfigError(f"{flag} is also algorithm.{name} of {options.config}; leave out {flag}")
         setattr(options, name, written)
     options.workers, options.rounds = config.workers, algorithm.rounds
     warnings = _warnings(config)
     if options.dim is None:
-        options.dim, problem = _model_size(config)
-        warnings += [problem] if problem else []
+        task = config.task.name
+        try:
+            options.dim = model_size(config)
+            if options.dim is None:
+                unknown = f"the task {task} is not an installed one, so the model's size is not known"
+                warnings.append(f"{unknown}; give --dim")
+        except AflError as error:
+            warnings.append(f"the model of the task {task} cannot be made here ({error}); give --dim")
     up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
     return _answer(options, ((up.name, up.options), (down.name, down.options)), warnings)
 
@@ -150,16 +154,16 @@ def _answer(
 ) -> dict[str, Any]:
     """Everything that the theory says of what is known, as ``--json`` prints it."""
     workers, rounds, dim = known.workers, known.rounds, known.dim
-    few = [
-        f"{name} {value} (at least {least})"
-        for name, value, least in (("m =", workers, FEWEST_WORKERS), ("T =", rounds, FEWEST_ROUNDS))
-        if value < least
-    ]
-    if few:
+    least = (("m", workers, FEWEST_WORKERS), ("T", rounds, FEWEST_ROUNDS))
+    if few := [f"{name} = {value} (at least {fewest})" for name, value, fewest in least if value < fewest]:
         uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
         warnings = [uncovered, *warnings]
     smoothness, sigma_q = known.smoothness, known.sigma_q
-    ratios = {kind: theory_ratio(kind, workers) for kind in _RATIOS}
+    ratios = []
+    for kind, (example, _) in _RATIOS.items():
+        ratio = theory_ratio(kind, workers)
+        k = None if dim is None else max(1, round(ratio * dim))
+        ratios.append({"example": example.split(" ")[0].rstrip(","), "class": kind, "ratio": ratio, "k": k})
     return {
         "workers": workers,
         "rounds": rounds,
@@ -172,15 +176,7 @@ def _answer(
             "eta_q": None if sigma_q is None else dual_step(rounds, workers, sigma_q),
         },
         "constants": {"smoothness": smoothness, "sigma_q": sigma_q},
-        "ratios": [
-            {
-                "example": _RATIOS[kind][0].split(" ")[0].rstrip(","),
-                "class": kind,
-                "ratio": ratio,
-                "k": None if dim is None else max(1, round(ratio * dim)),
-            }
-            for kind, ratio in ratios.items()
-        ],
+        "ratios": ratios,
         "compression": _compression(*compressors, dim, workers),
     }
 
@@ -190,31 +186,33 @@ def _warnings(config: Config) -> list[str]:
     algorithm = config.algorithm
     if not algorithm_named(algorithm.name).has_theorems:
         return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
-    own = [
-        f"{step} = {value}"
-        for step, value in (("eta_w", algorithm.eta_w), ("eta_q", algorithm.eta_q))
-        if value != THEORY
-    ]
+    steps = {"eta_w": algorithm.eta_w, "eta_q": algorithm.eta_q}
+    own = [f"{step} = {value}" for step, value in steps.items() if value != THEORY]
     if algorithm.block_length != block_length(algorithm.rounds):
         own.append(f"block = {algorithm.block_length}")
-    if not own:
-        return []
-    return [f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"]
+    text = f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"
+    return [text] if own else []
 
 
-def _model_size(config: Config) -> tuple[int | None, str | None]:
-    """d of the configuration's task, or why it is not known. Code is loaded from installed tasks only."""
+def model_size(config: Config) -> int | None:
+    """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded.
+
+    Raises:
+        AflError: if its model cannot be made here.
+    """
     from afl.core.randomness import SharedRandomness  # noqa: PLC0415
     from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
     from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
 
-    name = config.task.name
-    if name not in known_tasks():
-        return None, f"the task {name} is not an installed one, so the model's size is not known; give --dim"
-    try:
-        return build_vector(load_task(name, config.task.options), SharedRandomness.from_int(0)).dim, None
-    except AflError as error:
-        return None, f"the model of the task {name} cannot be made here ({error}); give --dim"
+    task = config.task
+    if task.name not in known_tasks():
+        return None
+    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).dim
+
+
+def compressor_words(name: str, options: Mapping[str, object]) -> str:
+    """``rand-k (ratio 0.1)``."""
+    return name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
 
 
 def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: int) -> dict[str, Any] | None:
@@ -242,16 +240,12 @@ def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: i
     up, down = made(*uplink), made(*downlink)
     is_sharper = is_exact_down and up.additive_idempotent
     loses_down = not (down.lossless or (same and up.additive_idempotent))
-    described = [
-        name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
-        for name, options in (uplink, downlink)
-    ]
+    ways = compressor_words(*uplink), compressor_words(*downlink)
+    kind: CompressorClass = "additive-idempotent" if is_sharper else "contractive"
     return {
-        "description": f"{described[0]} both ways" if same else f"{described[0]} up, {described[1]} down",
+        "description": f"{ways[0]} both ways" if same else f"{ways[0]} up, {ways[1]} down",
         "delta": min(up.delta, down.delta) if loses_down else up.delta,
-        "ratio_that_keeps_the_rate": theory_ratio(
-            "additive-idempotent" if is_sharper else "contractive", workers
-        ),
+        "ratio_that_keeps_the_rate": theory_ratio(kind, workers),
     }
 
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 from afl.errors import ConfigError, why_unwritable
@@ -97,20 +96,15 @@ class Child:
         self._reader.join()
         return code
 
-    def close(self) -> None:
-        """Let go of a process that has ended."""
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._keep(line)
-            fields = _parsed(line)
-            self._tail.extend(_readable(line, fields))
-            if fields:
-                self._events.put(Event(self, fields))
+        with self.process.stderr as lines:
+            for line in lines:
+                self._keep(line)
+                fields = _parsed(line)
+                self._tail.extend(_readable(line, fields))
+                if fields:
+                    self._events.put(Event(self, fields))
         if self._file is not None:
             self._file.close()
         self._events.put(Event(self))
@@ -130,7 +124,7 @@ class Child:
                 file.close()
 
 
-class Children:
+class Children(contextlib.ExitStack):
     """The processes of one command; none outlives the ``with`` block.
 
     Within the block SIGINT and SIGTERM do not interrupt the code wherever it is, which could lose a process
@@ -138,25 +132,18 @@ class Children:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._events: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._children: list[Child] = []
-        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             # Ignored signals stay ignored: of a job in the background, or under nohup.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._interrupt)
+                before = signal.signal(number, lambda came, _: self._events.put(signal.Signals(came)))
+                self.callback(signal.signal, number, before)
+        self.callback(self.end)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.end()
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
 
     def next_event(self, timeout: float | None = None) -> Event | None:
         """The next event of any child; ``None`` if there is none within ``timeout`` seconds.
@@ -172,15 +159,8 @@ class Children:
             raise KeyboardInterrupt(event)
         return event
 
-    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
-        self._events.put(signal.Signals(number))
-
     def start(self, name: str, module: str, arguments: Sequence[str], log: Path) -> Child:
-        """Start one.
-
-        Raises:
-            ConfigError: if its log cannot be written.
-        """
+        """Start one; raises ConfigError if its log cannot be written."""
         child = Child(name, module, arguments, log, self._events)
         self._children.append(child)
         return child
@@ -202,7 +182,7 @@ class Children:
             process.kill()
             process.wait()
         for child in self._children:
-            child.close()
+            child.wait()
         self._children.clear()
 
 
@@ -219,7 +199,5 @@ def _readable(line: str, fields: dict[str, Any]) -> list[str]:
     """A log line as a person reads it; what was wrong comes last, for that is what a tail shows."""
     if "message" not in fields:
         return [line.rstrip()]
-    text = f"{fields.get('level', '')}: {fields['message']}"
-    if "traceback" in fields:
-        text = f"{fields['traceback']}\n{text}"
-    return text.splitlines()
+    said = f"{fields.get('level', '')}: {fields['message']}"
+    return [*fields.get("traceback", "").splitlines(), *said.splitlines()]

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import afl_server
@@ -14,7 +14,7 @@ import afl_worker
 from afl.config.address import Address
 from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
 from afl.terminal.display import REFRESH_S, RunDisplay
-from afl_cli.federation.children import Child, Children, Event
+from afl_cli.federation.children import Child, Children
 from afl_cli.federation.plan import FederationPlan
 from afl_cli.status import fetch_status
 
@@ -53,16 +53,12 @@ class _Worker:
     ids: range
     child: Child
     restarts: int = 0
-    round: int = field(default=-1)
+    round: int = -1
     """How far the run was when it was last started again."""
 
 
 class LocalFederation:
-    """One run, from its first process to its last.
-
-    Args:
-        children: whose processes they are.
-    """
+    """One run, from its first process to its last."""
 
     def __init__(self, plan: FederationPlan, children: Children) -> None:
         self._plan = plan
@@ -76,12 +72,12 @@ class LocalFederation:
         """Until when the server should have ended, by the word of this worker."""
         self._stopped: tuple[ExitCode, str] | None = None
         """Why the run was stopped from here."""
-        self._last_word: Event | None = None
-        """The last event that the server has logged."""
+        self._last_word: dict[str, Any] | None = None
+        """What the server has logged of the run's end."""
         self._can_go_on = False
 
-    def start(self) -> dict[str, Any]:
-        """Start the server, and the workers once it listens; the fields of its event ``listening``.
+    def start(self) -> None:
+        """Start the server, and the workers once it listens.
 
         Raises:
             RunCompleteError: if there is nothing left to do.
@@ -97,7 +93,6 @@ class LocalFederation:
         self._address = f"127.0.0.1:{event.fields['port']}"
         self._http = str(Address(self._plan.http_host, event.fields["http_port"]))
         self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
-        return event.fields
 
     def follow(self, display: RunDisplay) -> Ending:
         """Show the run until every process has ended; says how.
@@ -118,7 +113,7 @@ class LocalFederation:
                 if not event.fields:
                     break
                 if event.name == "run_over":
-                    self._last_word = event
+                    self._last_word = event.fields
                 self._can_go_on |= event.name == "can_go_on"
             elif event is not None and not event.fields:
                 self._worker_ended(event.child, display)
@@ -127,9 +122,12 @@ class LocalFederation:
                 due = time.monotonic() + REFRESH_S
         ending = self._ending()
         if ending.code is ExitCode.OK:
-            self._let_workers_leave()
-        else:
-            self._children.end()
+            deadline = time.monotonic() + LEAVE_GRACE_S
+            while time.monotonic() < deadline and any(
+                worker.child.process.poll() is None for worker in self._workers
+            ):
+                self._children.next_event(timeout=0.1)
+        self._children.end()
         return ending
 
     def _look(self, display: RunDisplay) -> None:
@@ -146,9 +144,9 @@ class LocalFederation:
         """How it ended, once the server has."""
         assert self._server is not None
         code = self._server.wait()
-        if self._last_word is None or code not in set(ExitCode):
+        said = self._last_word
+        if said is None or code not in set(ExitCode):
             raise failure_of(self._server)
-        said = self._last_word.fields
         ending = Ending(ExitCode(code), said["message"], said["summary"], self._can_go_on)
         if self._stopped is None or ending.code is not ExitCode.INTERRUPTED:
             return ending
@@ -157,7 +155,7 @@ class LocalFederation:
     def _start_worker(self, ids: range) -> Child:
         text = f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
         return self._children.start(
-            f"workers {text}" if len(ids) > 1 else f"worker {text}",
+            f"worker{'s' * (len(ids) > 1)} {text}",
             afl_worker.__name__,
             ["--id", text, "--server", self._address, *self._plan.worker],
             self._plan.logs / f"workers-{text}.log",
@@ -168,8 +166,7 @@ class LocalFederation:
         if code == 0 or self._stopped is not None:
             return
         if code in TOLD_CODES:
-            if self._told is None:
-                self._told = (time.monotonic() + LEAVE_GRACE_S, child)
+            self._told = self._told or (time.monotonic() + LEAVE_GRACE_S, child)
             return
         if not self._plan.restarts:
             raise failure_of(child)
@@ -178,15 +175,15 @@ class LocalFederation:
             worker.restarts = 0
         if code in FINAL_CODES:
             self._give_up(child, "that would happen again", display)
-        elif worker.restarts >= self._plan.restarts:
+            return
+        if worker.restarts >= self._plan.restarts:
             self._give_up(child, "no restart is left (--restarts)", display)
-        else:
-            worker.restarts += 1
-            worker.round = self._round
-            display.say(
-                f"{failure_of(child)}\nIt is started again ({worker.restarts} of {self._plan.restarts})."
-            )
-            worker.child = self._start_worker(worker.ids)
+            return
+        worker.restarts += 1
+        worker.round = self._round
+        again = f"It is started again ({worker.restarts} of {self._plan.restarts})."
+        display.say(f"{failure_of(child)}\n{again}")
+        worker.child = self._start_worker(worker.ids)
 
     def _give_up(self, child: Child, why: str, display: RunDisplay) -> None:
         """Stop the run for a worker process that has ended."""
@@ -209,13 +206,6 @@ class LocalFederation:
         self._stopped = code, reason
         assert self._server is not None
         self._server.process.send_signal(number)
-
-    def _let_workers_leave(self) -> None:
-        deadline = time.monotonic() + LEAVE_GRACE_S
-        running = [worker.child for worker in self._workers]
-        while running and time.monotonic() < deadline:
-            self._children.next_event(timeout=0.1)
-            running = [child for child in running if child.process.poll() is None]
 
 
 def how_it_ended(child: Child) -> str:

@@ -53,7 +53,8 @@ def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:
         ConfigError: if there cannot be so many.
     """
     if processes is None:
-        processes = min(workers, max(FEWEST_PROCESSES, _cores()))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(workers, max(FEWEST_PROCESSES, cores))
     if not 1 <= processes <= workers:
         raise ConfigError(f"--processes {processes}: 1 to the number of workers ({workers})")
     edges = [workers * index // processes for index in range(processes + 1)]
@@ -67,13 +68,4 @@ def setting(key: str, value: object) -> list[str]:
 
 def reachable(host: str) -> str:
     """How this machine reaches itself at what it listens on."""
-    if not is_wildcard(host):
-        return host
-    return "::1" if ":" in host else "127.0.0.1"
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return host if not is_wildcard(host) else "::1" if ":" in host else "127.0.0.1"
