@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 HELP = "make certificates and tokens for a server and its workers"
 
 DEFAULT_SERVER = "localhost,127.0.0.1"
-DEFAULT_DAYS = 90
 MOST_DAYS, MOST_WORKERS = 3650, 10_000
 
 _SERVER_FILES: Final = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
@@ -35,10 +34,7 @@ _PRIVATE: Final = 0o600
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "directory",
-        type=Path,
-        metavar="DIR",
-        help="where the files go; an existing authority is used, and no file is overwritten",
+        "directory", type=Path, metavar="DIR", help="where the files go; existing ones are used and stay"
     )
     parser.add_argument(
         "--server",
@@ -50,19 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=0, metavar="N", help="also for the workers 0 to N - 1 (default: 0)"
     )
     parser.add_argument(
-        "--days",
-        type=int,
-        default=DEFAULT_DAYS,
-        metavar="N",
-        help=f"how long the certificates are valid (default: {DEFAULT_DAYS})",
+        "--days", type=int, default=90, metavar="N", help="how long the certificates are valid (default: 90)"
     )
     parser.add_argument(
         "--tokens", action="store_true", help="also a token for each worker; the server's file has its hash"
     )
     parser.add_argument(
-        "--renew",
-        action="store_true",
-        help="make the certificates of the server and of these workers again, with the same authority",
+        "--renew", action="store_true", help="make the certificates of the server and of these workers again"
     )
 
 

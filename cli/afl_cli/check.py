@@ -28,21 +28,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "The exit code is 0 if a run can start, whatever the warnings; else that of the first error: 2 for"
         " the task's code, 5 for a loss or gradient that is not finite, 7 for data."
     )
-    parser.add_argument(
-        "task",
-        nargs="?",
-        metavar="TASK",
-        help="file.py:Class, package.module:Class or an installed name (default: that of --config)",
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)",
-    )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="the number of workers (default: the configuration's, or 3)"
-    )
+    task = "file.py:Class, package.module:Class or an installed name (default: that of --config)"
+    parser.add_argument("task", nargs="?", metavar="TASK", help=task)
+    config = "the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=config)
+    workers = "the number of workers (default: the configuration's, or 3)"
+    parser.add_argument("--workers", type=int, metavar="N", help=workers)
     set_option(parser)
     parser.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")

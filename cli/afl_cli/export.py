@@ -15,12 +15,8 @@ HELP = "hand over a run's model, with a card that describes it"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "run_directory",
-        type=Path,
-        metavar="RUN",
-        help="a run's directory; the run may have ended, well or badly, or still be running",
-    )
+    run = "a run's directory; the run may have ended, well or badly, or still be running"
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help=run)
     parser.add_argument(
         "--model",
         choices=MODEL_NAMES,
@@ -28,22 +24,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="final: after the last round; random: of a round drawn before the run; best: with the best "
         "worst worker (default: final)",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("exported"), metavar="DIR", help="the folder (default: exported)"
-    )
+    out = "the folder (default: exported)"
+    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help=out)
     parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
-    parser.add_argument(
-        "--description", metavar="TEXT", help="what the data is (default: run.description of the run)"
-    )
-    parser.add_argument(
-        "--onnx",
-        action="store_true",
-        help="also the module as ONNX, which runs without its code (the extra afl[onnx])",
-    )
+    description = "what the data is (default: run.description of the run)"
+    parser.add_argument("--description", metavar="TEXT", help=description)
+    onnx = "also the module as ONNX, which runs without its code (the extra afl[onnx])"
+    parser.add_argument("--onnx", action="store_true", help=onnx)
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--task", metavar="MODULE:CLASS", help="the task's class, for --onnx of a task that is not installed"
-    )
+    task = "the task's class, for --onnx of a task that is not installed"
+    parser.add_argument("--task", metavar="MODULE:CLASS", help=task)
     parser.add_argument(
         "--input",
         metavar="SHAPE",
@@ -62,18 +52,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     # PyTorch takes seconds to import.
     from afl.runs.export.export import Request, export  # noqa: PLC0415
 
-    card = export(
-        Request(
-            options.run_directory,
-            options.model,
-            options.out,
-            force=options.force,
-            onnx=options.onnx,
-            task=options.task,
-            input=options.input,
-            description=options.description,
-        )
-    )
+    names = ("model", "out", "force", "onnx", "task", "input", "description")
+    card = export(Request(options.run_directory, **{name: getattr(options, name) for name in names}))
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
     rows = {
         "model": f"{model['name']}, of round {model['round']}; "

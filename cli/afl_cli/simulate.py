@@ -28,38 +28,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " server's run; runs found there are kept",
     )
     add_run_options(parser)
-    parser.add_argument(
-        "--batched",
-        action="store_true",
-        help="compute the workers' gradients in one call: faster, no longer equal to the bit",
-    )
+    batched = "compute the workers' gradients in one call: faster, no longer equal to the bit"
+    parser.add_argument("--batched", action="store_true", help=batched)
     parser.add_argument("--no-models", action="store_true", help="write metrics only, no models")
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        metavar="ADDRESS",
-        help="run on the Ray cluster at ADDRESS (without one: a cluster that is started here)",
-    )
+    ray = "run on the Ray cluster at ADDRESS (without one: a cluster that is started here)"
+    parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help=ray)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of what simulates many runs."""
-    parser.add_argument(
-        "--seeds",
-        type=seeds_of,
-        default=[],
-        metavar="SEEDS",
-        help="seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own",
-    )
+    seeds = "seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own"
+    parser.add_argument("--seeds", type=seeds_of, default=[], metavar="SEEDS", help=seeds)
     set_option(parser)
-    parser.add_argument(
-        "--jobs",
-        type=_positive,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="runs at a time (default: as many as there are CPUs)",
-    )
+    jobs, cpus = "runs at a time (default: as many as there are CPUs)", os.cpu_count() or 1
+    parser.add_argument("--jobs", type=_positive, default=cpus, metavar="N", help=jobs)
 
 
 def run(options: argparse.Namespace) -> ExitCode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,38 +63,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Step sizes and block length for a run's size, and how much may be dropped; see docs/theory.md."
     )
-    whole = _reader(int, lambda n: 1 <= n <= LARGEST, f"a whole number from 1 to {LARGEST:g}")
-    positive = _reader(float, lambda x: 0 < x <= LARGEST, f"a number above 0 to {LARGEST:g}")
-    share = _reader(float, lambda x: 0 < x <= 1, "a number above 0 and at most 1, nor theory")
     size = parser.add_argument_group("the run")
     size.add_argument("--workers", type=whole, metavar="m", help="number of workers")
     size.add_argument("--rounds", type=whole, metavar="T", help="number of update rounds")
     size.add_argument("--dim", type=whole, metavar="d", help="number of trainable parameters")
     size.add_argument("--compressor", metavar="NAME", help="compressor both ways, such as rand-k")
-    size.add_argument(
-        "--ratio",
-        type=lambda text: text if text == THEORY else share(text),
-        metavar="SHARE",
-        help="share of the coordinates it keeps",
-    )
-    size.add_argument(
-        "--config", type=Path, metavar="FILE", help="take these, and L and sigma_q, from a configuration"
-    )
+    ratio = "share of the coordinates it keeps"
+    size.add_argument("--ratio", type=share, metavar="SHARE", help=ratio)
+    config = "take these, and L and sigma_q, from a configuration"
+    size.add_argument("--config", type=Path, metavar="FILE", help=config)
     set_option(size)
     problem = parser.add_argument_group("constants of the problem (estimates will do)")
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
-    problem.add_argument(
-        "--sigma-q", type=positive, metavar="s", help="sub-Gaussian parameter of a minibatch's loss"
-    )
+    sigma_q = "sub-Gaussian parameter of a minibatch's loss"
+    problem.add_argument("--sigma-q", type=positive, metavar="s", help=sigma_q)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Print it.
-
-    Raises:
-        ConfigError: if something needed is missing, given twice, or wrong.
-    """
+    """Print it."""
     found = _of_configuration(options) if options.config is not None else _of_options(options)
     if options.json:
         print(json.dumps(found, indent=2))
@@ -292,18 +279,24 @@ def _table(*columns: str) -> Table:
     return made
 
 
-def _reader(
-    convert: Callable[[str], float], accepts: Callable[[float], bool], wanted: str
-) -> Callable[[str], float]:
-    """A reader of an option's numbers; what it does not accept is refused with what it ``wanted``."""
+def whole(text: str) -> int:
+    """A count, as an option has it."""
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {LARGEST:g}")
+    return int(text)
 
-    def read(text: str) -> float:
-        try:
-            value = convert(text)
-        except ValueError:
-            value = math.nan
-        if not accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
 
-    return read
+def positive(text: str, most: float = LARGEST, wanted: str = f"a number above 0 to {LARGEST:g}") -> float:
+    """A number above 0, as an option has it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return value
+
+
+def share(text: str) -> float | str:
+    """A share, or ``theory``."""
+    return THEORY if text == THEORY else positive(text, 1, "a number above 0 and at most 1, nor theory")

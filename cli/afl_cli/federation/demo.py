@@ -24,9 +24,8 @@ from afl.optional_dependencies import INSTALL_HINT
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
-from afl_cli.federation.children import Children
-from afl_cli.federation.local import LocalFederation
-from afl_cli.federation.plan import FEWEST_PROCESSES, FederationPlan, groups_of, setting
+from afl_cli.federation.local import federate
+from afl_cli.federation.plan import FederationPlan, groups_of, processes_option, setting
 
 HELP = "run a real federation on this machine, without a network"
 
@@ -51,27 +50,15 @@ What travels: {compressor}.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "--workers", type=int, default=10, metavar="M", help=f"1 to {MOST_WORKERS} (default: 10)"
-    )
+    workers = f"1 to {MOST_WORKERS} (default: 10)"
+    parser.add_argument("--workers", type=int, default=10, metavar="M", help=workers)
     parser.add_argument("--rounds", type=int, default=150, metavar="T", help="update rounds (default: 150)")
-    parser.add_argument(
-        "--compressor", choices=[*_COMPRESSORS], default="rand-k", help="which compressor (default: rand-k)"
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="P",
-        help="processes that host the workers (default: one a worker, but no more than "
-        f"{FEWEST_PROCESSES} or the number of cores)",
-    )
+    compressor = "which compressor (default: rand-k)"
+    parser.add_argument("--compressor", choices=[*_COMPRESSORS], default="rand-k", help=compressor)
+    processes_option(parser)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same model (default: 1)")
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="DIR",
-        help="write models, metrics and logs here (default: a new temporary directory)",
-    )
+    keep = "write models, metrics and logs here (default: a new temporary directory)"
+    parser.add_argument("--keep", type=Path, metavar="DIR", help=keep)
 
 
 def checked_groups(options: argparse.Namespace) -> tuple[range, ...]:
@@ -121,7 +108,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         )
     )
     started = time.monotonic()
-    with _directory(options.keep) as directory, Children() as children:
+    with _directory(options.keep) as directory:
         path = directory / "demo.yaml"
         path.write_text(config, encoding="utf-8")
         plan = FederationPlan(
@@ -130,10 +117,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             worker=["--device", "cpu", "--give-up-after", "30s", "--journal", str(directory / "journal")],
             logs=directory,
         )
-        federation = LocalFederation(plan, children)
-        federation.start()
-        with RunDisplay(console, hint="Ctrl-C ends it.", is_transient=True) as display:
-            ending = federation.follow(display)
+        ending = federate(plan, RunDisplay(console, hint="Ctrl-C ends it.", is_transient=True))
     if ending.code is not ExitCode.OK:
         print(f"afl demo: {ending.reason}", file=sys.stderr)
         return ending.code
@@ -173,18 +157,18 @@ def _worst(evaluation: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
     """The run's directory; a temporary one goes again if a person stops the demo."""
-    if keep is not None:
+    if keep is None:
+        directory = Path(tempfile.mkdtemp(prefix="afl-demo-"))
         try:
-            keep.mkdir(parents=True, exist_ok=True)
-            if any(keep.iterdir()):
-                raise ConfigError(f"--keep {keep}: the directory is not empty; name a new one")
-        except OSError as error:
-            raise ConfigError(f"--keep {keep}: {why_unwritable(error)}; name a new directory") from error
-        yield keep
+            yield directory
+        except KeyboardInterrupt:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         return
-    directory = Path(tempfile.mkdtemp(prefix="afl-demo-"))
     try:
-        yield directory
-    except KeyboardInterrupt:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise ConfigError(f"--keep {keep}: the directory is not empty; name a new one")
+    except OSError as error:
+        raise ConfigError(f"--keep {keep}: {why_unwritable(error)}; name a new directory") from error
+    yield keep

@@ -57,12 +57,26 @@ class _Worker:
     """How far the run was when it was last started again."""
 
 
-class LocalFederation:
-    """One run, from its first process to its last."""
+def federate(plan: FederationPlan, display: RunDisplay) -> Ending:
+    """One run, from its first process to its last, shown on ``display`` once the server listens.
 
-    def __init__(self, plan: FederationPlan, children: Children) -> None:
+    Raises:
+        RunCompleteError: if there is nothing left to do.
+        AflError: if the server cannot start, or a process dies and is not started again.
+        KeyboardInterrupt: after Ctrl-C; where it stops softly, after the second.
+    """
+    with Children() as children:
+        federation = _Federation(plan, children, display)
+        federation.start()
+        with display:
+            return federation.follow()
+
+
+class _Federation:
+    def __init__(self, plan: FederationPlan, children: Children, display: RunDisplay) -> None:
         self._plan = plan
         self._children = children
+        self._display = display
         self._server: Child | None = None
         self._workers: list[_Worker] = []
         self._address = ""
@@ -77,12 +91,7 @@ class LocalFederation:
         self._can_go_on = False
 
     def start(self) -> None:
-        """Start the server, and the workers once it listens.
-
-        Raises:
-            RunCompleteError: if there is nothing left to do.
-            AflError: if the server cannot start.
-        """
+        """Start the server, and the workers once it listens."""
         self._plan.logs.mkdir(parents=True, exist_ok=True)
         self._server = self._children.start(
             "server", afl_server.__name__, [*self._plan.server, "--no-live"], self._plan.logs / "server.log"
@@ -94,20 +103,15 @@ class LocalFederation:
         self._http = str(Address(self._plan.http_host, event.fields["http_port"]))
         self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
 
-    def follow(self, display: RunDisplay) -> Ending:
-        """Show the run until every process has ended; says how.
-
-        Raises:
-            AflError: if a process dies, and is not started again.
-            KeyboardInterrupt: after Ctrl-C; where it stops softly, after the second.
-        """
+    def follow(self) -> Ending:
+        """Show the run until the server has ended, and, if it has ended well, the workers."""
         assert self._server is not None
         due = time.monotonic()
         while True:
             try:
                 event = self._children.next_event(timeout=max(0.0, due - time.monotonic()))
             except KeyboardInterrupt as interrupt:
-                self._interrupted(interrupt, display)
+                self._interrupted(interrupt)
                 continue
             if event is not None and event.child is self._server:
                 if not event.fields:
@@ -116,29 +120,27 @@ class LocalFederation:
                     self._last_word = event.fields
                 self._can_go_on |= event.name == "can_go_on"
             elif event is not None and not event.fields:
-                self._worker_ended(event.child, display)
+                self._worker_ended(event.child)
             if time.monotonic() >= due:
-                self._look(display)
+                self._look()
                 due = time.monotonic() + REFRESH_S
         ending = self._ending()
-        if ending.code is ExitCode.OK:
-            deadline = time.monotonic() + LEAVE_GRACE_S
-            while time.monotonic() < deadline and any(
-                worker.child.process.poll() is None for worker in self._workers
-            ):
-                self._children.next_event(timeout=0.1)
+        deadline = time.monotonic() + (LEAVE_GRACE_S if ending.code is ExitCode.OK else 0)
+        processes = [worker.child.process for worker in self._workers]
+        while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+            self._children.next_event(timeout=0.1)
         self._children.end()
         return ending
 
-    def _look(self, display: RunDisplay) -> None:
+    def _look(self) -> None:
         """Show the state, and see whether the server is late to end."""
         # The server is gone as soon as the run is over; its workers follow.
         with contextlib.suppress(LostServerError):
             state = fetch_status(self._http)
             self._round = state["round"]
-            display.show(state)
+            self._display.show(state)
         if self._told is not None and time.monotonic() >= self._told[0] and self._stopped is None:
-            self._give_up(self._told[1], "the server does not end it", display)
+            self._give_up(self._told[1], "the server does not end it")
 
     def _ending(self) -> Ending:
         """How it ended, once the server has."""
@@ -161,7 +163,7 @@ class LocalFederation:
             self._plan.logs / f"workers-{text}.log",
         )
 
-    def _worker_ended(self, child: Child, display: RunDisplay) -> None:
+    def _worker_ended(self, child: Child) -> None:
         code = child.wait()
         if code == 0 or self._stopped is not None:
             return
@@ -174,31 +176,30 @@ class LocalFederation:
         if self._round > worker.round:
             worker.restarts = 0
         if code in FINAL_CODES:
-            self._give_up(child, "that would happen again", display)
-            return
-        if worker.restarts >= self._plan.restarts:
-            self._give_up(child, "no restart is left (--restarts)", display)
-            return
-        worker.restarts += 1
-        worker.round = self._round
-        again = f"It is started again ({worker.restarts} of {self._plan.restarts})."
-        display.say(f"{failure_of(child)}\n{again}")
-        worker.child = self._start_worker(worker.ids)
+            self._give_up(child, "that would happen again")
+        elif worker.restarts >= self._plan.restarts:
+            self._give_up(child, "no restart is left (--restarts)")
+        else:
+            worker.restarts += 1
+            worker.round = self._round
+            again = f"It is started again ({worker.restarts} of {self._plan.restarts})."
+            self._display.say(f"{failure_of(child)}\n{again}")
+            worker.child = self._start_worker(worker.ids)
 
-    def _give_up(self, child: Child, why: str, display: RunDisplay) -> None:
+    def _give_up(self, child: Child, why: str) -> None:
         """Stop the run for a worker process that has ended."""
         failure = failure_of(child)
-        display.say(f"{failure}\nThe run stops: {why}.")
+        self._display.say(f"{failure}\nThe run stops: {why}.")
         self._stop(failure.exit_code, f"the {child.name} process {how_it_ended(child)}")
 
-    def _interrupted(self, interrupt: KeyboardInterrupt, display: RunDisplay) -> None:
+    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
         if not self._plan.stops_softly:
             raise interrupt
         if self._stopped is not None:
             self._children.kill()
             raise interrupt
         (number,) = interrupt.args
-        display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
+        self._display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
         name = "Ctrl-C" if number is signal.SIGINT else number.name
         self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", number)
 

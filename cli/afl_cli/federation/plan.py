@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -41,6 +42,13 @@ class FederationPlan:
     http_host: str = "127.0.0.1"
     restarts: int = 0
     stops_softly: bool = False
+
+
+def processes_option(parser: argparse.ArgumentParser) -> None:
+    """How many processes host the workers."""
+    default = f"one a worker, but no more than {FEWEST_PROCESSES} or the number of cores"
+    processes = f"processes that host the workers (default: {default})"
+    parser.add_argument("--processes", type=int, metavar="P", help=processes)
 
 
 def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:

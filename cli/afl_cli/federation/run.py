@@ -14,9 +14,15 @@ from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
 from afl.user_code import as_module_path
-from afl_cli.federation.children import Children
-from afl_cli.federation.local import Ending, LocalFederation
-from afl_cli.federation.plan import MOST_RESTARTS, FederationPlan, groups_of, reachable, setting
+from afl_cli.federation.local import Ending, federate
+from afl_cli.federation.plan import (
+    MOST_RESTARTS,
+    FederationPlan,
+    groups_of,
+    processes_option,
+    reachable,
+    setting,
+)
 
 HELP = "run a server and its workers on this machine"
 
@@ -26,43 +32,21 @@ FREE_PORT = "127.0.0.1:0"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
+    parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (as --set workers=N)")
+    processes_option(parser)
     parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="the number of workers, instead of the configuration's (as --set workers=N)",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="P",
-        help="processes that host the workers (default: one a worker, but no more than 4 or the number of"
-        " cores)",
-    )
-    parser.add_argument(
-        "--task",
-        metavar="TASK",
-        help="package.module:Class, file.py:Class or an installed name, instead of the configuration's"
-        " task.name",
+        "--task", metavar="TASK", help="package.module:Class, file.py:Class or an installed name"
     )
     set_option(parser)
     parser.add_argument("--device", default="auto", help="the workers': auto, cpu, cuda or cuda:N")
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
-    parser.add_argument(
-        "--task-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the task for this machine only; may be repeated",
+    option = "an option of the task for this machine only; may be repeated"
+    parser.add_argument("--task-option", action="append", default=[], metavar="KEY=VALUE", help=option)
+    restarts = (
+        "how often in a row a dead worker process is restarted without a closed round in between"
+        f" (default: {MOST_RESTARTS})"
     )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=MOST_RESTARTS,
-        metavar="N",
-        help="how often in a row a dead worker process is restarted without a closed round in between"
-        f" (default: {MOST_RESTARTS})",
-    )
+    parser.add_argument("--restarts", type=int, default=MOST_RESTARTS, metavar="N", help=restarts)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -86,14 +70,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     try:
         plan.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-        ) from error
-    with Children() as children:
-        federation = LocalFederation(plan, children)
-        federation.start()
-        with RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it.") as display:
-            ending = federation.follow(display)
+        where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
+        raise ConfigError(f"{where}; name another directory") from error
+    ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
     _report(console, ending, directory)
     return ending.code
 
@@ -110,15 +89,14 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     print(f"afl run: {ending.reason}", file=sys.stderr)
     if code is ExitCode.DIVERGED:
         console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
+    elif ending.can_go_on and code is ExitCode.INTERRUPTED:
+        console.print("The same command resumes the run.")
     elif ending.can_go_on:
-        if code is ExitCode.INTERRUPTED:
-            console.print("The same command resumes the run.")
-        else:
-            console.print(
-                "Once that is fixed, the same command resumes the run. If it needs another "
-                "configuration, that is another run: name a new run.directory.",
-                soft_wrap=True,
-            )
+        console.print(
+            "Once that is fixed, the same command resumes the run. If it needs another "
+            "configuration, that is another run: name a new run.directory.",
+            soft_wrap=True,
+        )
 
 
 def _plan(
