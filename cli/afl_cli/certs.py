@@ -33,27 +33,19 @@ _PRIVATE: Final = 0o600
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="where the files go; existing ones are used and stay"
-    )
-    parser.add_argument(
-        "--server",
-        metavar="HOST[,HOST...]",
-        help="names and addresses that workers reach the server by (default: those of the existing"
-        f" certificate, or {DEFAULT_SERVER})",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="also for the workers 0 to N - 1 (default: 0)"
-    )
-    parser.add_argument(
-        "--days", type=int, default=90, metavar="N", help="how long the certificates are valid (default: 90)"
-    )
-    parser.add_argument(
-        "--tokens", action="store_true", help="also a token for each worker; the server's file has its hash"
-    )
-    parser.add_argument(
-        "--renew", action="store_true", help="make the certificates of the server and of these workers again"
-    )
+    directory = "where the files go; an existing authority is used, and no file is overwritten"
+    parser.add_argument("directory", type=Path, metavar="DIR", help=directory)
+    default = f"(default: those of the existing certificate, or {DEFAULT_SERVER})"
+    server = f"names and addresses that workers reach the server by {default}"
+    parser.add_argument("--server", metavar="HOST[,HOST...]", help=server)
+    workers = "also for the workers 0 to N - 1 (default: 0)"
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help=workers)
+    days = "how long the certificates are valid (default: 90)"
+    parser.add_argument("--days", type=int, default=90, metavar="N", help=days)
+    tokens = "also a token for each worker; the server's file has its hash"
+    parser.add_argument("--tokens", action="store_true", help=tokens)
+    renew = "make the certificates of the server and of these workers again, with the same authority"
+    parser.add_argument("--renew", action="store_true", help=renew)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -93,18 +85,16 @@ class _Folder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(
-                f"{path} cannot be made: {why_unwritable(error)}; name another directory"
-            ) from error
+            why = f"{path} cannot be made: {why_unwritable(error)}"
+            raise StorageError(f"{why}; name another directory") from error
 
     def authority(self, now: dt.datetime) -> Authority:
         """The directory's authority; a new one if it has none."""
         try:
             from afl.security.issuing import Authority  # noqa: PLC0415  # cryptography is optional
         except ImportError as error:
-            raise ConfigError(
-                "making certificates needs the library cryptography: pip install 'afl[certs]'"
-            ) from error
+            missing = "making certificates needs the library cryptography: pip install 'afl[certs]'"
+            raise ConfigError(missing) from error
         certificate, key = self._path / "ca.pem", self._path / "ca.key"
         if not certificate.exists() and not key.exists():
             authority = Authority.make(now)
@@ -116,9 +106,8 @@ class _Folder:
                 raise ConfigError(f"{there} exists and {other} does not: put it back, {another}")
         self._kept += 1
         try:
-            return Authority.read(
-                read_file(certificate, "the authority"), read_file(key, "the authority's key")
-            )
+            contents = read_file(certificate, "the authority"), read_file(key, "the authority's key")
+            return Authority.read(*contents)
         except ConfigError as error:
             raise ConfigError(f"{certificate} and {key}: {error}; put them back, {another}") from error
 
@@ -184,10 +173,8 @@ def _host(host: str) -> str:
     try:
         return parse_target(f"[{host}]:1" if ":" in host else f"{host}:1").host
     except AddressError as error:
-        raise ConfigError(
-            f"--server {host}: write the names and addresses that workers connect to, without ports, with"
-            " commas between them"
-        ) from error
+        right = "the names and addresses that workers connect to, without ports, with commas between them"
+        raise ConfigError(f"--server {host}: write {right}") from error
 
 
 def _check_range(option: str, value: int, least: int, most: int) -> None:

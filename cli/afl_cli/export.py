@@ -17,13 +17,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     run = "a run's directory; the run may have ended, well or badly, or still be running"
     parser.add_argument("run_directory", type=Path, metavar="RUN", help=run)
-    parser.add_argument(
-        "--model",
-        choices=MODEL_NAMES,
-        default="final",
-        help="final: after the last round; random: of a round drawn before the run; best: with the best "
-        "worst worker (default: final)",
+    model = (
+        "final: after the last round; random: of a round drawn before the run; best: with the best"
+        " worst worker (default: final)"
     )
+    parser.add_argument("--model", choices=MODEL_NAMES, default="final", help=model)
     out = "the folder (default: exported)"
     parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help=out)
     parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
@@ -34,12 +32,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
     task = "the task's class, for --onnx of a task that is not installed"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=task)
-    parser.add_argument(
-        "--input",
-        metavar="SHAPE",
-        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's "
-        "data is not on this machine",
+    shape = (
+        "the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's data is not on this"
+        " machine"
     )
+    parser.add_argument("--input", metavar="SHAPE", help=shape)
 
 
 def run(options: argparse.Namespace) -> ExitCode:

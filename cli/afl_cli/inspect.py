@@ -39,9 +39,8 @@ _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "secon
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("path", type=Path, metavar="FILE", help=_KINDS)
-    parser.add_argument(
-        "--all", action="store_true", help="show every evaluation and parameter, however many there are"
-    )
+    everything = "show every evaluation and parameter, however many there are"
+    parser.add_argument("--all", action="store_true", help=everything)
 
 
 def run(options: argparse.Namespace) -> ExitCode:

@@ -25,9 +25,8 @@ ENDING: Final = ".template"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "name", metavar="NAME", help="the new folder; letters, digits and underscores, such as my_study"
-    )
+    folder = "the new folder; letters, digits and underscores, such as my_study"
+    parser.add_argument("name", metavar="NAME", help=folder)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -39,9 +38,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         for file, text in project_files(name).items():
             write_whole(folder / file, text.encode(), mode=0o644)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{folder} already exists, and nothing is overwritten; choose another name"
-        ) from error
+        exists = f"{folder} already exists, and nothing is overwritten"
+        raise ConfigError(f"{exists}; choose another name") from error
     except OSError as error:
         raise StorageError(f"{folder} cannot be written here: {why_unwritable(error)}") from error
     check = f"afl check task.py:{class_name_of(name)} --config server.yaml"

@@ -34,7 +34,6 @@ LARGEST_ANSWER = 64 * 1024 * 1024
 _KEYS = frozenset({"run_id", "state", "round", "rounds", "workers", "last", "best", "dual_weights"})
 """What tells a server of ours from whatever else answers HTTP."""
 
-
 NEARLY_OVER_S = 5 * WATCH_S
 """A server with so little left to do that is gone has done it: nobody asked just before it ended."""
 
@@ -96,18 +95,14 @@ def fetch_status(server: str) -> dict[str, Any]:
     url = status_url(server)
     try:
         with _opener(url).open(url, timeout=TIMEOUT_S) as answer:
-            body = answer.read(LARGEST_ANSWER)
-        state = json.loads(body)
+            state = json.loads(answer.read(LARGEST_ANSWER))
     except urllib.error.HTTPError as error:
-        raise LostServerError(
-            f"{url} answers {error.code} ({error.reason}): it is not an afl server; "
-            "give the address that the server's configuration has under server.http"
-        ) from error
+        what = f"answers {error.code} ({error.reason}): it is not an afl server"
+        right = "give the address that the server's configuration has under server.http"
+        raise LostServerError(f"{url} {what}; {right}") from error
     except (ValueError, http.client.HTTPException) as error:
-        raise LostServerError(
-            f"{url} does not answer as an afl server does; is it the gRPC port (server.listen)? "
-            "Give the one under server.http"
-        ) from error
+        what = "does not answer as an afl server does; is it the gRPC port (server.listen)?"
+        raise LostServerError(f"{url} {what} Give the one under server.http") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise LostServerError(
@@ -127,9 +122,8 @@ def status_url(server: str) -> str:
     """
     scheme, _, rest = server.rpartition("://")
     if scheme not in _SCHEME_PORTS:
-        raise ConfigError(
-            f"{server}: {scheme} is not a scheme that afl status speaks; write http://host:port"
-        )
+        unknown = f"{scheme} is not a scheme that afl status speaks"
+        raise ConfigError(f"{server}: {unknown}; write http://host:port")
     host, _, path = rest.partition("/")
     if _HAS_NO_PORT.fullmatch(host):
         host = f"{host}:{_SCHEME_PORTS[scheme]}"

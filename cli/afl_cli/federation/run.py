@@ -32,11 +32,13 @@ FREE_PORT = "127.0.0.1:0"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
-    parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (as --set workers=N)")
+    workers = "the number of workers, instead of the configuration's (as --set workers=N)"
+    parser.add_argument("--workers", type=int, metavar="N", help=workers)
     processes_option(parser)
-    parser.add_argument(
-        "--task", metavar="TASK", help="package.module:Class, file.py:Class or an installed name"
+    task = (
+        "package.module:Class, file.py:Class or an installed name, instead of the configuration's task.name"
     )
+    parser.add_argument("--task", metavar="TASK", help=task)
     set_option(parser)
     parser.add_argument("--device", default="auto", help="the workers': auto, cpu, cuda or cuda:N")
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")

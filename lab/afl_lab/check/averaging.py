@@ -49,11 +49,9 @@ def check_averaging(
             parts = [(stop - start, oracle.metrics(worker, start, stop)) for start, stop in parts_of(count)]
         except Exception as error:  # noqa: BLE001  # a metric of one's own may raise anything of few examples
             if most > size:
-                report.note(
-                    f"{type(task).__name__}.metrics",
-                    f"of a few test examples of worker {worker} it raised {described(error)}",
-                    "the last batch of an evaluation may have as few, down to one",
-                )
+                what = f"of a few test examples of worker {worker} it raised {described(error)}"
+                advice = "the last batch of an evaluation may have as few, down to one"
+                report.note(f"{type(task).__name__}.metrics", what, advice)
             return
         # A metric that draws gives other numbers anyway.
         steady = {name: value for name, value in whole.items() if value == again[name] and name not in told}

@@ -128,11 +128,9 @@ def check_costs(
         "a worker's disk": f"{shown['worker_disk']} of journal",
     }
     if up + down >= uncompressed and config.algorithm.takes("uplink"):
-        report.note(
-            "algorithm.uplink",
-            "it saves nothing: each message is as long as an uncompressed one",
-            "rand-k with ratio 0.1 sends a tenth",
-        )
+        what = "it saves nothing: each message is as long as an uncompressed one"
+        advice = "rand-k with ratio 0.1 sends a tenth"
+        report.note("algorithm.uplink", what, advice)
 
 
 def kept_for_backward(task: Task, oracle: TaskOracle, worker: int) -> int:

@@ -45,10 +45,10 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
 
 
 def _check_sizes(report: Report, where: str, train: Part, test: Part) -> None:
-    for part, what in ((train, "training"), (test, "test")):
+    for part, which in ((train, "training"), (test, "test")):
         if part.count == 0:
             advice = "every worker needs at least one of each; look at how data() divides them"
-            report.error(where, f"it has no {what} examples", advice, code=ExitCode.DATA)
+            report.error(where, f"it has no {which} examples", advice, code=ExitCode.DATA)
     if 0 < test.count < FEW_TESTS:
         steps = f": its accuracy moves in steps of {1 / test.count:.3f}"
         few = ", which is few" if test.classes is None else steps
@@ -64,57 +64,43 @@ def _check_batch(report: Report, where: str, count: int, batch_size: int, *, all
         )
         report.note(where, what)
     else:
-        report.error(
-            where,
-            f"it has {count} training examples, fewer than task.batch_size ({batch_size})",
-            "lower task.batch_size, or set allow_smaller_batch = True in the task",
-            code=ExitCode.DATA,
-        )
+        what = f"it has {count} training examples, fewer than task.batch_size ({batch_size})"
+        advice = "lower task.batch_size, or set allow_smaller_batch = True in the task"
+        report.error(where, what, advice, code=ExitCode.DATA)
 
 
 def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
-    for part, what in ((train, "training"), (test, "test")):
+    for part, which in ((train, "training"), (test, "test")):
         if part.non_finite >= 0:
-            report.error(
-                where,
-                f"the inputs of {what} example {part.non_finite} hold a number that is infinite or NaN",
-                "leave such examples out, or fill in what is missing",
-                code=ExitCode.DATA,
-            )
+            what = f"the inputs of {which} example {part.non_finite} hold a number that is infinite or NaN"
+            advice = "leave such examples out, or fill in what is missing"
+            report.error(where, what, advice, code=ExitCode.DATA)
         if not part.is_steady:
-            report.warn(
-                where,
-                f"its {what} examples change from one look to the next (random augmentation?)",
-                "a run can then not be repeated to the bit; draw from a generator seeded with the index",
-            )
+            what = f"its {which} examples change from one look to the next (random augmentation?)"
+            advice = "a run can then not be repeated to the bit; draw from a generator seeded with the index"
+            report.warn(where, what, advice)
     if (largest := max(train.largest, test.largest)) > LARGE_INPUT:
         advice = "scaled to about -1 to 1, larger steps (algorithm.eta_w) are stable"
         report.note(where, f"its inputs go up to {largest:.3g}", advice)
     if both := Counter(train.digests) & Counter(test.digests):
-        report.warn(
-            where,
-            f"{both.total()} of its {test.count} test examples are training examples too",
-            "its accuracy then says little about new examples; divide before that, or drop the copies",
-        )
+        what = f"{both.total()} of its {test.count} test examples are training examples too"
+        advice = "its accuracy then says little about new examples; divide before that, or drop the copies"
+        report.warn(where, what, advice)
 
 
 def _check_classes(report: Report, where: str, train: Part, test: Part) -> None:
     if not train.classes or test.classes is None:
         return
     if len(train.classes) == 1:
-        report.warn(
-            where,
-            f"all of its training examples have the label {next(iter(train.classes))}",
-            "right for extreme skew, and for a one-class problem; else look at how data() divides them",
-        )
+        what = f"all of its training examples have the label {next(iter(train.classes))}"
+        advice = "right for extreme skew, and for a one-class problem; else look at how data() divides them"
+        report.warn(where, what, advice)
     unseen = sorted(set(test.classes) - set(train.classes))
     if unseen and train.is_whole and test.is_whole:
         listed = ", ".join(map(str, unseen[:6])) + ", ..." * (len(unseen) > 6)
-        report.note(
-            where,
-            f"it is tested on labels that it has no training examples of: {listed}",
-            "others' examples must teach them; divide by label if that is not meant",
-        )
+        what = f"it is tested on labels that it has no training examples of: {listed}"
+        advice = "others' examples must teach them; divide by label if that is not meant"
+        report.note(where, what, advice)
 
 
 def _check_together(report: Report, parts: Parts) -> None:

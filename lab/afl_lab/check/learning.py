@@ -55,11 +55,9 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     }
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
-        report.note(
-            "the model",
-            f"{len(frozen)} parameters are frozen: {_names(frozen)}",
-            "they are sent once, with the first model, and never change",
-        )
+        what = f"{len(frozen)} parameters are frozen: {_names(frozen)}"
+        advice = "they are sent once, with the first model, and never change"
+        report.note("the model", what, advice)
     if twice:
         report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")
     if others := sorted(set(kinds) - {"float32"}):
@@ -102,34 +100,26 @@ def check_learning(
             metrics, _ = oracle.evaluate(worker)
         _check_metrics(report, worker, metrics)
     if missing := [name for name, state in seen.items() if state == "missing"]:
-        report.warn(
-            "the gradient",
-            f"no loss depends on {_names(missing)}",
-            "they are sent and never learned: use them, remove them, or set requires_grad = False",
-        )
+        what = f"no loss depends on {_names(missing)}"
+        advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"
+        report.warn("the gradient", what, advice)
     if zero := [name for name, state in seen.items() if state == "zero"]:
-        report.warn(
-            "the gradient",
-            f"it is zero at every worker for {_names(zero)}",
-            "is what they compute multiplied by zero, cut by .detach(), or are all units dead?",
-        )
+        what = f"it is zero at every worker for {_names(zero)}"
+        advice = "is what they compute multiplied by zero, cut by .detach(), or are all units dead?"
+        report.warn("the gradient", what, advice)
 
 
 def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tensor:
     where = f"{type(task).__name__}.loss"
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        report.fail(
-            where,
-            f"it returns {got} where a scalar tensor is needed",
-            "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()",
-        )
+        what = f"it returns {got} where a scalar tensor is needed"
+        advice = "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()"
+        report.fail(where, what, advice)
     if not loss.requires_grad:
-        report.fail(
-            where,
-            "its value does not depend on the parameters",
-            "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?",
-        )
+        what = "its value does not depend on the parameters"
+        advice = "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
+        report.fail(where, what, advice)
     if not bool(torch.isfinite(loss)):
         report.fail(
             f"{where}, worker {worker}'s first batch",
@@ -156,12 +146,9 @@ def _check_gradient(report: Report, module: nn.Module, worker: int, seen: dict[s
         elif seen.get(name) != "good":
             seen[name] = "zero"
     if infinite:
-        report.fail(
-            f"worker {worker}'s first gradient",
-            f"it is infinite or NaN for {_names(infinite)}",
-            "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero",
-            code=ExitCode.DIVERGED,
-        )
+        what = f"it is infinite or NaN for {_names(infinite)}"
+        advice = "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero"
+        report.fail(f"worker {worker}'s first gradient", what, advice, code=ExitCode.DIVERGED)
 
 
 def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, batch: Batch) -> None:
@@ -176,11 +163,9 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         once, again = (float(task.loss(module, batch)) for _ in range(2))
         twice = float(task.loss(module, tuple(torch.cat([part, part]) for part in batch)))
     if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
-        report.warn(
-            where,
-            f"a batch repeated twice has {twice / once:.2f} times the loss: it looks like a sum",
-            "return the mean over the batch; otherwise step sizes depend on task.batch_size",
-        )
+        what = f"a batch repeated twice has {twice / once:.2f} times the loss: it looks like a sum"
+        advice = "return the mean over the batch; otherwise step sizes depend on task.batch_size"
+        report.warn(where, what, advice)
         return
     count = len(batch[0])
     half = count // 2
@@ -204,19 +189,14 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
 def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         if not abs(value) < float("inf"):
-            report.error(
-                f"the metric {name} of worker {worker}",
-                f"it is {value} on the test examples",
-                "what is evaluated must be finite",
-                code=ExitCode.DIVERGED,
-            )
+            what = f"it is {value} on the test examples"
+            advice = "what is evaluated must be finite"
+            report.error(f"the metric {name} of worker {worker}", what, advice, code=ExitCode.DIVERGED)
     accuracy = metrics.get("accuracy")
     if accuracy is not None and not 0 <= accuracy <= 1:
-        report.warn(
-            f"the metric accuracy of worker {worker}",
-            f"it is {accuracy:.4g}, and an accuracy is from 0 to 1",
-            "return the mean of what is right, not a sum or a percentage",
-        )
+        what = f"it is {accuracy:.4g}, and an accuracy is from 0 to 1"
+        advice = "return the mean of what is right, not a sum or a percentage"
+        report.warn(f"the metric accuracy of worker {worker}", what, advice)
 
 
 def check_outputs(report: Report, task: Task, oracle: TaskOracle, worker: int) -> None:

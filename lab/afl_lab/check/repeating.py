@@ -68,11 +68,9 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
         )
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        report.error(
-            "a second process",
-            f"it cannot make the task: {said[-1]}",
-            "each worker is a process of its own: what does the task need that a new process lacks?",
-        )
+        what = f"it cannot make the task: {said[-1]}"
+        advice = "each worker is a process of its own: what does the task need that a new process lacks?"
+        report.error("a second process", what, advice)
         return
     theirs = json.loads(answer.stdout.splitlines()[-1])
     ours = digests(vector, {worker: parts[worker] for worker in workers})

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from afl.errors import ExitCode
 from afl_lab.simulation import cluster
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome, outcome_of
+from support.commands import started_simulation
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'afl[ray]'")
@@ -65,19 +64,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def simulate(*arguments: str, folder: Path) -> tuple[int, str, str]:
-    process = started([*arguments], folder)
+    process = started_simulation(arguments, folder)
     out, error = process.communicate()
     return process.returncode, out, error
 
@@ -149,7 +137,7 @@ def test_a_run_that_fits_on_no_node(folder: Path) -> None:
 @needs_ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: Path) -> None:
-    process = started([written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"], folder)
+    process = started_simulation([written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"], folder)
     try:
         command = psutil.Process(process.pid)
         deadline = time.monotonic() + 120
@@ -170,7 +158,7 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
 # What a node does and what is made of it, without Ray.
 
 
-def test_a_node_gives_a_run_s_files_and_they_arebrought_home(tmp_path: Path) -> None:
+def test_a_node_gives_a_run_s_files_and_they_are_brought_home(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
     files, error, code = cluster.simulate_there(
         dump_config(job.config), cluster.__version__, saves_models=True
