@@ -15,27 +15,22 @@ from afl_cli import certs, check, export, inspect, new, plot, simulate, status, 
 from afl_cli.federation import demo, run
 
 
-class Command(Protocol):
-    """What a subcommand's module holds."""
+class _Command(Protocol):
+    """A subcommand's module; ``run`` raises :class:`AflError` for what a person can put right."""
 
     HELP: str
-    """What the subcommand does, in one line for ``afl --help``."""
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options."""
-
-    def run(self, options: argparse.Namespace) -> ExitCode:
-        """Do it; raises :class:`AflError` for what a person can put right."""
-        ...
+    def add_options(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, options: argparse.Namespace) -> ExitCode: ...
 
 
 ENTRY_POINTS = "afl.commands"
 """The entry point group of further commands, of other packages."""
 
 
-def commands() -> Mapping[str, Command]:
+def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    own: dict[str, Command] = {
+    own: dict[str, _Command] = {
         "certs": certs,
         "check": check,
         "demo": demo,
@@ -58,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         # argparse would show the usage of `afl` itself.
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    command: Command = options.own
+    command: _Command = options.own
     try:
         return command.run(options)
     except AflError as error:

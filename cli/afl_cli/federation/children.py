@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from afl.errors import ConfigError, why_unwritable
 
@@ -63,7 +63,7 @@ class Child:
         self.name = name
         self.log = log
         try:
-            self._file: TextIO | None = log.open("a", encoding="utf-8")
+            self._file = log.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"{log} cannot be written: {why_unwritable(error)}") from error
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -98,30 +98,18 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        with self.process.stderr as lines, self._file:
             for line in lines:
-                self._keep(line)
+                try:
+                    self._file.write(b"" if self._unkept else line.encode())
+                except OSError as error:
+                    # A full disk is no reason to stop reading: the child would wait for it.
+                    self._unkept = f"(the file has less: {why_unwritable(error)})"
                 fields = _parsed(line)
                 self._tail.extend(_readable(line, fields))
                 if fields:
                     self._events.put(Event(self, fields))
-        if self._file is not None:
-            self._file.close()
         self._events.put(Event(self))
-
-    def _keep(self, line: str) -> None:
-        """Add a line to the file. A full disk is no reason to stop reading: the child would wait for it."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(line)
-            self._file.flush()
-        except OSError as error:
-            self._unkept = f"(the file has less: {why_unwritable(error)})"
-            file, self._file = self._file, None
-            # What is buffered fails again.
-            with contextlib.suppress(OSError):
-                file.close()
 
 
 class Children(contextlib.ExitStack):

@@ -58,10 +58,8 @@ def dry_run(report: Report, config: Config, task: Task) -> list[Mark]:
         marks = [(meter.counters.copied(), 0.0)]
         started = time.monotonic()
         for closed in driver.steps():
-            if (
-                closed.position.phase == driver.engine.algorithm.phases - 1
-                and not closed.kind.is_of_evaluation
-            ):
+            is_last = closed.position.phase == driver.engine.algorithm.phases - 1
+            if is_last and not closed.kind.is_of_evaluation:
                 marks.append((meter.counters.copied(), time.monotonic() - started))
             if driver.engine.updates_applied >= enough:
                 break
@@ -115,7 +113,7 @@ def check_costs(
     each = "a round" if steps == 1 else f"a synchronization ({steps} rounds)"
     seconds = costs["round_seconds"]
     time_shown = f"{1000 * seconds:.2g} ms" if seconds < 0.1 else shown_seconds(seconds)
-    shown = {name: shown_bytes(int(value)) for name, value in costs.items()}
+    shown = {name: shown_bytes(int(value)) for name, value in costs.items() if name != "round_seconds"}
     report.facts["Costs"] = {
         f"up, {each}": f"{shown['up']} from {config.workers} workers",
         f"down, {each}": f"{shown['down']} to {config.workers} workers, each its own process",
