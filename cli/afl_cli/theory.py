@@ -14,22 +14,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, table
-from afl.theory import (
-    FEWEST_ROUNDS,
-    FEWEST_WORKERS,
-    CompressorClass,
-    block_length,
-    dual_step,
-    is_covered,
-    primal_step,
-    theory_ratio,
-)
 
 HELP = "step sizes, block length and compression from the paper"
 
@@ -49,7 +40,7 @@ _STEPS: Final = (
     ("eta_q", "2 sqrt(ln m) / (sigma_q T^(1/4))", "step on the dual weights, per unit of loss", "--sigma-q"),
 )
 
-_RATIOS: Final[Mapping[CompressorClass, tuple[str, str]]] = {
+_RATIOS: Final[Mapping[paper.CompressorClass, tuple[str, str]]] = {
     "contractive": ("top-k, and any delta-approximate one", "(ln m)^(-1/4)"),
     "additive-idempotent": ("rand-k both ways, with shared randomness", "(ln m)^(-1/2)"),
 }
@@ -85,10 +76,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     found = _of_configuration(options) if options.config is not None else _of_options(options)
     if options.json:
         print(json.dumps(found, indent=2))
-        return ExitCode.OK
-    console = make_console()
-    for part in _shown(found):
-        console.print(part)
+    else:
+        make_console().print(*_shown(found), sep="\n")
     return ExitCode.OK
 
 
@@ -96,17 +85,15 @@ def _of_options(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("workers", "rounds"):
         if getattr(options, name) is None:
             raise ConfigError(f"--{name} is missing; give it, or --config with a server's configuration")
-    if options.set:
-        raise ConfigError(
-            f"--set {options.set[0]} overrides a configuration, and none is given: add --config"
-        )
+    for override in options.set:
+        raise ConfigError(f"--set {override} overrides a configuration, and none is given: add --config")
     if options.compressor is None and options.ratio is not None:
         raise ConfigError("--ratio needs --compressor, such as --compressor rand-k")
     name = options.compressor or IDENTITY
     if name != IDENTITY and options.dim is None:
         raise ConfigError(f"--compressor {name} needs --dim: its contraction delta depends on the dimension")
     choice = name, {} if options.ratio is None else {"ratio": options.ratio}
-    return _answer(options, (choice, choice), [])
+    return _answer(options, choice, choice, [])
 
 
 def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,38 +120,38 @@ def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
         except AflError as error:
             warnings.append(f"the model of the task {task} cannot be made here ({error}); give --dim")
     up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
-    return _answer(options, ((up.name, up.options), (down.name, down.options)), warnings)
+    return _answer(options, (up.name, up.options), (down.name, down.options), warnings)
 
 
 def _answer(
-    known: argparse.Namespace, compressors: tuple[_Choice, _Choice], warnings: list[str]
+    known: argparse.Namespace, uplink: _Choice, downlink: _Choice, warnings: list[str]
 ) -> dict[str, Any]:
     """Everything that the theory says of what is known, as ``--json`` prints it."""
     workers, rounds, dim = known.workers, known.rounds, known.dim
-    least = (("m", workers, FEWEST_WORKERS), ("T", rounds, FEWEST_ROUNDS))
+    least = (("m", workers, paper.FEWEST_WORKERS), ("T", rounds, paper.FEWEST_ROUNDS))
     if few := [f"{name} = {value} (at least {fewest})" for name, value, fewest in least if value < fewest]:
         uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
         warnings = [uncovered, *warnings]
     smoothness, sigma_q = known.smoothness, known.sigma_q
     ratios = []
     for kind, (example, _) in _RATIOS.items():
-        ratio = theory_ratio(kind, workers)
+        ratio = paper.theory_ratio(kind, workers)
         k = None if dim is None else max(1, round(ratio * dim))
         ratios.append({"example": example.split(" ")[0].rstrip(","), "class": kind, "ratio": ratio, "k": k})
     return {
         "workers": workers,
         "rounds": rounds,
         "dim": dim,
-        "covered": is_covered(rounds, workers),
+        "covered": paper.is_covered(rounds, workers),
         "warnings": warnings,
         "step_sizes": {
-            "block": block_length(rounds),
-            "eta_w": None if smoothness is None else primal_step(rounds, smoothness),
-            "eta_q": None if sigma_q is None else dual_step(rounds, workers, sigma_q),
+            "block": paper.block_length(rounds),
+            "eta_w": None if smoothness is None else paper.primal_step(rounds, smoothness),
+            "eta_q": None if sigma_q is None else paper.dual_step(rounds, workers, sigma_q),
         },
         "constants": {"smoothness": smoothness, "sigma_q": sigma_q},
         "ratios": ratios,
-        "compression": _compression(*compressors, dim, workers),
+        "compression": _compression(uplink, downlink, dim, workers),
     }
 
 
@@ -175,7 +162,7 @@ def _warnings(config: Config) -> list[str]:
         return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
     steps = {"eta_w": algorithm.eta_w, "eta_q": algorithm.eta_q}
     own = [f"{step} = {value}" for step, value in steps.items() if value != THEORY]
-    if algorithm.block_length != block_length(algorithm.rounds):
+    if algorithm.block_length != paper.block_length(algorithm.rounds):
         own.append(f"block = {algorithm.block_length}")
     text = f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"
     return [text] if own else []
@@ -220,19 +207,18 @@ def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: i
     def made(name: str, options: Mapping[str, Any]) -> Compressor:
         compressor_class(name)  # an unknown name is refused by the registry
         check_compressor(name, options)
-        return create(
-            name, dim, resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
-        )
+        resolved = resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
+        return create(name, dim, resolved)
 
     up, down = made(*uplink), made(*downlink)
     is_sharper = is_exact_down and up.additive_idempotent
     loses_down = not (down.lossless or (same and up.additive_idempotent))
     ways = compressor_words(*uplink), compressor_words(*downlink)
-    kind: CompressorClass = "additive-idempotent" if is_sharper else "contractive"
+    kind: paper.CompressorClass = "additive-idempotent" if is_sharper else "contractive"
     return {
         "description": f"{ways[0]} both ways" if same else f"{ways[0]} up, {ways[1]} down",
         "delta": min(up.delta, down.delta) if loses_down else up.delta,
-        "ratio_that_keeps_the_rate": theory_ratio(kind, workers),
+        "ratio_that_keeps_the_rate": paper.theory_ratio(kind, workers),
     }
 
 

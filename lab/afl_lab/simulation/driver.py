@@ -28,7 +28,6 @@ class Driver:
     """One run.
 
     Attributes:
-        vector: the server's model.
         engine: the round engine, whose records of the last round and evaluation stand while
             :meth:`steps` is suspended.
         model: the workers' copy; at a step's end, the model that the step was taken at.
