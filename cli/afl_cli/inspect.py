@@ -279,9 +279,8 @@ def _directory(path: Path, limit: int | None) -> list[RenderableType]:
     if found.row_count:
         sections.append(found)
     if not sections:
-        raise ConfigError(
-            f"{path}: holds no run (none of config.yaml, summary.json, metrics.jsonl, model-*.safetensors)"
-        )
+        names = f"{CONFIG_FILE}, {SUMMARY_FILE}, {METRICS_FILE}, model-*.safetensors"
+        raise ConfigError(f"{path}: holds no run (none of {names})")
     return sections
 
 

@@ -18,6 +18,7 @@ from afl_cli.federation import demo, run
 class _Command(Protocol):
     """A subcommand's module; ``run`` raises :class:`AflError` for what a person can put right."""
 
+    __name__: str
     HELP: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
@@ -30,19 +31,8 @@ ENTRY_POINTS = "afl.commands"
 
 def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    own: dict[str, _Command] = {
-        "certs": certs,
-        "check": check,
-        "demo": demo,
-        "export": export,
-        "inspect": inspect,
-        "new": new,
-        "plot": plot,
-        "run": run,
-        "simulate": simulate,
-        "status": status,
-        "theory": theory,
-    }
+    ours: list[_Command] = [certs, check, demo, export, inspect, new, plot, run, simulate, status, theory]
+    own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))
 

@@ -73,17 +73,15 @@ def checked_name(name: str) -> str:
     if not name.isidentifier() or not name.isascii() or not class_name.isidentifier():
         kept = re.sub("[^A-Za-z0-9]", "_", name).strip("_")
         suggested = kept if kept[:1].isalpha() else f"study_{kept}".rstrip("_")
-        raise ConfigError(
-            f"{name!r}: a project is named by letters, digits and underscores, and begins with a letter, such"
-            f" as {suggested}"
-        )
+        rule = "a project is named by letters, digits and underscores, and begins with a letter"
+        raise ConfigError(f"{name!r}: {rule}, such as {suggested}")
     if keyword.iskeyword(name) or keyword.iskeyword(class_name):
         raise ConfigError(f"{name!r} is a word of Python itself; choose another, such as {name}_study")
     if is_module(name):
-        raise ConfigError(
-            f"{name!r} is the name of a Python module that is installed here, in whose place the folder could"
-            f" be imported; choose another, such as {name}_study"
+        module = (
+            "the name of a Python module that is installed here, in whose place the folder could be imported"
         )
+        raise ConfigError(f"{name!r} is {module}; choose another, such as {name}_study")
     return name
 
 
@@ -94,8 +92,8 @@ def is_module(name: str) -> bool:
     """
     if name in sys.stdlib_module_names:
         return True
-    found = [finder.find_spec(name, None) for finder in sys.meta_path]
-    places = [
-        [spec.origin] if spec.origin else spec.submodule_search_locations or [] for spec in found if spec
-    ]
-    return any(not Path(place).absolute().is_relative_to(Path.cwd()) for own in places for place in own)
+    places: list[str] = []
+    for finder in sys.meta_path:
+        if spec := finder.find_spec(name, None):
+            places += [spec.origin] if spec.origin else spec.submodule_search_locations or []
+    return any(not Path(place).absolute().is_relative_to(Path.cwd()) for place in places)

@@ -77,9 +77,8 @@ def _watch(server: str, state: dict[str, Any]) -> None:
             except LostServerError as error:
                 left = state["seconds_left"]
                 if state["round"] < state["rounds"] and (left is None or left > NEARLY_OVER_S):
-                    raise LostServerError(
-                        f"the server is gone, after round {state['round']} of {state['rounds']}: {error}"
-                    ) from error
+                    gone = f"the server is gone, after round {state['round']} of {state['rounds']}"
+                    raise LostServerError(f"{gone}: {error}") from error
                 break
             display.show(state)
     console.print("The run is over.")
@@ -105,10 +104,8 @@ def fetch_status(server: str) -> dict[str, Any]:
         raise LostServerError(f"{url} {what} Give the one under server.http") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise LostServerError(
-            f"nothing answers at {url} ({reason}); is the server running, and is this its server.http? "
-            "afl inspect shows what a finished run wrote"
-        ) from error
+        what = f"nothing answers at {url} ({reason}); is the server running, and is this its server.http?"
+        raise LostServerError(f"{what} afl inspect shows what a finished run wrote") from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")
     return state

@@ -60,9 +60,8 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
             out.mkdir(parents=True, exist_ok=True)
             written += save(figure, out / measure.replace("_", "-"))
     except OSError as error:
-        raise StorageError(
-            f"--out {out} cannot be written: {why_unwritable(error)}; name another folder"
-        ) from error
+        why = f"--out {out} cannot be written: {why_unwritable(error)}"
+        raise StorageError(f"{why}; name another folder") from error
     console = make_console()
     console.print(_table(runs))
     for label, points in found.items():
@@ -100,14 +99,12 @@ def metrics_file(path: Path) -> Path:
     """
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
-    if path.is_file():
-        if path.suffix != ".jsonl":
-            raise ConfigError(
-                f"{path}: not a run directory, and not a run's {METRICS_FILE}; name one of them"
-            )
-        return path
-    if (path / METRICS_FILE).is_file():
-        return path / METRICS_FILE
+    file = path if path.is_file() else path / METRICS_FILE
+    if file.suffix != ".jsonl":
+        wrong = f"{path}: not a run directory, and not a run's {METRICS_FILE}"
+        raise ConfigError(f"{wrong}; name one of them")
+    if file.is_file():
+        return file
     below = sorted(str(found.parent) for found in path.rglob(METRICS_FILE))
     more = f" and {len(below) - _MOST_HINTED} more" if len(below) > _MOST_HINTED else ""
     hint = f"; runs are in {', '.join(below[:_MOST_HINTED])}{more}" if below else ""

@@ -56,9 +56,8 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watch: Watch) 
         for job in todo:
             threads = job.config.worker.threads
             if threads > most:
-                raise ConfigError(
-                    f"{job.name}: worker.threads is {threads}, and no node has more than {most:g} CPUs"
-                )
+                limit = f"no node has more than {most:g} CPUs"
+                raise ConfigError(f"{job.name}: worker.threads is {threads}, and {limit}")
             there = function.options(num_cpus=threads)
             pending[there.remote(dump_config(job.config), __version__, saves_models=job.saves_models)] = job
         # Ray has handlers of its own, which would abort at once.

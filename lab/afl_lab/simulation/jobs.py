@@ -47,10 +47,8 @@ class Job:
         if not config.exists():
             return None
         if load_config(config, environment={}) != self.config:
-            raise ConfigError(
-                f"{self.directory} holds a run of another configuration (see {config}); "
-                "name another directory with --out, or delete it"
-            )
+            held = f"{self.directory} holds a run of another configuration (see {config})"
+            raise ConfigError(f"{held}; name another directory with --out, or delete it")
         if not summary.exists():
             return None
         found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
@@ -68,17 +66,15 @@ class Job:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY)
         except OSError as error:
-            raise StorageError(
-                f"{self.directory} cannot be made: {why_unwritable(error)}; name another folder with --out"
-            ) from error
+            why = f"{self.directory} cannot be made: {why_unwritable(error)}"
+            raise StorageError(f"{why}; name another folder with --out") from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StorageError(
-                    f"another process is simulating the run in {self.directory}; wait for it, or name "
-                    "another folder with --out"
-                ) from None
+                claimed = f"another process is simulating the run in {self.directory}"
+                advice = "wait for it, or name another folder with --out"
+                raise StorageError(f"{claimed}; {advice}") from None
             yield
         finally:
             os.close(handle)
@@ -88,8 +84,7 @@ class Job:
         names = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE]
         for path in (*map(self.directory.joinpath, names), *self.directory.glob("model-*.safetensors")):
             path.unlink(missing_ok=True)
-        trackers = self.directory / TRACKERS_FOLDER
-        if trackers.exists():
+        if (trackers := self.directory / TRACKERS_FOLDER).exists():
             shutil.rmtree(trackers)
 
 

@@ -74,32 +74,19 @@ def report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]
     if report.metrics or report.model_digest or report.missing:
         return _report_costs(report, kind, chunk_bytes)
     # A double takes eight bytes, or none for zero; a number as many as the widest of its length.
-    return _alike_costs(
-        _widest(report.worker),
-        Position(_widest(report.position.round), report.position.phase),
-        report.examples,
-        report.payloads,
-        loss=float(is_sent(report.loss)),
-        weight=float(is_sent(report.weight)),
-        kind=kind,
-        chunk_bytes=chunk_bytes,
-    )
+    worker, position = _widest(report.worker), Position(_widest(report.position.round), report.position.phase)
+    alike = worker, position, float(is_sent(report.loss)), report.examples, report.payloads
+    return _alike_costs(alike, float(is_sent(report.weight)), kind, chunk_bytes)
 
 
 @lru_cache(maxsize=256)
 def _alike_costs(
-    worker: int,
-    position: Position,
-    examples: int,
-    headers: tuple[PayloadHeader, ...],
-    *,
-    loss: float,
+    alike: tuple[int, Position, float, int, tuple[PayloadHeader, ...]],
     weight: float,
     kind: Kind,
     chunk_bytes: int,
 ) -> Sequence[Cost]:
-    report = Report(worker, position, loss, examples, headers, weight=weight)
-    return _report_costs(report, kind, chunk_bytes)
+    return _report_costs(Report(*alike, weight=weight), kind, chunk_bytes)
 
 
 def _widest(number: int) -> int:
@@ -108,10 +95,8 @@ def _widest(number: int) -> int:
 
 
 def _report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]:
-    costs = [
-        _of(frames.report_frame(report, kind)),
-        *_chunks(report.payloads, chunk_bytes, pb.WorkerFrame, report.worker),
-    ]
+    opening = _of(frames.report_frame(report, kind))
+    costs = [opening, *_chunks(report.payloads, chunk_bytes, pb.WorkerFrame, report.worker)]
     small = sum(header.total_bytes for header in report.payloads) < JOIN_BELOW_BYTES
     return [_joined(costs)] if small else costs
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import FrameType
 from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
@@ -109,9 +108,8 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
             summary = job.summary()
             if summary is None:
                 job.clear()
-                summary = simulate(
-                    job.config, job.directory, saves_models=job.saves_models, on_round=on_round
-                )
+                wanted = job.saves_models
+                summary = simulate(job.config, job.directory, saves_models=wanted, on_round=on_round)
     except AflError as error:
         # With the traceback where the message does not say all.
         raised = worth_tracing(error)
@@ -179,13 +177,9 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
 def interrupts() -> Iterator[Sequence[int]]:
     """The signals that have come meanwhile and ask to end: to be looked at where nothing can be lost."""
     seen: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        seen.append(number)
-
     # Ignored signals stay ignored: of a job in the background, or under nohup.
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, lambda came, _: seen.append(came)) for number in numbers}
     try:
         yield seen
     finally:
