@@ -27,8 +27,7 @@ _SERVER_FILES: Final = {"certificate": "server.pem", "key": "server.key", "clien
 _SHOWN: Final = 20
 """The most file names that a message lists."""
 
-_PUBLIC: Final = 0o644
-_PRIVATE: Final = 0o600
+_PUBLIC, _PRIVATE = 0o644, 0o600
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Make what is missing.
-
-    Raises:
-        ConfigError: if an option or a file that is there cannot be used, or ``cryptography`` is missing.
-        StorageError: if a file cannot be written.
-    """
+    """Make what is missing."""
     hosts = None if options.server is None else [_host(text.strip()) for text in options.server.split(",")]
     _check_range("--days", options.days, 1, MOST_DAYS)
     _check_range("--workers", options.workers, 0, MOST_WORKERS)

@@ -112,11 +112,7 @@ def fetch_status(server: str) -> dict[str, Any]:
 
 
 def status_url(server: str) -> str:
-    """The URL of ``/status`` at ``server``.
-
-    Raises:
-        ConfigError: if ``server`` is neither an http URL nor ``host`` or ``host:port``.
-    """
+    """The URL of ``/status`` at ``server``, which is an http URL, ``host`` or ``host:port``."""
     scheme, _, rest = server.rpartition("://")
     if scheme not in _SCHEME_PORTS:
         unknown = f"{scheme} is not a scheme that afl status speaks"

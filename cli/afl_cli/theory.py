@@ -169,11 +169,7 @@ def _warnings(config: Config) -> list[str]:
 
 
 def model_size(config: Config) -> int | None:
-    """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded.
-
-    Raises:
-        AflError: if its model cannot be made here.
-    """
+    """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded."""
     from afl.core.randomness import SharedRandomness  # noqa: PLC0415
     from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
     from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415

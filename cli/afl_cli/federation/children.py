@@ -27,11 +27,7 @@ TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a child logged, or its end.
-
-    Attributes:
-        fields: the JSON object; empty for the end.
-    """
+    """Something that a child logged, with the fields of its JSON object, or its end, without."""
 
     child: Child
     fields: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +112,7 @@ class Children(contextlib.ExitStack):
     """The processes of one command; none outlives the ``with`` block.
 
     Within the block SIGINT and SIGTERM do not interrupt the code wherever it is, which could lose a process
-    that has just been made. They are events: :meth:`next_event` raises ``KeyboardInterrupt`` for them.
+    that has just been made. They are events: :meth:`next_event` raises ``KeyboardInterrupt`` with the signal.
     """
 
     def __init__(self) -> None:
@@ -134,11 +130,7 @@ class Children(contextlib.ExitStack):
         return self
 
     def next_event(self, timeout: float | None = None) -> Event | None:
-        """The next event of any child; ``None`` if there is none within ``timeout`` seconds.
-
-        Raises:
-            KeyboardInterrupt: after SIGINT or SIGTERM, with the signal.
-        """
+        """The next event of any child; ``None`` if there is none within ``timeout`` seconds."""
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:

@@ -62,11 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def checked_groups(options: argparse.Namespace) -> tuple[range, ...]:
-    """The worker ids of each worker process.
-
-    Raises:
-        ConfigError: if the options ask for what cannot be run.
-    """
+    """The worker ids of each worker process; raises ConfigError for options that cannot be run."""
     if not 1 <= options.workers <= MOST_WORKERS:
         raise ConfigError(f"--workers {options.workers}: a demo has 1 to {MOST_WORKERS} workers")
     if options.rounds < 1:

@@ -52,14 +52,7 @@ def processes_option(parser: argparse.ArgumentParser) -> None:
 
 
 def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:
-    """The ids 0 to ``workers - 1`` of each process, in runs whose lengths differ by at most one.
-
-    Args:
-        processes: if none, one a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores.
-
-    Raises:
-        ConfigError: if there cannot be so many.
-    """
+    """The ids 0 to ``workers - 1`` of each process, in runs whose lengths differ by at most one."""
     if processes is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = min(workers, max(FEWEST_PROCESSES, cores))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,21 +59,11 @@ def configured(
         config = load_config(path, given)
     else:
         assert task is not None
-        uplink = {"name": "rand-k", "ratio": 0.1}
-        config = config_from_mapping(
-            {
-                "workers": workers or DEFAULT_WORKERS,
-                "task": {"name": as_module_path(task)},
-                "algorithm": {
-                    "name": "afl-com",
-                    "rounds": 1000,
-                    "eta_w": 0.1,
-                    "eta_q": 0.05,
-                    "uplink": uplink,
-                },
-            },
-            "afl check's own configuration",
-        )
+        algorithm: dict[str, Any] = {"name": "afl-com", "rounds": 1000, "eta_w": 0.1, "eta_q": 0.05}
+        algorithm["uplink"] = {"name": "rand-k", "ratio": 0.1}
+        count, name = workers or DEFAULT_WORKERS, as_module_path(task)
+        values = {"workers": count, "task": {"name": name}, "algorithm": algorithm}
+        config = config_from_mapping(values, "afl check's own configuration")
     return config if config.run.seed is not None else config.with_seed(SEED)
 
 

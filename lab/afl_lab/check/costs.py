@@ -40,13 +40,10 @@ Mark = tuple[Counters, float]
 
 
 def dry_run(report: Report, config: Config, task: Task) -> list[Mark]:
-    """Take a run's first steps with all workers, once the first models are sent.
+    """Take a run's first steps with all workers; StoppedError if one fails.
 
     Returns:
-        Where it stood before them, and at the end of each synchronization.
-
-    Raises:
-        StoppedError: if a step fails.
+        Where it stood when the first models had been sent, and at the end of each synchronization.
     """
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
@@ -87,13 +84,9 @@ def check_costs(
     is_same = settings.downlink == settings.uplink
     downlink = uplink if is_same else create(settings.downlink.name, vector.dim, settings.downlink.options)
     residuals = keeps_residuals(uplink, downlink)
-    kept = disks(
-        dim_bytes + buffers,
-        sent=up // config.workers,
-        received=down // config.workers,
-        residuals=residuals,
-        checkpoint_every=config.server.checkpoint_every,
-    )
+    sent, received, every = up // config.workers, down // config.workers, config.server.checkpoint_every
+    size = dim_bytes + buffers
+    kept = disks(size, sent=sent, received=received, residuals=residuals, checkpoint_every=every)
     held = up if config.absence.leaves_out else config.server.reorder_buffer
     lines = settings.synchronizations * ROUND_LINE_BYTES
     lines += evaluations * (EVALUATION_LINE_BYTES + config.workers * EVALUATION_BYTES_A_WORKER)

@@ -124,11 +124,7 @@ class StoppedError(Exception):
 
 @contextlib.contextmanager
 def blaming(report: Report, where: str) -> Iterator[None]:
-    """Turn what a task's code raises into an error of the report.
-
-    Raises:
-        StoppedError: if it raises anything.
-    """
+    """Turn what a task's code raises into an error of the report, and raise ``StoppedError``."""
     try:
         yield
     except StoppedError:

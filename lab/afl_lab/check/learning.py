@@ -32,8 +32,7 @@ CLOSE = 1e-3
 1e-3 where a part of the model has fewer bits."""
 
 BUFFERS_ADVICE = {
-    "local": "each worker keeps its own, and saved models are without them"
-    " (load_state_dict(..., strict=False))",
+    "local": "each worker keeps its own; saved models are without them (load_state_dict(..., strict=False))",
     "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
     "refuse": "",
 }
@@ -48,11 +47,8 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     first = dict(named)
     twice = [name for name, _ in vector.module.named_parameters(remove_duplicate=False) if name not in first]
     kinds = Counter(str(p.dtype).removeprefix("torch.") for _, p in named if p.requires_grad)
-    report.facts["Model"] = {
-        "class": type(vector.module).__name__,
-        "trainable": f"{vector.dim:,} parameters in {sum(kinds.values())} tensors, "
-        f"{shown_bytes(4 * vector.dim)} as float32",
-    }
+    size = f"{vector.dim:,} parameters in {kinds.total()} tensors, {shown_bytes(4 * vector.dim)} as float32"
+    report.facts["Model"] = {"class": type(vector.module).__name__, "trainable": size}
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
         what = f"{len(frozen)} parameters are frozen: {_names(frozen)}"
@@ -68,21 +64,14 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
         )
     floats = [name for name, buffer in vector.module.named_buffers() if buffer.dtype.is_floating_point]
     if floats:
-        report.note(
-            "the model",
-            f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}",
-            BUFFERS_ADVICE[task.buffers],
-        )
+        what = f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}"
+        report.note("the model", what, BUFFERS_ADVICE[task.buffers])
 
 
 def check_learning(
     report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
 ) -> None:
-    """Try loss, gradient and metrics at some workers.
-
-    Raises:
-        StoppedError: if one of them cannot be computed.
-    """
+    """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed."""
     seen: dict[str, str] = {}
     """By parameter the best that any worker's gradient was: missing, zero or good."""
     for worker in workers:

@@ -92,11 +92,7 @@ def _curve(points: Sequence[Point], cost: str, measure: Measure) -> Curve:
 
 
 def metrics_file(path: Path) -> Path:
-    """The metrics of a run directory, or the file itself.
-
-    Raises:
-        ConfigError: if ``path`` is neither.
-    """
+    """The metrics of a run directory, or the file itself; ConfigError if ``path`` is neither."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
     file = path if path.is_file() else path / METRICS_FILE

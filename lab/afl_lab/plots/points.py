@@ -43,11 +43,7 @@ class Point:
 
 
 def points_of(path: Path) -> list[Point]:
-    """The evaluations of a run directory, or of its metrics file; whether or not the run goes on.
-
-    Raises:
-        DataError: if the metrics are damaged.
-    """
+    """The evaluations of a run directory, or of its metrics file; DataError if they are damaged."""
     entries, _ = metrics_entries(path / METRICS_FILE if path.is_dir() else path)
     # A round that restarted servers made again stands there once more; the last is right.
     closed = of_event(entries, "round")

@@ -96,12 +96,7 @@ def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Ite
 
 
 def knock(address: str) -> None:
-    """Ray itself would try for minutes where nothing listens.
-
-    Raises:
-        OSError: if nothing does.
-        ValueError: if it is no address.
-    """
+    """Raise OSError where nothing listens, ValueError for no address: Ray itself would try for minutes."""
     if address in {LOCAL, "auto"}:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

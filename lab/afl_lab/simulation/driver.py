@@ -66,10 +66,11 @@ class Driver:
         skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers, randomness)
+        data = {worker: worker_data(task, worker, context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
-            {worker: worker_data(task, worker, context) for worker in workers},
+            data,
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,

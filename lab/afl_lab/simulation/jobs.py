@@ -57,11 +57,7 @@ class Job:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """The directory for this process alone.
-
-        Raises:
-            StorageError: if another process is simulating the run, or there can be no such directory.
-        """
+        """The directory for this process alone; StorageError if another process has it, or it cannot be."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY)

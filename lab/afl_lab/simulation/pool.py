@@ -88,11 +88,7 @@ def run_here(jobs: Sequence[Job], processes: int, watch: Watch) -> list[Outcome]
 
 
 def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
-    """The outcomes, by name, of what has been simulated before.
-
-    Raises:
-        ConfigError: if a job's directory holds another run.
-    """
+    """The outcomes, by name, of what has been simulated before."""
     assert len({job.name for job in jobs}) == len(jobs), "two jobs share a name"
     summaries = [(job, job.summary()) for job in jobs]
     done = {job.name: Outcome(job, summary) for job, summary in summaries if summary is not None}
