@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: a whole number, at least 1")
     # PyTorch takes seconds to import.
-    from afl_lab.check import Level, check_config  # noqa: PLC0415
+    from afl_lab.check import check_config  # noqa: PLC0415
     from afl_lab.check.checker import configured  # noqa: PLC0415
 
     report = check_config(configured(options.config, options.task, options.workers, options.set))
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         print(json.dumps(report.as_json(), indent=2))
     else:
         _print(make_console(), report)
-    if options.strict and report.exit_code is ExitCode.OK and report.of_level(Level.WARNING):
+    if options.strict and report.exit_code is ExitCode.OK and report.of_level("warning"):
         return ExitCode.CONFIG
     return report.exit_code
 
@@ -64,11 +64,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _print(console: Console, report: Report) -> None:
     for title, rows in report.facts.items():
         console.print(facts(rows, title=title))
-    findings = sorted(report.findings, key=lambda finding: list(_STYLES).index(finding.level))
-    for finding in findings:
-        first, _, rest = str(finding).partition("\n")
-        level, _, what = first.partition(":")
-        console.print(Text.assemble((level, _STYLES[finding.level]), f":{what}"), soft_wrap=True)
-        if rest:
-            console.print(rest, soft_wrap=True)
+    for level, style in _STYLES.items():
+        for finding in report.of_level(level):
+            console.print(Text.assemble((level, style), str(finding).removeprefix(level)), soft_wrap=True)
     console.print(Text(report.verdict, style="bold"), soft_wrap=True)

@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     names = ("model", "out", "force", "onnx", "task", "input", "description")
     card = export(Request(options.run_directory, **{name: getattr(options, name) for name in names}))
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
+    parameters = f"{model['trained_parameters']:,} trained parameters"
     rows = {
-        "model": f"{model['name']}, of round {model['round']}; "
-        f"{model['trained_parameters']:,} trained parameters",
+        "model": f"{model['name']}, of round {model['round']}; {parameters}",
         "run": f"{card['run']['state']}: {card['run']['state_words']}",
         "digest": model["digest"],
     }

@@ -92,6 +92,13 @@ class Child:
         self._reader.join()
         return code
 
+    @property
+    def ending(self) -> str:
+        """How it ended: by a signal, or with an exit code."""
+        code = self.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the {self.name} process {how}"
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as lines, self._file:

@@ -190,7 +190,7 @@ class _Federation:
         """Stop the run for a worker process that has ended."""
         failure = failure_of(child)
         self._display.say(f"{failure}\nThe run stops: {why}.")
-        self._stop(failure.exit_code, f"the {child.name} process {how_it_ended(child)}")
+        self._stop(failure.exit_code, child.ending)
 
     def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
         if not self._plan.stops_softly:
@@ -209,20 +209,12 @@ class _Federation:
         self._server.process.send_signal(number)
 
 
-def how_it_ended(child: Child) -> str:
-    """By a signal, or with an exit code."""
-    code = child.wait()
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
 def failure_of(child: Child) -> AflError:
     """What to say of a child that ended before its time, with the last that it said."""
     code = child.wait()
     if code == 0:
         return RunCompleteError(child.tail.removeprefix("afl-server: "))
-    failure = AflError(
-        f"the {child.name} process {how_it_ended(child)}; its log ({child.log}) ends:\n{child.tail}"
-    )
+    failure = AflError(f"{child.ending}; its log ({child.log}) ends:\n{child.tail}")
     if code in set(ExitCode):
         failure.exit_code = ExitCode(code)
     return failure

@@ -106,8 +106,7 @@ def _plan(
 ) -> FederationPlan:
     groups = groups_of(config.workers, options.processes)
     server = ["--config", str(options.config)]
-    for override in overrides:
-        server += ["--set", override]
+    server += [argument for override in overrides for argument in ("--set", override)]
     server += setting("run.directory", str(directory))
     # All of it stays on this machine: any free port will do, and nobody is kept out.
     for key, value in {"listen": FREE_PORT, "tls": None, "tokens": None, "insecure": False}.items():
@@ -119,8 +118,7 @@ def _plan(
     worker = ["--device", options.device, "--journal", str(directory / "journal")]
     worker += ["--task", name] if ":" in name else []
     worker += ["--data-dir", options.data_dir] if options.data_dir else []
-    for option in options.task_option:
-        worker += ["--task-option", option]
+    worker += [argument for option in options.task_option for argument in ("--task-option", option)]
     return FederationPlan(
         server=server,
         groups=groups,

@@ -57,17 +57,15 @@ def check_averaging(
         steady = {name: value for name, value in whole.items() if value == again[name] and name not in told}
         for name, values in no_means(steady, parts).items():
             told.add(name)
+            where = f"the metric {name}"
             shown = f"{count} test examples of worker {worker} have {values}"
             what = f"it is not the mean over the examples: {shown}"
             if most <= size:
-                report.note(
-                    f"the metric {name}",
-                    f"{what}. It is right as long as each worker's test examples fit into one batch: at most "
-                    f"{most}, and task.evaluation_batch_size is {size}",
-                )
+                fits = "It is right as long as each worker's test examples fit into one batch: at most"
+                report.note(where, f"{what}. {fits} {most}, and task.evaluation_batch_size is {size}")
                 continue
             report.warn(
-                f"the metric {name}",
+                where,
                 f"{what}. Evaluation averages it over batches of task.evaluation_batch_size ({size}), and "
                 f"worker {largest} has {most} test examples: what is reported depends on that size",
                 "return the mean of what is summed, such as the squared error, and take the root when you "
@@ -83,9 +81,7 @@ def parts_of(count: int) -> list[tuple[int, int]]:
 def no_means(whole: Mapping[str, float], parts: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
     """By each metric that is no mean over the examples, what it is of the whole and of the parts.
 
-    Args:
-        whole: the metrics of all examples.
-        parts: of each part its number of examples and its metrics.
+    Each part is its number of examples and its metrics.
     """
     shown = {}
     for name, value in whole.items():

@@ -78,9 +78,9 @@ class Report:
         """Note what is worth knowing."""
         self.findings.append(Finding(Level.NOTE, where, what, advice))
 
-    def of_level(self, level: Level) -> list[Finding]:
-        """The findings of one level."""
-        return [finding for finding in self.findings if finding.level is level]
+    def of_level(self, level: str) -> list[Finding]:
+        """The findings of one :class:`Level`."""
+        return [finding for finding in self.findings if finding.level == level]
 
     @property
     def errors(self) -> list[Finding]:

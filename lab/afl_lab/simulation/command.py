@@ -21,14 +21,8 @@ from afl_lab.simulation.pool import Outcome, Watch, run_here
 
 def execute(options: argparse.Namespace) -> ExitCode:
     """Simulate what is missing, then show all runs."""
-    jobs = plan(
-        options.configs,
-        options.seeds,
-        options.out,
-        options.set,
-        batched=options.batched,
-        saves_models=not options.no_models,
-    )
+    given, saves = (options.configs, options.seeds, options.out, options.set), not options.no_models
+    jobs = plan(*given, batched=options.batched, saves_models=saves)
     with shown_progress(jobs) as watch:
         if options.ray is None:
             outcomes = run_here(jobs, min(options.jobs, len(jobs)), watch)

@@ -139,11 +139,9 @@ class Driver:
 def metered(
     config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
 ) -> tuple[Driver, WireMeter]:
-    """A run as configured, and its meter, which has counted the first models.
+    """A run as configured but for ``rounds`` and ``evaluate_every`` other than 0, both in update rounds.
 
-    Args:
-        rounds: update rounds; 0 for as many as configured.
-        evaluate_every: likewise.
+    Its meter has counted the first models.
     """
     settings = RunSettings.of_config(config, task.local_options)
     driver = Driver(

@@ -38,11 +38,7 @@ class Job:
         assert self.config.run.seed is not None
 
     def summary(self) -> dict[str, Any] | None:
-        """The run's summary, if it has been simulated to its end, with models where they are wanted.
-
-        Raises:
-            ConfigError: if the directory holds another run.
-        """
+        """That of a run that was simulated to its end, with models if wanted; ConfigError for another run."""
         config, summary = self.directory / CONFIG_FILE, self.directory / SUMMARY_FILE
         if not config.exists():
             return None
