@@ -55,11 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_afl_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = make_parser(
-        "afl",
-        "Agnostic federated learning: try it, watch it, look into its files. "
-        "A run itself is afl-server and one afl-worker at each site.",
-    )
+    what = "Agnostic federated learning: try it, watch it, look into its files."
+    parser = make_parser("afl", f"{what} A run itself is afl-server and one afl-worker at each site.")
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for name, command in commands().items():
         own = parsers.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)

@@ -121,8 +121,7 @@ def _final_jobs(
         for name, variant in experiment.variants(part).items():
             found = steps.get(variant.method)
             config = experiment.config(
-                variant.method,
-                [*own.set, *(found.overrides if found else []), *variant.set, *overrides],
+                variant.method, [*own.set, *(found.overrides if found else []), *variant.set, *overrides]
             ).with_seed(seed)
             directory = out / "runs" / part / name / f"seed-{seed}"
             jobs.append((name, Job(f"{part}/{name}, seed {seed}", config, directory, saves_models=False)))

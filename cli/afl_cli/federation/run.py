@@ -64,11 +64,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     directory = config.run.directory or Path("runs") / options.config.stem
     plan = _plan(options, config, overrides, directory)
     console = make_console()
-    console.print(
-        f"Starting a server and {len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)} for "
-        f"{config.workers} worker{'s' * (config.workers != 1)}; their logs: {plan.logs}",
-        soft_wrap=True,
-    )
+    processes = f"{len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)}"
+    workers = f"{config.workers} worker{'s' * (config.workers != 1)}"
+    starting = f"Starting a server and {processes} for {workers}; their logs: {plan.logs}"
+    console.print(starting, soft_wrap=True)
     try:
         plan.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,11 +93,8 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     elif ending.can_go_on and code is ExitCode.INTERRUPTED:
         console.print("The same command resumes the run.")
     elif ending.can_go_on:
-        console.print(
-            "Once that is fixed, the same command resumes the run. If it needs another "
-            "configuration, that is another run: name a new run.directory.",
-            soft_wrap=True,
-        )
+        another = "If it needs another configuration, that is another run: name a new run.directory."
+        console.print(f"Once that is fixed, the same command resumes the run. {another}", soft_wrap=True)
 
 
 def _plan(
