@@ -49,8 +49,18 @@ def run(options: argparse.Namespace) -> ExitCode:
     # PyTorch takes seconds to import.
     from afl.runs.export.export import Request, export  # noqa: PLC0415
 
-    names = ("model", "out", "force", "onnx", "task", "input", "description")
-    card = export(Request(options.run_directory, **{name: getattr(options, name) for name in names}))
+    card = export(
+        Request(
+            options.run_directory,
+            options.model,
+            options.out,
+            force=options.force,
+            onnx=options.onnx,
+            task=options.task,
+            input=options.input,
+            description=options.description,
+        )
+    )
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
     parameters = f"{model['trained_parameters']:,} trained parameters"
     rows = {
