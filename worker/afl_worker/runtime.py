@@ -14,7 +14,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
-from afl_worker.network.connection import Connection, Farewell, Lost
+from afl_worker.network.connection import Connection, Ended
 from afl_worker.options import WorkerOptions
 from afl_worker.training.setup import chosen_device
 from afl_worker.training.timings import Timings
@@ -93,7 +93,7 @@ class Runtime:
             ending = self._session()
             was_welcome = self._is_welcome
             self.close()
-            if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
+            if ending.status is GoodbyeStatus.FINISHED:
                 extra = events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra
                 LOG.info("where the time went: %s", self._timings, extra=extra)
                 self._conversation.finished(ending.run_id)
@@ -145,7 +145,7 @@ class Runtime:
                 f"the last try: {reason}"
             )
 
-    def _session(self) -> Farewell | Lost:
+    def _session(self) -> Ended:
         """One connection, from its beginning to its end; how it ended."""
         try:
             self._connection = connection = Connection(
@@ -153,7 +153,7 @@ class Runtime:
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
-            return Lost(str(error))
+            return Ended(str(error))
         connection.send_control(join=self._conversation.join())
         while True:
             left = None if self._is_welcome else self._reconnection.left(time.monotonic())
@@ -162,12 +162,12 @@ class Runtime:
             try:
                 match event:
                     case None:
-                        return Lost("no answer")
-                    case Farewell(GoodbyeStatus.REFUSED, reason):
+                        return Ended("no answer")
+                    case Ended(reason, GoodbyeStatus.REFUSED):
                         raise RefusedError(f"the server refused this worker: {reason}")
-                    case Farewell(GoodbyeStatus.ABORTED, reason):
+                    case Ended(reason, GoodbyeStatus.ABORTED):
                         raise RunAbortedError(f"the run was stopped: {reason}")
-                    case Farewell() | Lost():
+                    case Ended():
                         return event
                     case pb.Welcome():
                         self._welcome(connection, event)
@@ -177,7 +177,7 @@ class Runtime:
                         self._step(connection, event)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Lost(f"the server broke the protocol: {error}")
+                return Ended(f"the server broke the protocol: {error}")
             except CannotGoOnError as failed:
                 connection.send_control(failure=failed.told)
                 connection.close(drain_s=FAILURE_DRAIN_S)

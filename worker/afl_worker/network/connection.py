@@ -37,26 +37,20 @@ LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Lost:
-    """The stream ended without a goodbye."""
+class Ended:
+    """The stream is over: with the server's goodbye, whose status it has, or without one. ``run_id`` names
+    the run that is complete, if that is why."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """The server said goodbye; ``run_id`` names the run that is complete, if that is why."""
-
-    status: GoodbyeStatus
-    reason: str
+    status: GoodbyeStatus | None = None
     run_id: str = ""
 
 
-Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
+Event = pb.Welcome | CommittedStep | Ack | Ended
 
 
 class Connection:
-    """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
+    """One stream to the server. Events come from :meth:`next_event`; after ``Ended``, none.
 
     Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
     used.
@@ -161,15 +155,15 @@ class Connection:
                     self._assembler.add(chunk)
                 elif self._handle(parse_server_frame(data)):
                     return
-            self._inbox.put(Lost("the server closed the stream"))
+            self._inbox.put(Ended("the server closed the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(Lost(self._silence or self._described(error)))
+            self._inbox.put(Ended(self._silence or self._described(error)))
         except ProtocolError as error:
-            self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+            self._inbox.put(Ended(f"the server broke the protocol: {error}"))
         except Exception as error:
             # Whatever it is, who waits for the next event must hear that none will come.
             LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
-            self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
+            self._inbox.put(Ended(f"the receiving thread failed: {error!r}"))
 
     def _handle(self, frame: pb.ServerFrame) -> bool:
         """Turn a frame into events; whether it was the last."""
@@ -185,7 +179,7 @@ class Connection:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):
             status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
-            self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
+            self._inbox.put(Ended(frame.goodbye.reason, status, frame.goodbye.run_id))
             return True
         return False
 

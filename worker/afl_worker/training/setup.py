@@ -56,7 +56,7 @@ def set_up(
         local=options.task_options,
     )
     vector = build_vector(task, randomness, device)
-    context = TaskContext(settings.workers, randomness)
+    context = TaskContext(settings.parameters.workers, randomness)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
@@ -83,7 +83,13 @@ def set_up(
     what = f"{settings.parameters.name} on {settings.task}"
     named = WorkerIds.of(workers).named
     LOG.info(
-        "run %s: %s as %s of %d, on %s", welcome.run_id, what, named, settings.workers, device, extra=extra
+        "run %s: %s as %s of %d, on %s",
+        welcome.run_id,
+        what,
+        named,
+        settings.parameters.workers,
+        device,
+        extra=extra,
     )
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
