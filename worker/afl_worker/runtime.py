@@ -11,6 +11,7 @@ from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
 from afl.errors import ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
 from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
@@ -188,7 +189,7 @@ class Runtime:
         # Before the task is built, which may take longer than the silence that the server allows.
         connection.set_liveness(heartbeat=settings.heartbeat, peer_timeout=settings.peer_timeout)
         ready = self._conversation.welcome(welcome, settings)
-        connection.expect_steps(self._options.workers, self._conversation.largest_step)
+        connection.assembler = StepAssembler(self._options.workers, self._conversation.largest_step)
         connection.send_control(ready=ready)
         for frames in self._conversation.sent_again(welcome):
             connection.send(frames)
@@ -199,7 +200,7 @@ class Runtime:
             for frames in self._conversation.step(committed):
                 connection.send(frames)
         self._timings.steps += 1
-        connection.recycle(committed)
+        connection.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:

@@ -61,7 +61,8 @@ class Connection:
         self._address = address
         self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
-        self._assembler: StepAssembler | None = None
+        self.assembler = StepAssembler((), 0)
+        """To be replaced by one of the run, before any step is asked for."""
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._heard = time.monotonic()
@@ -116,15 +117,6 @@ class Connection:
         self._peer_timeout = peer_timeout
         self._hurry.set()
 
-    def expect_steps(self, workers: tuple[int, ...], largest: int) -> None:
-        """Collect steps from now on; of the session's workers, with at most so many payload bytes."""
-        self._assembler = StepAssembler(workers, largest)
-
-    def recycle(self, committed: CommittedStep) -> None:
-        """The step has been applied: its memory may serve another."""
-        if self._assembler is not None:
-            self._assembler.recycle(committed)
-
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
         self._outbox.put(None)
@@ -151,8 +143,8 @@ class Connection:
                 self._heard = time.monotonic()
                 self._has_heard = True
                 chunk = lone_chunk_of_server(data)
-                if chunk is not None and self._assembler is not None:
-                    self._assembler.add(chunk)
+                if chunk is not None:
+                    self.assembler.add(chunk)
                 elif self._handle(parse_server_frame(data)):
                     return
             self._inbox.put(Ended("the server closed the stream"))
@@ -169,10 +161,9 @@ class Connection:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
             self._inbox.put(frame.welcome)
-        if self._assembler is not None:
-            committed = self._assembler.feed(frame)
-            if committed is not None:
-                self._inbox.put(committed)
+        committed = self.assembler.feed(frame)
+        if committed is not None:
+            self._inbox.put(committed)
         for message in frame.acks:
             self._inbox.put(ack_of(message))
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
