@@ -98,8 +98,8 @@ class Conversation:
                 raise self._failure(self._options.workers[0], NOWHERE, error)
             self._settings = settings
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
-            extra = events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra
-            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=extra)
+            event = events.JoinedAgain(run_id=welcome.run_id, round=position.round)
+            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=event.extra)
         self._run_id = welcome.run_id
         participant = self._trained.participant
         return pb.Ready(
@@ -151,16 +151,16 @@ class Conversation:
             participant.counted(ack.worker, ack.position)
             return
         round_, named = ack.position.round, self._named(ack.position)
-        extra = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower()).extra
-        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=extra)
+        event = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower())
+        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=event.extra)
         try:
             was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
         except NonFiniteError as error:
             raise self._failure(ack.worker, ack.position, error) from error
         if was_put_back:
-            extra = events.PutBack(worker=ack.worker, round=round_).extra
+            put_back = events.PutBack(worker=ack.worker, round=round_)
             text = "worker %d: its report for %s was late; what it carried is sent later"
-            LOG.info(text, ack.worker, named, extra=extra)
+            LOG.info(text, ack.worker, named, extra=put_back.extra)
 
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""

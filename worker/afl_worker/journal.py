@@ -104,10 +104,9 @@ class Journal:
             damaged.append(f"none in {size} bytes")
         if damaged:
             used = "the entry before it is used" if found else "the journal is ignored"
-            extra = events.JournalDamaged(worker=self._owner.worker).extra
-            LOG.warning(
-                "%s holds an incomplete entry (%s); %s", self._path, "; ".join(damaged), used, extra=extra
-            )
+            event = events.JournalDamaged(worker=self._owner.worker)
+            why = "; ".join(damaged)
+            LOG.warning("%s holds an incomplete entry (%s); %s", self._path, why, used, extra=event.extra)
         if not found:
             return None
         newest = max(found, key=lambda record: int(record.values["sequence"]))

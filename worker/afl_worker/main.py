@@ -17,7 +17,7 @@ from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
-from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
+from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
@@ -45,17 +45,17 @@ def parse_ids(text: str) -> tuple[int, ...]:
     """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids. Raises ConfigError if it is not of that form,
     or names an id twice, or too many."""
     ids: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"--id {text}: {part.strip()!r} is no worker id; write 3, 0-9 or 3,7")
-        stop = int(last or first)
-        if stop > LARGEST_WORKER_ID or len(ids) + stop - int(first) >= MOST_WORKERS_A_SESSION:
+    for part in map(str.strip, text.split(",")):
+        try:
+            ((first, last),) = WorkerIds.parse(part).ranges
+        except ValueError:
+            raise ConfigError(f"--id {text}: {part!r} is no worker id; write 3, 0-9 or 3,7") from None
+        if last > LARGEST_WORKER_ID or len(ids) + last - first >= MOST_WORKERS_A_SESSION:
             raise ConfigError(
                 f"--id {text}: ids are 0 to {LARGEST_WORKER_ID}, and one process hosts at most "
                 f"{MOST_WORKERS_A_SESSION} of them; start several processes for more"
             )
-        ids.extend(range(int(first), stop + 1))
+        ids.extend(range(first, last + 1))
     if len(set(ids)) < len(ids):
         twice = next(one for one in sorted(ids) if ids.count(one) > 1)
         raise ConfigError(f"--id {text}: worker {twice} is named twice; name each once")

@@ -95,8 +95,8 @@ class Runtime:
             was_welcome = self._is_welcome
             self.close()
             if ending.status is GoodbyeStatus.FINISHED:
-                extra = events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra
-                LOG.info("where the time went: %s", self._timings, extra=extra)
+                event = events.Timings(steps=self._timings.steps, **self._timings.seconds())
+                LOG.info("where the time went: %s", self._timings, extra=event.extra)
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
@@ -129,8 +129,9 @@ class Runtime:
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause = self._reconnection.pause
-        server, extra = self._options.server, events.Reconnecting(seconds=pause, reason=reason).extra
-        LOG.warning("no session with %s (%s); trying again in %.1f s", server, reason, pause, extra=extra)
+        event = events.Reconnecting(seconds=pause, reason=reason)
+        text = "no session with %s (%s); trying again in %.1f s"
+        LOG.warning(text, self._options.server, reason, pause, extra=event.extra)
         pause *= random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret
         left = self._reconnection.left(time.monotonic())
         time.sleep(pause if left is None else min(pause, left))

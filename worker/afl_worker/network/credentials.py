@@ -63,8 +63,8 @@ class CredentialFiles:
                 certificates.warn_if_open(LOG, option, path)
         end, text = self._expiry()
         if end - time.time() < certificates.EXPIRES_SOON_S:
-            extra = events.CertificateExpires(file=str(self.certificate), expires=end).extra
-            LOG.warning("%s", text, extra=extra)
+            event = events.CertificateExpires(file=str(self.certificate), expires=end)
+            LOG.warning("%s", text, extra=event.extra)
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.

@@ -75,14 +75,12 @@ def set_up(
     kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
-        round_ = entry.report.position.round
-        extra = events.JournalRead(worker=worker, round=round_).extra
-        LOG.info(
-            "worker %d resumes from its journal: its report of %s", worker, run.named(round_), extra=extra
-        )
+        resumed = events.JournalRead(worker=worker, round=entry.report.position.round)
+        named = run.named(resumed.round)
+        LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=resumed.extra)
     what = f"{run.name} on {settings.task} as {WorkerIds.of(workers).named} of {run.workers}, on {device}"
-    extra = events.Joined(run_id=welcome.run_id, device=str(device)).extra
-    LOG.info("run %s: %s", welcome.run_id, what, extra=extra)
+    event = events.Joined(run_id=welcome.run_id, device=str(device))
+    LOG.info("run %s: %s", welcome.run_id, what, extra=event.extra)
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
