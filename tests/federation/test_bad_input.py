@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from afl.core.codecs.indices import Coding, encode_as
+from afl.core.codecs.indices import Coding, encode
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
 from support import Federation, Process, Proxy, RawClient, Reference
@@ -110,7 +110,7 @@ def with_indices(indices: Sequence[int]) -> Change:
 
 def with_bitmap(frame: pb.WorkerFrame) -> None:
     """A bitmap of nine ones for ten values."""
-    data = encode_as(Coding.BITMAP, np.arange(K - 1), DIM).data[:9]
+    data = encode(np.arange(K - 1), DIM, Coding.BITMAP).data[:9]
     payload, chunk = frame.reports[0].payloads[0], frame.chunks[0]
     payload.index_coding = pb.INDEX_CODING_BITMAP
     payload.index_bytes = len(data)

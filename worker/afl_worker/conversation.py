@@ -1,7 +1,6 @@
 """A worker process's side of the conversation: what the server says in, frames out.
 
-Here are the decisions: what a Welcome means, what is sent again, what becomes of a late report, what the
-server is told of a failure. No sockets, threads or clock: :mod:`afl_worker.runtime` has those.
+The decisions are here; sockets, threads and the clock are in :mod:`afl_worker.runtime`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from afl._version import __version__
-from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Position
+from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
+from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
 from afl.daemon import events
 from afl.daemon.fault_points import reached
@@ -36,12 +36,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class CannotGoOnError(Exception):
-    """This process cannot do what the server asks.
-
-    Attributes:
-        told: what the server is told of it.
-        error: what the process ends with.
-    """
+    """This process cannot do what the server asks: what the server is told, and what the process ends on."""
 
     def __init__(self, told: pb.Failure, error: AflError) -> None:
         super().__init__(str(error))
@@ -50,11 +45,8 @@ class CannotGoOnError(Exception):
 
 
 class Conversation:
-    """It lasts as long as the process, over any number of connections.
-
-    Args:
-        spent: to which the time in the task's code is added.
-    """
+    """It lasts as long as the process, over any number of connections; ``spent`` is added the time in the
+    task's code."""
 
     def __init__(self, options: WorkerOptions, device: torch.device, spent: Spent) -> None:
         self._options = options
@@ -62,7 +54,7 @@ class Conversation:
         self._spent = spent
         self._incarnation = os.urandom(16)
         self._run_id = ""
-        self._settings: RunSettings | None = None
+        self._settings: RunSettings  # since the first Welcome
         self._training: Training | None = None
 
     @property
@@ -88,9 +80,6 @@ class Conversation:
     def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
         """Get ready: build what the run needs, once in the process's life; later sessions use it again.
 
-        Args:
-            settings: the Welcome's.
-
         Raises:
             ProtocolError: if the Welcome cannot be meant for this version.
             CannotGoOnError: if the task cannot be built, or the run's settings are not those that this
@@ -99,22 +88,26 @@ class Conversation:
         if self._training is None:
             self._begin(welcome, settings)
         else:
-            self._go_on_with(settings)
+            different = self._settings.differences(settings)
+            if different:
+                error = ConfigError(
+                    "the server's settings are not those that this worker began with: "
+                    f"{'; '.join(different)}; give the server the run's own configuration, or start this "
+                    "worker again to take part by the server's"
+                )
+                raise self._failure(self._options.workers[0], NOWHERE, error)
+            self._settings = settings
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
-            LOG.info(
-                "joined again: run %s, %s",
-                welcome.run_id,
-                self._named(position),
-                extra=events.JoinedAgain(run_id=welcome.run_id, round=position.round).extra,
-            )
+            event = events.JoinedAgain(run_id=welcome.run_id, round=position.round)
+            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=event.extra)
         self._run_id = welcome.run_id
-        training = self._trained
+        participant = self._trained.participant
         return pb.Ready(
-            layout_hash=training.participant.vector.layout_hash(),
-            dim=training.participant.vector.dim,
-            realization_digest=training.digest,
+            layout_hash=participant.vector.layout_hash(),
+            dim=participant.vector.dim,
+            realization_digest=self._trained.digest,
             workers=[
-                pb.Standing(worker=worker, reported=position_message(training.participant.reported(worker)))
+                pb.Standing(worker=worker, reported=position_message(participant.reported(worker)))
                 for worker in self._options.workers
             ],
         )
@@ -124,26 +117,21 @@ class Conversation:
         for expectation in welcome.workers:
             held = self._trained.participant.held(expectation.worker, position_of(expectation.position))
             if held is not None and not expectation.held:
-                kind, (report, payloads) = held
-                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+                yield self._frames(held)
 
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
 
-        Raises:
-            ProtocolError: if the step does not follow from where the model is.
-            CannotGoOnError: if the task's code fails, or a number is not finite.
+        Raises ProtocolError if the step does not follow from where the model is, and CannotGoOnError if the
+        task's code fails or a number is not finite.
         """
-        asked = [
-            worker
-            for worker in self._options.workers
-            if committed.participants is None or worker in committed.participants
-        ]
+        present = committed.participants
+        asked = [worker for worker in self._options.workers if present is None or worker in present]
         answered = 0
         reached("worker.before-apply")
         try:
-            for kind, (report, payloads) in self._trained.participant.take(committed):
-                yield report_frames(report, kind, payloads, self._agreed.chunk_bytes)
+            for answer in self._trained.participant.take(committed):
+                yield self._frames(answer)
                 answered += 1
         except ProtocolError:
             raise
@@ -156,42 +144,29 @@ class Conversation:
         self._trained.participant.prepare(round_)
 
     def answered(self, ack: Ack) -> None:
-        """A report that counted is not kept; what a late one carried is part of a later one.
-
-        Raises:
-            ProtocolError: if there can be no report yet.
-            CannotGoOnError: if what was late makes a number that is not finite.
-        """
+        """A report that counted is not kept; what a late one carried is part of a later one, or a
+        CannotGoOnError where it makes a number that is not finite."""
         participant = self._trained.participant
         if ack.status is AckStatus.ACCEPTED:
             participant.counted(ack.worker, ack.position)
             return
-        round_ = ack.position.round
-        LOG.warning(
-            "the server answers worker %d, %s: %s",
-            ack.worker,
-            self._named(ack.position),
-            ack.reason,
-            extra=events.ReportAnswered(
-                worker=ack.worker, round=round_, status=ack.status.name.lower()
-            ).extra,
-        )
+        round_, named = ack.position.round, self._named(ack.position)
+        event = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower())
+        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=event.extra)
         try:
             was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
         except NonFiniteError as error:
             raise self._failure(ack.worker, ack.position, error) from error
         if was_put_back:
-            LOG.info(
-                "worker %d: its report for %s was late; what it carried is sent later",
-                ack.worker,
-                self._named(ack.position),
-                extra=events.PutBack(worker=ack.worker, round=round_).extra,
-            )
+            put_back = events.PutBack(worker=ack.worker, round=round_)
+            text = "worker %d: its report for %s was late; what it carried is sent later"
+            LOG.info(text, ack.worker, named, extra=put_back.extra)
 
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""
         if self._training is not None:
-            self._training.journals.remove()
+            if self._training.journals is not None:
+                self._training.journals.remove()
         elif RUN_ID.fullmatch(run_id):
             # A process of these workers before this one may have been killed as the run ended.
             remove_left_behind(self._options.journal, run_id, self._options.workers)
@@ -202,14 +177,12 @@ class Conversation:
             raise ProtocolError("a message that can only follow a Welcome")
         return self._training
 
-    @property
-    def _agreed(self) -> RunSettings:
-        assert self._settings is not None
-        return self._settings
+    def _frames(self, answer: tuple[Kind, Answer]) -> Iterable[Frame]:
+        kind, (report, payloads) = answer
+        return report_frames(report, kind, payloads, self._settings.chunk_bytes)
 
     def _named(self, position: Position) -> str:
-        """The update rounds of a position, for a message."""
-        return self._agreed.parameters.named(position.round)
+        return self._settings.parameters.named(position.round)
 
     def _begin(self, welcome: pb.Welcome, settings: RunSettings) -> None:
         if len(welcome.seed) != SEED_BYTES:
@@ -221,18 +194,6 @@ class Conversation:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)
         except Exception as error:  # a task's data and model may be anything; the server hears of it
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
-
-    def _go_on_with(self, settings: RunSettings) -> None:
-        """Take what the server may have changed meanwhile; this process was built for all the rest."""
-        different = self._agreed.differences(settings)
-        if different:
-            error = ConfigError(
-                f"the server's settings are not those that this worker began with: {'; '.join(different)}; "
-                "give the server the run's own configuration, or start this worker again to take part by the "
-                "server's"
-            )
-            raise self._failure(self._options.workers[0], NOWHERE, error)
-        self._settings = settings
 
     def _failure(self, worker: int, position: Position, error: Exception) -> CannotGoOnError:
         cause = FailureCause.TASK

@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +17,7 @@ from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
-from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
+from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
         options = worker_options(parsed)
-        http = None if parsed.http is None else _http_address(parsed.http)
+        http = None if parsed.http is None else _address("--http", parsed.http, parse_listen)
         for number in STOP_SIGNALS:
             signal.signal(number, _leave_at_once)
         # PyTorch takes seconds to import: what is wrong with the command line is said before.
@@ -42,23 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids.
-
-    Raises:
-        ConfigError: if it is not of that form, or names an id twice, or too many.
-    """
+    """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids. Raises ConfigError if it is not of that form,
+    or names an id twice, or too many."""
     ids: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"--id {text}: {part.strip()!r} is no worker id; write 3, 0-9 or 3,7")
-        stop = int(last or first)
-        if stop > LARGEST_WORKER_ID or len(ids) + stop - int(first) >= MOST_WORKERS_A_SESSION:
+    for part in map(str.strip, text.split(",")):
+        try:
+            ((first, last),) = WorkerIds.parse(part).ranges
+        except ValueError:
+            raise ConfigError(f"--id {text}: {part!r} is no worker id; write 3, 0-9 or 3,7") from None
+        if last > LARGEST_WORKER_ID or len(ids) + last - first >= MOST_WORKERS_A_SESSION:
             raise ConfigError(
                 f"--id {text}: ids are 0 to {LARGEST_WORKER_ID}, and one process hosts at most "
                 f"{MOST_WORKERS_A_SESSION} of them; start several processes for more"
             )
-        ids.extend(range(int(first), stop + 1))
+        ids.extend(range(first, last + 1))
     if len(set(ids)) < len(ids):
         twice = next(one for one in sorted(ids) if ids.count(one) > 1)
         raise ConfigError(f"--id {text}: worker {twice} is named twice; name each once")
@@ -72,26 +69,25 @@ def make_worker_parser() -> argparse.ArgumentParser:
         "Take part in a federation as one or several workers, over one connection. "
         "The server names the task; the data stays here.",
     )
-    parser.add_argument("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    parser.add_argument(
+    option = parser.add_argument
+    option("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
+    option("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    option(
         "--task",
         metavar="NAME",
         help="the task to run: an installed name the server must agree with, or package.module:Class; "
         "default: the one the server names, if it is installed here",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)"
-    )
-    parser.add_argument(
+    option("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    option("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)")
+    option(
         "--task-option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="an option of the task for this machine only, such as file=writers.npz; may be repeated",
     )
-    parser.add_argument(
+    option(
         "--journal",
         type=Path,
         default=DEFAULT_JOURNAL,
@@ -99,48 +95,37 @@ def make_worker_parser() -> argparse.ArgumentParser:
         help="where this process writes what it is about to send, so that it can resume after a crash "
         "(default: afl-journal)",
     )
-    parser.add_argument(
+    option(
         "--http",
         metavar="HOST:PORT",
         help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
         "for probes; :9091 is all addresses (default: off)",
     )
-    parser.add_argument(
+    option(
         "--give-up-after",
         default="10m",
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
-    parser.add_argument(
-        "--ca",
-        type=Path,
-        metavar="FILE",
-        help="use TLS, with a server whose certificate an authority in this file has signed (PEM)",
-    )
-    parser.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="FILE",
-        help="this worker's own certificate (PEM), for a server that asks for one",
-    )
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM, not encrypted)")
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"this worker's token, for a server that asks for one (or put the token into {TOKEN_VARIABLE})",
-    )
-    parser.add_argument(
+    for name, content in {
+        "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
+        "--certificate": "this worker's own certificate (PEM), for a server that asks for one",
+        "--key": "its private key (PEM, not encrypted)",
+        "--token-file": "this worker's token, for a server that asks for one (or put the token into "
+        f"{TOKEN_VARIABLE})",
+    }.items():
+        option(name, type=Path, metavar="FILE", help=content)
+    option(
         "--server-name",
         metavar="NAME",
         help="the name that the server's certificate must have (default: the host of --server)",
     )
-    parser.add_argument(
+    option(
         "--insecure",
         action="store_true",
         help="connect in plaintext to a server on another machine (for a network that you trust)",
     )
-    parser.add_argument(
+    option(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
     stay_option(parser)
@@ -149,11 +134,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
 
 
 def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
-    """What a parsed command line and the environment say.
-
-    Raises:
-        ConfigError: if something of it cannot be used.
-    """
+    """What a parsed command line and the environment say. Raises ConfigError if something of it cannot be
+    used."""
     give_up_after: float | None = None
     if parsed.give_up_after != "never":
         try:
@@ -162,10 +144,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
             raise ConfigError(f"--give-up-after: {error}; write for example 30s, 10m, 2h or never") from error
     if parsed.data_dir:
         os.environ["AFL_DATA"] = parsed.data_dir
-    try:
-        server = parse_target(parsed.server)
-    except AddressError as error:
-        raise ConfigError(f"--server: {error}") from error
+    server = _address("--server", parsed.server, parse_target)
     credentials = _credentials(parsed, server)
     return WorkerOptions(
         workers=parse_ids(parsed.id),
@@ -180,11 +159,11 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
     )
 
 
-def _http_address(text: str) -> Address:
+def _address(option: str, text: str, parse: Callable[[str], Address]) -> Address:
     try:
-        return parse_listen(text)
+        return parse(text)
     except AddressError as error:
-        raise ConfigError(f"--http: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles:
@@ -198,34 +177,26 @@ def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles
     )
     if (files.certificate is None) != (files.key is None):
         raise ConfigError("--certificate and --key belong together; give both")
-    if files.authorities is None:
+    if files.authorities is not None:
+        if parsed.insecure:
+            raise ConfigError("--insecure is plaintext, --ca is TLS; leave one out")
+    else:
         for option, value in (("--certificate", files.certificate), ("--server-name", parsed.server_name)):
             if value is not None:
                 raise ConfigError(
                     f"{option} is for TLS; give the authority of the server's certificate too: --ca FILE"
                 )
-        _check_plaintext(files, server, is_meant=parsed.insecure)
-    elif parsed.insecure:
-        raise ConfigError("--insecure is plaintext, --ca is TLS; leave one out")
+        anyone = f"--server {server} is another machine, and without TLS anyone in between could read"
+        if not server.is_loopback and not parsed.insecure:
+            raise ConfigError(
+                f"{anyone} and alter the model and the updates; use TLS with --ca FILE, or the near end of "
+                "an SSH tunnel or VPN on this machine, or add --insecure if the network itself is trusted"
+            )
+        if not server.is_loopback and files.has_token:
+            raise ConfigError(f"{anyone} the token; use TLS with --ca FILE")
     files.read()
     files.warn()
     return files
-
-
-def _check_plaintext(files: CredentialFiles, server: Address, *, is_meant: bool) -> None:
-    if server.is_loopback:
-        return
-    if not is_meant:
-        raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone in between could read and alter "
-            "the model and the updates; use TLS with --ca FILE, or the near end of an SSH tunnel or VPN on "
-            "this machine, or add --insecure if the network itself is trusted"
-        )
-    if files.has_token:
-        raise ConfigError(
-            f"--server {server} is another machine, and without TLS anyone in between could read the token; "
-            "use TLS with --ca FILE"
-        )
 
 
 def _task_option(text: str) -> tuple[str, Any]:

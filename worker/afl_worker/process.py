@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 from types import FrameType
@@ -18,47 +19,43 @@ LOG = logging.getLogger("afl.worker")
 
 
 class SignalError(BaseException):
-    """A signal asked the process to end.
-
-    No ``Exception``: it is not the task's, and passes what catches those.
-    """
+    """A signal asked the process to end. No ``Exception``: it is not the task's, and passes what catches
+    those."""
 
 
 def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:
-    """Take part in a run until it is over; returns the exit code.
+    """Take part in a run until it is over; returns the exit code. Raises ConfigError if there is no such
+    device.
 
     Args:
         http: where to serve pages for probes.
         stays: wait for a signal once the run is complete.
-
-    Raises:
-        ConfigError: if there is no such device.
     """
     runtime = Runtime(options)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
-    pages: WorkerPages | None = None
-    try:
-        if http is not None:
-            pages = WorkerPages(runtime, http)
-        reason = runtime.run()
-        LOG.info("%s", reason, extra=events.Ended(code=0).extra)
-        if stays:
-            _wait_for_a_signal()
-    except AflError as error:
-        LOG.error(  # noqa: TRY400  # the traceback is shown where it says more than the message
-            "%s", error, extra=events.Ended(code=int(error.exit_code)).extra, exc_info=worth_tracing(error)
-        )
-        return error.exit_code
-    except SignalError as error:
-        if runtime.is_over:
-            return ExitCode.OK
-        LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
-        runtime.leave(f"stopped by {error}")
-        return ExitCode.INTERRUPTED
-    finally:
-        if pages is not None:
-            pages.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(runtime.close)
+        try:
+            if http is not None:
+                stack.callback(WorkerPages(runtime, http).close)
+            reason = runtime.run()
+            LOG.info("%s", reason, extra=events.Ended(code=0).extra)
+            if stays:
+                staying = events.Staying()
+                LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=staying.extra)
+                while True:
+                    signal.pause()
+        except AflError as error:
+            event = events.Ended(code=int(error.exit_code))
+            # The traceback is shown where it says more than the message.
+            LOG.error("%s", error, extra=event.extra, exc_info=worth_tracing(error))  # noqa: TRY400
+            return error.exit_code
+        except SignalError as error:
+            if not runtime.is_over:
+                LOG.warning("stopped by %s", error, extra=events.Ended(code=int(ExitCode.INTERRUPTED)).extra)
+                runtime.leave(f"stopped by {error}")
+                return ExitCode.INTERRUPTED
     return ExitCode.OK
 
 
@@ -66,9 +63,6 @@ class WorkerPages(HttpPages):
     """Says whether the process answers, and whether it takes part: /healthz, /readyz.
 
     Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
     """
 
     def __init__(self, runtime: Runtime, address: Address) -> None:
@@ -86,12 +80,6 @@ class WorkerPages(HttpPages):
         if self._runtime.has_session:
             return text("200 OK", "ready\n")
         return text("503 Service Unavailable", "no session with the server\n")
-
-
-def _wait_for_a_signal() -> None:
-    LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=events.Staying().extra)
-    while True:
-        signal.pause()
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:

@@ -9,14 +9,14 @@ import time
 from afl.config.quantities import shown_seconds
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
-from afl.errors import AflError, ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
+from afl.errors import ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
 from afl.v1 import federation_pb2 as pb
+from afl.wire.assembler import StepAssembler
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
-from afl_worker.network.connection import Connection, Farewell, Lost
+from afl_worker.network.connection import Connection, Ended
 from afl_worker.options import WorkerOptions
-from afl_worker.reconnection import Reconnection
 from afl_worker.training.setup import chosen_device
 from afl_worker.training.timings import Timings
 
@@ -31,16 +31,45 @@ FAILURE_DRAIN_S = 10.0
 
 LEAVE_DRAIN_S = 1.0
 
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+LONGEST_EARLY_PAUSE_S = 1.0
+EARLY_S = 60.0
+"""A server that is started again is there within seconds: for so long after a session, pauses stay short."""
+
+
+class Reconnection:
+    """Pauses that double while nothing gets better; all times are seconds of one monotonic clock. A worker
+    gives up when it has been without a session for ``give_up_after``; ``None`` for never."""
+
+    def __init__(self, give_up_after: float | None, now: float) -> None:
+        self._give_up_after = give_up_after
+        self._last_session = now
+        self.pause = FIRST_PAUSE_S
+        """Before the next try."""
+
+    def session_ended(self, now: float, *, has_progressed: bool) -> None:
+        """A session in which the server had welcomed this process is over."""
+        self._last_session = now
+        if has_progressed:
+            self.pause = FIRST_PAUSE_S
+
+    def has_paused(self, now: float) -> None:
+        """Note a pause that has passed; the next one is longer, up to a limit."""
+        longest = LONGEST_EARLY_PAUSE_S if self.silence(now) < EARLY_S else LONGEST_PAUSE_S
+        self.pause = min(2 * self.pause, longest)
+
+    def silence(self, now: float) -> float:
+        """Seconds since the last session ended."""
+        return now - self._last_session
+
+    def left(self, now: float) -> float | None:
+        """How long until this worker gives up, at least 0; ``None`` for never."""
+        return None if self._give_up_after is None else max(0.0, self._give_up_after - self.silence(now))
+
 
 class Runtime:
-    """Runs the hosted workers until the run is over.
-
-    Attributes:
-        is_over: whether the run has ended as configured.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -62,19 +91,12 @@ class Runtime:
         """
         while True:
             steps = self._timings.steps
-            try:
-                ending = self._session()
-            except AflError:
-                self._close()
-                raise
+            ending = self._session()
             was_welcome = self._is_welcome
-            self._close()
-            if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
-                LOG.info(
-                    "where the time went: %s",
-                    self._timings,
-                    extra=events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra,
-                )
+            self.close()
+            if ending.status is GoodbyeStatus.FINISHED:
+                event = events.Timings(steps=self._timings.steps, **self._timings.seconds())
+                LOG.info("where the time went: %s", self._timings, extra=event.extra)
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
@@ -95,24 +117,21 @@ class Runtime:
         if self._connection is not None:
             goodbye = pb.Goodbye(status=number(GoodbyeStatus.LEAVING), reason=reason)
             self._connection.send_control(goodbye=goodbye)
-            self._connection.close(drain_s=LEAVE_DRAIN_S)
+            self.close(drain_s=LEAVE_DRAIN_S)
 
-    def _close(self) -> None:
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """End the connection, if there is one, after up to ``drain_s`` seconds for what is queued."""
         self._is_welcome = False
         if self._connection is not None:
-            self._connection.close()
+            self._connection.close(drain_s=drain_s)
             self._connection = None
 
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause = self._reconnection.pause
-        LOG.warning(
-            "no session with %s (%s); trying again in %.1f s",
-            self._options.server,
-            reason,
-            pause,
-            extra=events.Reconnecting(seconds=pause, reason=reason).extra,
-        )
+        event = events.Reconnecting(seconds=pause, reason=reason)
+        text = "no session with %s (%s); trying again in %.1f s"
+        LOG.warning(text, self._options.server, reason, pause, extra=event.extra)
         pause *= random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnections; no secret
         left = self._reconnection.left(time.monotonic())
         time.sleep(pause if left is None else min(pause, left))
@@ -128,38 +147,39 @@ class Runtime:
                 f"the last try: {reason}"
             )
 
-    def _session(self) -> Farewell | Lost:
+    def _session(self) -> Ended:
         """One connection, from its beginning to its end; how it ended."""
         try:
             self._connection = connection = Connection(
-                self._options.server, use_proxy=self._options.use_proxy, files=self._options.credentials
+                self._options.server, self._options.credentials, use_proxy=self._options.use_proxy
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
-            return Lost(str(error))
+            return Ended(str(error))
         connection.send_control(join=self._conversation.join())
         while True:
+            left = None if self._is_welcome else self._reconnection.left(time.monotonic())
             with self._timings.wait:
-                event = connection.next_event(
-                    None if self._is_welcome else self._reconnection.left(time.monotonic())
-                )
-            if event is None:
-                return Lost("no answer")
-            if isinstance(event, Lost):
-                return event
-            if isinstance(event, Farewell):
-                _raise_if_final(event)
-                return event
+                event = connection.next_event(left)
             try:
-                if isinstance(event, pb.Welcome):
-                    self._welcome(connection, event)
-                elif isinstance(event, Ack):
-                    self._conversation.answered(event)
-                else:
-                    self._step(connection, event)
+                match event:
+                    case None:
+                        return Ended("no answer")
+                    case Ended(reason, GoodbyeStatus.REFUSED):
+                        raise RefusedError(f"the server refused this worker: {reason}")
+                    case Ended(reason, GoodbyeStatus.ABORTED):
+                        raise RunAbortedError(f"the run was stopped: {reason}")
+                    case Ended():
+                        return event
+                    case pb.Welcome():
+                        self._welcome(connection, event)
+                    case Ack():
+                        self._conversation.answered(event)
+                    case CommittedStep():
+                        self._step(connection, event)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Lost(f"the server broke the protocol: {error}")
+                return Ended(f"the server broke the protocol: {error}")
             except CannotGoOnError as failed:
                 connection.send_control(failure=failed.told)
                 connection.close(drain_s=FAILURE_DRAIN_S)
@@ -170,7 +190,7 @@ class Runtime:
         # Before the task is built, which may take longer than the silence that the server allows.
         connection.set_liveness(heartbeat=settings.heartbeat, peer_timeout=settings.peer_timeout)
         ready = self._conversation.welcome(welcome, settings)
-        connection.expect_steps(self._options.workers, self._conversation.largest_step)
+        connection.assembler = StepAssembler(self._options.workers, self._conversation.largest_step)
         connection.send_control(ready=ready)
         for frames in self._conversation.sent_again(welcome):
             connection.send(frames)
@@ -181,15 +201,8 @@ class Runtime:
             for frames in self._conversation.step(committed):
                 connection.send(frames)
         self._timings.steps += 1
-        connection.recycle(committed)
+        connection.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:
                 self._conversation.prepare(committed.step.position.round + 1)
-
-
-def _raise_if_final(farewell: Farewell) -> None:
-    if farewell.status is GoodbyeStatus.REFUSED:
-        raise RefusedError(f"the server refused this worker: {farewell.reason}")
-    if farewell.status is GoodbyeStatus.ABORTED:
-        raise RunAbortedError(f"the run was stopped: {farewell.reason}")

@@ -51,10 +51,8 @@ class FrameContent:
 
 @dataclass
 class WireCount:
-    """Running totals of one direction.
-
-    ``sum(wire.values()) == sum(parts.values())`` always: the envelope is what is left.
-    """
+    """Running totals of one direction. The sums of ``wire`` and ``parts`` are equal: the envelope is what is
+    left."""
 
     wire: dict[Traffic, int] = field(default_factory=lambda: dict.fromkeys(Traffic, 0))
     parts: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))

@@ -12,12 +12,8 @@ from afl.wire.frames import position_of, step_of
 
 
 class StepAssembler:
-    """Collects the parts of one step at a time.
-
-    Args:
-        workers: the session's workers, in the order of its Join.
-        largest: the most payload bytes a step may have; checked before anything is allocated.
-    """
+    """Collects the parts of one step at a time, for the session's workers in the order of its Join; a step of
+    more than ``largest`` payload bytes is refused before anything is allocated."""
 
     def __init__(self, workers: tuple[int, ...], largest: int) -> None:
         self._workers = workers
@@ -28,11 +24,8 @@ class StepAssembler:
         self._spare: deque[bytearray] = deque(maxlen=2)
 
     def feed(self, frame: pb.ServerFrame) -> CommittedStep | None:
-        """The parts in one frame; the step if they complete one.
-
-        Raises:
-            ProtocolError: if a part does not fit what came before.
-        """
+        """The parts in one frame; the step if they complete one. Raises ProtocolError if a part does not fit
+        what came before."""
         if frame.HasField("step"):
             self._open(step_of(frame.step))
         for chunk in frame.chunks:
@@ -54,11 +47,7 @@ class StepAssembler:
         self._filled = [0] * len(step.payloads)
 
     def add(self, chunk: pb.Chunk | ChunkView) -> None:
-        """The next piece of one of the open step's payloads.
-
-        Raises:
-            ProtocolError: if it is not.
-        """
+        """The next piece of one of the open step's payloads. Raises ProtocolError if it is not."""
         step, index, data = self._step, chunk.payload, chunk.data
         if step is None or index >= len(step.payloads):
             raise ProtocolError("a chunk that belongs to no step")

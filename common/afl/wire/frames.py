@@ -7,13 +7,15 @@ Outgoing frames are built here as byte strings, once; incoming ones are parsed a
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
     MAX_METRICS,
     Ack,
@@ -38,9 +40,6 @@ PROTOCOL = 1
 METHOD = "/afl.v1.Federation/Session"
 SERVICE = "afl.v1.Federation"
 
-MAX_DIM = 1 << 40
-"""The largest vector the schema allows."""
-
 JOIN_BELOW_BYTES = 256 * 1024
 """Frames that together are below this go out as one message: a copy is cheaper than a message."""
 
@@ -56,12 +55,12 @@ MOST_PAYLOADS = 16
 """Of one report; no step asks for as many."""
 
 _SCALAR_BYTES = 8
-_CHUNKS_FIELD: dict[type[pb.ServerFrame | pb.WorkerFrame], int] = {
-    pb.WorkerFrame: pb.WorkerFrame.CHUNKS_FIELD_NUMBER,
-    pb.ServerFrame: pb.ServerFrame.CHUNKS_FIELD_NUMBER,
-}
 _LENGTH_DELIMITED = 2
 _E = TypeVar("_E", bound=enum.IntEnum)
+_Sent = TypeVar("_Sent", pb.ServerFrame, pb.WorkerFrame)
+
+Sender: TypeAlias = type[pb.ServerFrame | pb.WorkerFrame]
+"""Whose frame it is."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,9 @@ class Frame:
 
 def traffic_of_kind(kind: Kind) -> Traffic:
     """What a step of this kind, its commit and its reports are for."""
-    return {
-        Kind.TRAIN: Traffic.GRADIENT,
-        Kind.EVALUATE: Traffic.EVALUATION,
-        Kind.MODEL: Traffic.MODEL,
-        Kind.LOSS: Traffic.GRADIENT,
-        Kind.BUFFERS: Traffic.EVALUATION,
-    }[kind]
-
-
-def traffic_of_role(role: Role) -> Traffic:
-    """What a payload of this role is for."""
-    if role is Role.BUFFERS:
+    if kind.is_of_evaluation:
         return Traffic.EVALUATION
-    return Traffic.MODEL if role in {Role.MODEL, Role.FROZEN} else Traffic.GRADIENT
+    return Traffic.MODEL if kind is Kind.MODEL else Traffic.GRADIENT
 
 
 # Building.
@@ -111,11 +99,7 @@ def step_frame(step: Step) -> Frame:
 def commit_frame(
     position: Position, kind: Kind, dual_weights: Sequence[float], workers: Sequence[int] = ()
 ) -> Frame:
-    """The closing of a step for one session.
-
-    Args:
-        workers: those of the session that answer; none for all of them.
-    """
+    """The closing of a step for one session, of which ``workers`` answer; none stands for all of them."""
     message = pb.Commit(position=position_message(position), dual_weights=dual_weights, workers=workers)
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * len(dual_weights))
     return Frame(pb.ServerFrame(commit=message).SerializeToString(), content)
@@ -123,29 +107,21 @@ def commit_frame(
 
 def report_frame(report: Report, kind: Kind) -> Frame:
     """The opening of a report."""
-    message = pb.Report(
-        worker=report.worker,
-        position=position_message(report.position),
-        loss=report.loss,
-        examples=report.examples,
-        payloads=[_payload(header) for header in report.payloads],
-        metrics=[pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
-        model_digest=report.model_digest,
-        weight=report.weight,
-        missing=report.missing,
-        residual_norm=report.residual_norm,
-    )
+    parts: dict[str, Any] = {
+        **vars(report),
+        "position": position_message(report.position),
+        "payloads": [_payload(header) for header in report.payloads],
+        "metrics": [pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
+    }
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
-    return Frame(pb.WorkerFrame(reports=[message]).SerializeToString(), content)
+    return Frame(pb.WorkerFrame(reports=[pb.Report(**parts)]).SerializeToString(), content)
 
 
 def report_frames(
     report: Report, kind: Kind, payloads: Sequence[Payload], chunk_bytes: int
 ) -> Iterator[Frame]:
-    """A whole report: one frame if it is small, else its opening and its payloads in chunks.
-
-    Each frame is made when it is taken; until then its bytes are the payloads' own.
-    """
+    """A whole report: one frame if it is small, else its opening and its payloads in chunks. Each frame is
+    made when it is taken; until then its bytes are the payloads' own."""
     opening = report_frame(report, kind)
     chunks = (
         frame
@@ -161,28 +137,16 @@ def report_frames(
 
 def ack_frame(ack: Ack, kind: Kind) -> Frame:
     """The server's answer to a report."""
-    message = pb.Ack(
-        worker=ack.worker,
-        position=position_message(ack.position),
-        status=number(ack.status),
-        reason=ack.reason,
-    )
-    return Frame(pb.ServerFrame(acks=[message]).SerializeToString(), FrameContent(traffic_of_kind(kind)))
+    return Frame(_ack(ack), FrameContent(traffic_of_kind(kind)))
 
 
 def receipt_frame(worker: int, position: Position) -> Frame:
     """Tells a worker that its report counted, where no step does."""
-    ack = pb.Ack(worker=worker, position=position_message(position), status=number(AckStatus.ACCEPTED))
-    return control(pb.ServerFrame(acks=[ack]))
+    return Frame(_ack(Ack(worker, position, AckStatus.ACCEPTED)), FrameContent(Traffic.CONTROL))
 
 
 def chunk_frames(
-    sender: type[pb.ServerFrame | pb.WorkerFrame],
-    payload: Payload,
-    chunk_bytes: int,
-    *,
-    worker: int = 0,
-    index: int = 0,
+    sender: Sender, payload: Payload, chunk_bytes: int, *, worker: int = 0, index: int = 0
 ) -> Iterator[Frame]:
     """A whole payload in chunks."""
     offset = 0
@@ -194,13 +158,7 @@ def chunk_frames(
 
 
 def chunk_frame(
-    sender: type[pb.ServerFrame | pb.WorkerFrame],
-    header: PayloadHeader,
-    offset: int,
-    data: memoryview,
-    *,
-    worker: int = 0,
-    index: int = 0,
+    sender: Sender, header: PayloadHeader, offset: int, data: memoryview, *, worker: int = 0, index: int = 0
 ) -> Frame:
     """One chunk.
 
@@ -211,27 +169,32 @@ def chunk_frame(
     return Frame(b"".join((head, data)), chunk_content(header, offset, len(data)))
 
 
-def chunk_head(
-    sender: type[pb.ServerFrame | pb.WorkerFrame], offset: int, size: int, *, worker: int = 0, index: int = 0
-) -> bytes:
+def chunk_head(sender: Sender, offset: int, size: int, *, worker: int = 0, index: int = 0) -> bytes:
     """What comes before a chunk's ``size`` bytes of data in its frame."""
     small = pb.Chunk(worker=worker, payload=index, offset=offset).SerializeToString()
     data_prefix = _tag(pb.Chunk.DATA_FIELD_NUMBER) + _varint(size)
     length = len(small) + len(data_prefix) + size
-    return b"".join((_tag(_CHUNKS_FIELD[sender]), _varint(length), small, data_prefix))
+    return b"".join((_tag(sender.CHUNKS_FIELD_NUMBER), _varint(length), small, data_prefix))
 
 
 def chunk_content(header: PayloadHeader, offset: int, size: int) -> FrameContent:
     """What a chunk's frame holds."""
     in_indices = max(0, min(size, header.index_bytes - offset))
-    return FrameContent(traffic_of_role(header.role), values=size - in_indices, indices=in_indices)
+    traffic = _TRAFFIC_OF_ROLE.get(header.role, Traffic.GRADIENT)
+    return FrameContent(traffic, values=size - in_indices, indices=in_indices)
+
+
+_TRAFFIC_OF_ROLE = {
+    Role.MODEL: Traffic.MODEL,
+    Role.FROZEN: Traffic.MODEL,
+    Role.BUFFERS: Traffic.EVALUATION,
+}
 
 
 def joined(frames: Sequence[Frame]) -> Frame:
     """One frame with the parts of all."""
-    return Frame(
-        b"".join(frame.data for frame in frames), joined_content([frame.content for frame in frames])
-    )
+    content = joined_content([frame.content for frame in frames])
+    return Frame(b"".join(frame.data for frame in frames), content)
 
 
 def joined_content(contents: Sequence[FrameContent]) -> FrameContent:
@@ -248,54 +211,34 @@ def joined_content(contents: Sequence[FrameContent]) -> FrameContent:
 # Parsing.
 
 
-def parse_worker_frame(data: bytes) -> pb.WorkerFrame:
-    """A worker's frame.
-
-    Raises:
-        ProtocolError: if the bytes are not one.
-    """
+def _parsed(sender: type[_Sent], data: bytes) -> _Sent:
     try:
-        return pb.WorkerFrame.FromString(data)
+        return sender.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"a frame of {len(data)} bytes that cannot be parsed") from error
+
+
+parse_worker_frame = functools.partial(_parsed, pb.WorkerFrame)
+"""A worker's frame; raises a :class:`ProtocolError` if the bytes are not one."""
+
+parse_server_frame = functools.partial(_parsed, pb.ServerFrame)
+"""A server's frame; raises a :class:`ProtocolError` if the bytes are not one."""
 
 
 def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
-    """Refuse a frame with more parts than its session can have anything to say with: each costs the receiver
-    more time than it costs the sender.
+    """Raise ProtocolError for a frame with more parts than a session of so many workers can have anything to
+    say with: each costs the receiver more time than it costs the sender."""
 
-    Args:
-        workers: how many the session hosts.
+    def check(whose: str, parts: Sized, what: str, most: int) -> None:
+        if len(parts) > most:
+            raise ProtocolError(f"{whose} {len(parts)} {what}; {most} are the most")
 
-    Raises:
-        ProtocolError: if it has more.
-    """
     if len(frame.reports) > max(1, workers):
         raise ProtocolError(f"a frame of {len(frame.reports)} reports in a session of {workers} workers")
-    most = MOST_CHUNKS + CHUNKS_A_WORKER * workers
-    if len(frame.chunks) > most:
-        raise ProtocolError(f"a frame of {len(frame.chunks)} chunks; {most} are the most")
+    check("a frame of", frame.chunks, "chunks", MOST_CHUNKS + CHUNKS_A_WORKER * workers)
     for report in frame.reports:
-        if len(report.payloads) > MOST_PAYLOADS:
-            raise ProtocolError(
-                f"worker {report.worker}: {len(report.payloads)} payloads; {MOST_PAYLOADS} are the most"
-            )
-        if len(report.metrics) > MAX_METRICS:
-            raise ProtocolError(
-                f"worker {report.worker}: {len(report.metrics)} metrics; {MAX_METRICS} are the most"
-            )
-
-
-def parse_server_frame(data: bytes) -> pb.ServerFrame:
-    """A server's frame.
-
-    Raises:
-        ProtocolError: if the bytes are not one.
-    """
-    try:
-        return pb.ServerFrame.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(f"a frame of {len(data)} bytes that cannot be parsed") from error
+        check(f"worker {report.worker}:", report.payloads, "payloads", MOST_PAYLOADS)
+        check(f"worker {report.worker}:", report.metrics, "metrics", MAX_METRICS)
 
 
 def position_of(message: pb.Position) -> Position:
@@ -304,23 +247,13 @@ def position_of(message: pb.Position) -> Position:
 
 
 def step_of(message: pb.Step) -> Step:
-    """A step's opening.
-
-    Raises:
-        ProtocolError: if it is not one this version knows.
-    """
-    kind = _member(Kind, message.kind, "kind of step")
-    return Step(
-        position_of(message.position), kind, tuple(payload_header_of(entry) for entry in message.payloads)
-    )
+    """A step's opening. Raises ProtocolError if it is not one this version knows."""
+    kind = member(Kind, message.kind, "kind of step")
+    return Step(position_of(message.position), kind, tuple(map(payload_header_of, message.payloads)))
 
 
 def report_of(message: pb.Report) -> Report:
-    """A report's opening.
-
-    Raises:
-        ProtocolError: if it is malformed.
-    """
+    """A report's opening. Raises ProtocolError if it is malformed."""
     metrics = {metric.name: metric.value for metric in message.metrics}
     if len(metrics) != len(message.metrics):
         raise ProtocolError(f"worker {message.worker} reports a metric twice")
@@ -331,7 +264,7 @@ def report_of(message: pb.Report) -> Report:
         position=position_of(message.position),
         loss=message.loss,
         examples=message.examples,
-        payloads=tuple(payload_header_of(entry) for entry in message.payloads),
+        payloads=tuple(map(payload_header_of, message.payloads)),
         metrics=metrics,
         model_digest=message.model_digest,
         weight=message.weight,
@@ -341,30 +274,23 @@ def report_of(message: pb.Report) -> Report:
 
 
 def ack_of(message: pb.Ack) -> Ack:
-    """An Ack.
-
-    Raises:
-        ProtocolError: if its status is unknown.
-    """
-    status = _member(AckStatus, message.status, "status of an ack")
+    """An Ack. Raises ProtocolError if its status is unknown."""
+    status = member(AckStatus, message.status, "status of an ack")
     return Ack(message.worker, position_of(message.position), status, message.reason)
 
 
 def payload_header_of(message: pb.Payload) -> PayloadHeader:
-    """A payload's header; nothing is allocated for what it claims.
-
-    Raises:
-        ProtocolError: if an enumeration is unknown or the dimension beyond what the schema allows.
-    """
+    """A payload's header; nothing is allocated for what it claims. Raises ProtocolError if an enumeration is
+    unknown or the dimension beyond what the schema allows."""
     if message.dim > MAX_DIM:
         raise ProtocolError(f"a payload of dimension {message.dim}; {MAX_DIM} is the largest")
     return PayloadHeader(
-        role=_member(Role, message.role, "role of a payload"),
-        encoding=_member(Encoding, message.encoding, "encoding of a payload"),
+        role=member(Role, message.role, "role of a payload"),
+        encoding=member(Encoding, message.encoding, "encoding of a payload"),
         dim=message.dim,
         count=message.count,
         value_bytes=message.value_bytes,
-        value_type=_member(ValueType, message.value_type, "value type of a payload"),
+        value_type=member(ValueType, message.value_type, "value type of a payload"),
         index_coding=message.index_coding,
         index_parameter=message.index_parameter,
         index_bytes=message.index_bytes,
@@ -372,14 +298,12 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
 
 
 def content_of_worker_frame(
-    frame: pb.WorkerFrame, header_of: Callable[[int], PayloadHeader | None], traffic: Traffic
+    frame: pb.WorkerFrame, header_of: Callable[[int], PayloadHeader | None]
 ) -> FrameContent:
-    """What a worker's frame holds.
-
-    Args:
-        header_of: the payload that a worker's chunks belong to, before this frame's own reports.
-        traffic: what the open step is for, used if the frame holds a report or a chunk.
-    """
+    """What a worker's frame holds; reports and chunks count as training. ``header_of`` gives the payload that
+    a worker's chunks belong to, before this frame's own reports."""
+    if not (frame.reports or frame.chunks):
+        return FrameContent(Traffic.CONTROL)
     scalars = sum(_SCALAR_BYTES * _scalars(report) for report in frame.reports)
     values = indices = 0
     own = {report.worker: report.payloads[0].index_bytes for report in frame.reports if report.payloads}
@@ -389,9 +313,7 @@ def content_of_worker_frame(
         in_indices = max(0, min(len(chunk.data), index_bytes - chunk.offset))
         indices += in_indices
         values += len(chunk.data) - in_indices
-    if not (frame.reports or frame.chunks):
-        return FrameContent(Traffic.CONTROL)
-    return FrameContent(traffic, values, indices, scalars)
+    return FrameContent(Traffic.GRADIENT, values, indices, scalars)
 
 
 def is_sent(number: float) -> bool:
@@ -413,20 +335,16 @@ def position_message(position: Position) -> pb.Position:
 
 
 def _payload(header: PayloadHeader) -> pb.Payload:
-    return pb.Payload(
-        role=number(header.role),
-        encoding=number(header.encoding),
-        value_type=number(header.value_type),
-        dim=header.dim,
-        count=header.count,
-        index_coding=number(header.index_coding),
-        index_parameter=header.index_parameter,
-        index_bytes=header.index_bytes,
-        value_bytes=header.value_bytes,
-    )
+    return pb.Payload(**vars(header))
 
 
-def _member(kind: type[_E], number: int, what: str) -> _E:
+def _ack(ack: Ack) -> bytes:
+    parts: dict[str, Any] = {**vars(ack), "position": position_message(ack.position)}
+    return pb.ServerFrame(acks=[pb.Ack(**parts)]).SerializeToString()
+
+
+def member(kind: type[_E], number: int, what: str) -> _E:
+    """The member that the protocol numbers so; a :class:`ProtocolError` that names ``what`` if none is."""
     try:
         return kind(number)
     except ValueError:

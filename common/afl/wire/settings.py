@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from afl.config import Config
+from afl.config.compare import flat
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
@@ -37,28 +38,9 @@ class RunSettings:
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
 
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return self.parameters.name
-
-    @property
-    def workers(self) -> int:
-        """m, the number of workers."""
-        return self.parameters.workers
-
-    @property
-    def rounds(self) -> int:
-        """T, the number of update rounds."""
-        return self.parameters.rounds
-
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
-        """The settings that a configuration gives.
-
-        Args:
-            local_options: options of the task that are this machine's own and stay here.
-        """
+        """The settings that a configuration gives, without the task's options that are this machine's own."""
         algorithm = config.algorithm
         up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
         is_exact_down = down == up or down.name == IDENTITY
@@ -72,7 +54,7 @@ class RunSettings:
         return cls(
             task=config.task.name,
             task_options={
-                key: value for key, value in config.task.options.items() if key not in local_options
+                name: value for name, value in config.task.options.items() if name not in local_options
             },
             batch_size=config.task.batch_size,
             evaluation_batch_size=config.task.evaluation_batch_size,
@@ -101,55 +83,36 @@ class RunSettings:
         )
 
     def differences(self, other: RunSettings) -> list[str]:
-        """What of the run is not the same in ``other``, a line each: name, this value and the other.
-
-        Chunks, heartbeats and their limit may change with each start of the server.
-        """
-        one, two = self._flat(), other._flat()
+        """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
+        heartbeats and their limit may change with each start of the server."""
+        one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
             for name in sorted(one.keys() | two.keys())
             if one.get(name) != two.get(name) and name not in _OF_A_START
         ]
 
-    def _flat(self) -> dict[str, Any]:
-        values = asdict(self)
-        parameters = values.pop("parameters")
-        return dict(_flat({**parameters.pop("own"), **parameters, **values}))
-
     def to_message(self) -> pb.RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
+        shared = {name: getattr(parameters, name) for name in _CHECKS}
         return pb.RunSettings(
-            workers=parameters.workers,
-            task=self.task,
-            task_options=json.dumps(dict(self.task_options), sort_keys=True),
-            batch_size=self.batch_size,
-            evaluation_batch_size=self.evaluation_batch_size,
-            threads=self.threads,
-            batch_oracles=self.batch_oracles,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            task_options=json.dumps(self.task_options, sort_keys=True),
+            heartbeat_seconds=self.heartbeat,
+            peer_timeout_seconds=self.peer_timeout,
             algorithm=parameters.name,
+            workers=parameters.workers,
             rounds=parameters.rounds,
             eta_w=parameters.eta_w,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps(
-                {**{name: getattr(parameters, name) for name in _CHECKS}, **parameters.own}
-            ),
-            chunk_bytes=self.chunk_bytes,
-            heartbeat_seconds=self.heartbeat,
-            peer_timeout_seconds=self.peer_timeout,
-            journal=self.journal,
-            skips_non_finite=self.skips_non_finite,
+            algorithm_options=json.dumps({**shared, **parameters.own}),
         )
 
     @classmethod
     def of_message(cls, message: pb.RunSettings) -> RunSettings:
-        """From the wire.
-
-        Raises:
-            ProtocolError: if a part is missing or malformed.
-        """
+        """From the wire. Raises ProtocolError if a part is missing or malformed."""
         counts = (message.workers, message.rounds, message.batch_size, message.evaluation_batch_size)
         durations = (message.heartbeat_seconds, message.peer_timeout_seconds)
         if not all(counts) or not message.chunk_bytes or not all(0 < value < math.inf for value in durations):
@@ -158,15 +121,15 @@ class RunSettings:
             raise ProtocolError(f"chunks of {message.chunk_bytes} bytes would cut a value in two")
         if not math.isfinite(message.eta_w):
             raise ProtocolError(f"the server's eta_w is {message.eta_w}")
-        if message.journal not in JOURNALS:
-            raise ProtocolError(f"the server's journal is {message.journal!r}, none of {', '.join(JOURNALS)}")
+        if message.journal not in get_args(Durability):
+            known = ", ".join(get_args(Durability))
+            raise ProtocolError(f"the server's journal is {message.journal!r}, none of {known}")
+        settings: dict[str, Any] = {name: getattr(message, name) for name in _AS_THEY_ARE}
         return cls(
-            task=message.task,
+            **settings | {"threads": max(1, message.threads)},
             task_options=_json_object(message.task_options, "task_options"),
-            batch_size=message.batch_size,
-            evaluation_batch_size=message.evaluation_batch_size,
-            threads=max(1, message.threads),
-            batch_oracles=message.batch_oracles,
+            heartbeat=message.heartbeat_seconds,
+            peer_timeout=message.peer_timeout_seconds,
             parameters=AlgorithmSettings(
                 name=message.algorithm,
                 workers=message.workers,
@@ -176,26 +139,21 @@ class RunSettings:
                 uplink=_choice_of(message.uplink),
                 downlink=_choice_of(message.downlink),
             ),
-            chunk_bytes=message.chunk_bytes,
-            heartbeat=message.heartbeat_seconds,
-            peer_timeout=message.peer_timeout_seconds,
-            journal=message.journal,
-            skips_non_finite=message.skips_non_finite,
         )
 
 
+def _flat(settings: RunSettings) -> dict[str, Any]:
+    values = asdict(settings)
+    parameters = values.pop("parameters")
+    return dict(flat({**parameters.pop("own"), **parameters, **values}))
+
+
+_AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
+    field.name for field in fields(RunSettings) if field.name != "task_options"
+)
+"""What the message has by the same name."""
+
 _OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-JOURNALS = get_args(Durability)
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
@@ -203,20 +161,17 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
     given = {"block": 1, "eta_q": 0.0, **_json_object(text, "algorithm_options")}
     checks = dict(_CHECKS)
     if is_installed(algorithm):
-        own = {option.name: option for option in algorithm_named(algorithm).options}
-        checks |= {name: (option.takes, option.accepted) for name, option in own.items()}
-        missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - checks.keys())
-        if unknown:
-            raise ProtocolError(f"the server's algorithm_options: this version does not know {unknown[0]!r}")
-        if missing:
-            raise ProtocolError(
-                f"the server's algorithm_options lack {missing[0]!r}, which {algorithm} has here"
-            )
+        own = {option.name: (option.takes, option.accepted) for option in algorithm_named(algorithm).options}
+        checks |= own
+        for name in sorted(given.keys() - checks.keys()):
+            raise ProtocolError(f"the server's algorithm_options: this version does not know {name!r}")
+        for name in sorted(own.keys() - given.keys()):
+            raise ProtocolError(f"the server's algorithm_options lack {name!r}, which {algorithm} has here")
     for name, (is_right, what) in checks.items():
         if name in given and not is_right(given[name]):
             raise ProtocolError(f"the server's algorithm_options: {name} is {given[name]!r}, not {what}")
-    options: dict[str, Any] = {name: given.pop(name) for name in _CHECKS if name in given}
-    return {**options, "eta_q": float(options["eta_q"]), "own": given}
+    shared: dict[str, Any] = {name: given.pop(name) for name in _CHECKS if name in given}
+    return {**shared, "eta_q": float(shared["eta_q"]), "own": given}
 
 
 def _is_count(value: Any) -> bool:
@@ -238,7 +193,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:
-    return pb.CompressorSettings(name=choice.name, options=json.dumps(dict(choice.options), sort_keys=True))
+    return pb.CompressorSettings(name=choice.name, options=json.dumps(choice.options, sort_keys=True))
 
 
 def _choice_of(message: pb.CompressorSettings) -> CompressorChoice:

@@ -19,10 +19,8 @@ WINDOW_BYTES = 4 * 1024 * 1024
 
 
 def channel_options(chunk_bytes: int) -> list[tuple[str, int]]:
-    """gRPC options for server and client alike.
-
-    The largest message accepted is one chunk and its surroundings, however large the model.
-    """
+    """gRPC options for server and client alike. The largest message accepted is one chunk and its
+    surroundings, however large the model."""
     largest = chunk_bytes + MAX_FRAME_OVERHEAD
     return [
         ("grpc.max_receive_message_length", largest),

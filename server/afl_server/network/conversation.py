@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from afl.core.messages import PayloadHeader
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
-from afl.wire.accounting import Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
     check_parts,
@@ -69,7 +68,7 @@ class Conversation:
 
     def _counted(self, size: int, frame: pb.WorkerFrame) -> events.FrameCame:
         # What the step is for, which decides on the kind of traffic, the federation knows.
-        content = content_of_worker_frame(frame, lambda worker: self._header(worker, 0), Traffic.GRADIENT)
+        content = content_of_worker_frame(frame, lambda worker: self._header(worker, 0))
         return events.FrameCame(
             self._member,
             size,

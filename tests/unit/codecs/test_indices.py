@@ -17,7 +17,6 @@ from afl.core.codecs.indices import (
     EncodedIndices,
     decode,
     encode,
-    encode_as,
     index_width,
     max_size,
 )
@@ -123,7 +122,7 @@ def test_every_coding_is_the_reference_and_round_trips(
     listed, dim = case
     indices = support(*listed)
     parameter = data.draw(st.integers(0, index_width(dim))) if coding is Coding.RICE else 0
-    encoded = encode_as(coding, indices, dim, parameter)
+    encoded = encode(indices, dim, coding, parameter)
     assert encoded == EncodedIndices(coding, parameter, reference(coding, parameter, listed, dim))
     check_round_trip(encoded, indices, dim)
 
@@ -136,7 +135,7 @@ def test_wide_dims_round_trip_with_every_parameter(case: Support, coding: Coding
     # A parameter far below the best one is a long unary stream: 2**16 bits at the most here.
     least = max(0, index_width(dim) - 16)
     parameter = min(index_width(dim), least + lift) if coding is Coding.RICE else 0
-    encoded = encode_as(coding, indices, dim, parameter)
+    encoded = encode(indices, dim, coding, parameter)
     assert encoded.data == reference(coding, parameter, listed, dim)
     check_round_trip(encoded, indices, dim)
 
@@ -164,8 +163,8 @@ def test_encode_picks_the_smallest(case: Support) -> None:
 def test_the_rice_parameter_is_the_best_for_clusters_too(gaps: list[int], best: int) -> None:
     dim = 1 << 20
     indices = np.cumsum(np.array(gaps, dtype=np.int64) + 1) - 1
-    sizes = [len(encode_as(Coding.RICE, indices, dim, parameter).data) for parameter in range(21)]
-    encoded = encode_as(Coding.RICE, indices, dim)
+    sizes = [len(encode(indices, dim, Coding.RICE, parameter).data) for parameter in range(21)]
+    encoded = encode(indices, dim, Coding.RICE)
     assert encoded.parameter == best
     assert len(encoded.data) == min(sizes)
 
@@ -175,14 +174,14 @@ def test_the_rice_parameter_is_the_best_for_clusters_too(gaps: list[int], best: 
 def test_round_trips_across_blocks(coding: Coding, count: int) -> None:
     dim = 1_000_003
     indices = random_support(count, dim, seed=count)
-    check_round_trip(encode_as(coding, indices, dim), indices, dim)
+    check_round_trip(encode(indices, dim, coding), indices, dim)
 
 
 @pytest.mark.parametrize("parameter", range(21))
 def test_every_rice_parameter_across_blocks(parameter: int) -> None:
     dim = 1 << 20
     indices = random_support(70_000, dim, seed=parameter)
-    check_round_trip(encode_as(Coding.RICE, indices, dim, parameter), indices, dim)
+    check_round_trip(encode(indices, dim, Coding.RICE, parameter), indices, dim)
 
 
 @pytest.mark.parametrize("dim", [(1 << 32) - 1, 1 << 32, (1 << 32) + 1, MAX_DIM])
@@ -192,14 +191,14 @@ def test_large_dims_across_blocks(dim: int) -> None:
     encoded = encode(indices, dim)
     assert encoded.coding is Coding.RICE
     check_round_trip(encoded, indices, dim)
-    check_round_trip(encode_as(Coding.PACKED, indices, dim), indices, dim)
+    check_round_trip(encode(indices, dim, Coding.PACKED), indices, dim)
 
 
 def test_the_unary_stream_may_skip_whole_blocks() -> None:
     dim = 10_000_000
     indices = np.concatenate([np.arange(40_000), np.arange(dim - 40_000, dim)]).astype(np.int64)
     for parameter in (0, 1, 5):
-        check_round_trip(encode_as(Coding.RICE, indices, dim, parameter), indices, dim)
+        check_round_trip(encode(indices, dim, Coding.RICE, parameter), indices, dim)
 
 
 def test_a_strided_view_encodes() -> None:
@@ -249,9 +248,7 @@ VECTORS = [
 @pytest.mark.parametrize(("coding", "parameter", "listed", "dim", "text"), VECTORS)
 def test_vectors(coding: Coding, parameter: int, listed: list[int], dim: int, text: str) -> None:
     indices = support(*listed)
-    assert encode_as(coding, indices, dim, parameter) == EncodedIndices(
-        coding, parameter, bytes.fromhex(text)
-    )
+    assert encode(indices, dim, coding, parameter) == EncodedIndices(coding, parameter, bytes.fromhex(text))
     check_round_trip(EncodedIndices(coding, parameter, bytes.fromhex(text)), indices, dim)
 
 
@@ -427,7 +424,7 @@ def test_damaged_bytes_decode_or_are_refused(
     if coding is None or (coding is Coding.BITMAP and dim > 300):
         encoded = encode(indices, dim)
     else:
-        encoded = encode_as(coding, indices, dim)
+        encoded = encode(indices, dim, coding)
     damaged = bytearray(encoded.data)
     if damaged:
         places = st.integers(0, 8 * len(damaged) - 1)
@@ -445,7 +442,7 @@ def check_hostile(coding: int, parameter: int, data: bytes, count: int, dim: int
     except ProtocolError:
         return
     assert indices.size == count
-    assert encode_as(Coding(coding), indices, dim, parameter).data == data
+    assert encode(indices, dim, Coding(coding), parameter).data == data
 
 
 @pytest.mark.parametrize("coding", Coding)

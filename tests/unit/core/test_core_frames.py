@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
@@ -29,7 +30,6 @@ from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Part, Traffic, WireCount, float_equivalents
 from afl.wire.frames import (
-    MAX_DIM,
     Frame,
     ack_frame,
     ack_of,
@@ -298,17 +298,17 @@ def test_the_content_of_a_received_frame_is_that_of_the_frames_sent() -> None:
     whole = joined(frames)
     assert whole.content == FrameContent(Traffic.GRADIENT, values=80, indices=19, scalars=16)
     read = parse_worker_frame(whole.data)
-    assert content_of_worker_frame(read, lambda worker: None, Traffic.GRADIENT) == whole.content
+    assert content_of_worker_frame(read, lambda worker: None) == whole.content
     # Apart, the chunks' header is what the server remembers of the report.
     for frame in frames[1:]:
         read = parse_worker_frame(frame.data)
         known = {3: INDEXED}.get
-        assert content_of_worker_frame(read, known, Traffic.GRADIENT) == frame.content
+        assert content_of_worker_frame(read, known) == frame.content
 
 
 def test_a_received_frame_without_report_or_chunk_is_control() -> None:
     read = pb.WorkerFrame(heartbeat=pb.Heartbeat())
-    assert content_of_worker_frame(read, lambda _: None, Traffic.GRADIENT) == FrameContent(Traffic.CONTROL)
+    assert content_of_worker_frame(read, lambda _: None) == FrameContent(Traffic.CONTROL)
 
 
 # The account.

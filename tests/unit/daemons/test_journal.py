@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from hypothesis import strategies as st
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
 from afl.core.participant import Kept
 from afl.errors import ConfigError, StorageError
+from afl.runs import durable
 from afl.runs.durable import InUseError, read_record
 from afl_worker import journal as journal_module
 from afl_worker.journal import Journal, Journals, Owner, remove_left_behind
 
-OWN = Owner("run-1", b"layout", 3)
+OWN = Owner("run-1", b"layout".hex(), 3)
 
 
 def kept(round_: int, length: int = 5) -> Kept:
@@ -185,10 +185,7 @@ def test_a_journal_of_which_nothing_is_whole_is_none_loudly(tmp_path, caplog):
     [
         (replace(OWN, run_id="run-2"), "journal of run id run-1, not run-2"),
         (replace(OWN, worker=4), "journal of worker 3, not 4"),
-        (
-            replace(OWN, layout_hash=b"another"),
-            "journal of another model; name another directory",
-        ),
+        (replace(OWN, layout=b"another".hex()), "journal of another model; name another directory"),
     ],
 )
 def test_anothers_journal_is_refused(tmp_path, identity, message):
@@ -255,17 +252,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 @pytest.mark.parametrize("level", ["process", "machine"])
 def test_folders_that_are_made_outlive_a_loss_of_power_where_they_must(tmp_path, monkeypatch, level):
     synced: list[Path] = []
-    monkeypatch.setattr(journal_module, "sync_folder", synced.append)
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
     Journals(tmp_path / "some" / "where", "run-1", b"layout", (3,), level).close()
     made = [tmp_path / "some" / "where", tmp_path / "some", tmp_path]
     assert synced == (made if level == "machine" else [])
-
-
-def test_off_keeps_nothing(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG)
-    journals = Journals(tmp_path / "none", "run-1", b"layout", (3,), "off")
-    journals.write(kept(1))
-    assert (journals.read(), journals.is_on, (tmp_path / "none").exists()) == ({}, False, False)
 
 
 def test_a_run_that_is_complete_leaves_nothing(tmp_path):

@@ -97,6 +97,7 @@ def test_a_worker_that_joins_again_says_what_it_has(tmp_path: Path) -> None:
     )
     ready = one.welcome(welcome(SETTINGS), SETTINGS)
     assert ready.layout_hash == join.layout_hash
+    assert not list(tmp_path.iterdir()), "no journal is kept where the run keeps none"
     assert [(each.worker, each.reported) for each in ready.workers] == [
         (worker, position_message(FIRST)) for worker in (0, 1)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afl_worker.reconnection import (
+from afl_worker.runtime import (
     EARLY_S,
     FIRST_PAUSE_S,
     LONGEST_EARLY_PAUSE_S,

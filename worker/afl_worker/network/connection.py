@@ -19,7 +19,7 @@ from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
-from afl.wire.frames import METHOD, Frame, ack_of, control, parse_server_frame
+from afl.wire.frames import METHOD, Frame, ack_of, control, member, parse_server_frame
 from afl.wire.transport import channel_options
 from afl_worker.network.credentials import CredentialFiles, Credentials
 from afl_worker.network.errors import CUT, plain_reason, why_closed
@@ -35,54 +35,34 @@ HANDSHAKE_TIMEOUT_S = 30.0
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
 
-PLAINTEXT = CredentialFiles()
-
 
 @dataclass(frozen=True)
-class Lost:
-    """The stream ended without a goodbye."""
+class Ended:
+    """The stream is over: with the server's goodbye, whose status it has, or without one. ``run_id`` names
+    the run that is complete, if that is why."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """The server said goodbye; ``run_id`` names the run that is complete, if that is why."""
-
-    status: GoodbyeStatus
-    reason: str
+    status: GoodbyeStatus | None = None
     run_id: str = ""
 
 
-Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
+Event = pb.Welcome | CommittedStep | Ack | Ended
 
 
 class Connection:
-    """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
+    """One stream to the server. Events come from :meth:`next_event`; after ``Ended``, none.
 
-    Args:
-        use_proxy: whether proxy environment variables apply; never for loopback.
-        files: what this worker shows of itself, and what it knows the server by.
-
-    Raises:
-        ConfigError: if one of those files cannot be used.
+    Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
+    used.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        use_proxy: bool = True,
-        files: CredentialFiles = PLAINTEXT,
-    ) -> None:
+    def __init__(self, address: Address, files: CredentialFiles, *, use_proxy: bool = True) -> None:
         credentials = files.read()
-        options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+        self._address = address
+        self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
-        if not self._use_proxy:
-            options.append(("grpc.enable_http_proxy", 0))
-        # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
-        options.append(("grpc.use_local_subchannel_pool", 1))
-        self._assembler: StepAssembler | None = None
+        self.assembler = StepAssembler((), 0)
+        """To be replaced by one of the run, before any step is asked for."""
         self._outbox: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._heard = time.monotonic()
@@ -94,9 +74,7 @@ class Connection:
         self._taken = threading.Event()
         self._hurry = threading.Event()
         """Ends the wait for the next heartbeat."""
-        self._address = address
-        self._files = files
-        self._channel = _channel(str(address), credentials, options)
+        self._channel = _channel(address, credentials, use_proxy=self._use_proxy)
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         token = credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else None
@@ -139,15 +117,6 @@ class Connection:
         self._peer_timeout = peer_timeout
         self._hurry.set()
 
-    def expect_steps(self, workers: tuple[int, ...], largest: int) -> None:
-        """Collect steps from now on; of the session's workers, with at most so many payload bytes."""
-        self._assembler = StepAssembler(workers, largest)
-
-    def recycle(self, committed: CommittedStep) -> None:
-        """The step has been applied: its memory may serve another."""
-        if self._assembler is not None:
-            self._assembler.recycle(committed)
-
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
         self._outbox.put(None)
@@ -174,38 +143,34 @@ class Connection:
                 self._heard = time.monotonic()
                 self._has_heard = True
                 chunk = lone_chunk_of_server(data)
-                if chunk is not None and self._assembler is not None:
-                    self._assembler.add(chunk)
+                if chunk is not None:
+                    self.assembler.add(chunk)
                 elif self._handle(parse_server_frame(data)):
                     return
-            self._inbox.put(Lost("the server closed the stream"))
+            self._inbox.put(Ended("the server closed the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(Lost(self._silence or self._described(error)))
+            self._inbox.put(Ended(self._silence or self._described(error)))
         except ProtocolError as error:
-            self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+            self._inbox.put(Ended(f"the server broke the protocol: {error}"))
         except Exception as error:
             # Whatever it is, who waits for the next event must hear that none will come.
             LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
-            self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
+            self._inbox.put(Ended(f"the receiving thread failed: {error!r}"))
 
     def _handle(self, frame: pb.ServerFrame) -> bool:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
             self._inbox.put(frame.welcome)
-        if self._assembler is not None:
-            committed = self._assembler.feed(frame)
-            if committed is not None:
-                self._inbox.put(committed)
+        committed = self.assembler.feed(frame)
+        if committed is not None:
+            self._inbox.put(committed)
         for message in frame.acks:
             self._inbox.put(ack_of(message))
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             self.send_control(heartbeat=pb.Heartbeat())
         if frame.HasField("goodbye"):
-            try:
-                status = GoodbyeStatus(frame.goodbye.status)
-            except ValueError:
-                raise ProtocolError(f"unknown status of a goodbye: {frame.goodbye.status}") from None
-            self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
+            status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
+            self._inbox.put(Ended(frame.goodbye.reason, status, frame.goodbye.run_id))
             return True
         return False
 
@@ -232,15 +197,16 @@ class Connection:
                 self._call.cancel()
 
 
-def _channel(address: str, credentials: Credentials, options: list[tuple[str, int | str]]) -> grpc.Channel:
+def _channel(address: Address, credentials: Credentials, *, use_proxy: bool) -> grpc.Channel:
+    options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+    # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
+    options.append(("grpc.use_local_subchannel_pool", 1))
+    if not use_proxy:
+        options.append(("grpc.enable_http_proxy", 0))
     if credentials.authorities is None:
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(str(address), options=options)
     if credentials.server_name:
-        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
-    pair = credentials.pair
-    secure = grpc.ssl_channel_credentials(
-        credentials.authorities,
-        None if pair is None else pair.key,
-        None if pair is None else pair.certificate,
-    )
-    return grpc.secure_channel(address, secure, options=options)
+        options.append(("grpc.ssl_target_name_override", credentials.server_name))
+    own = (credentials.pair.key, credentials.pair.certificate) if credentials.pair else (None, None)
+    secure = grpc.ssl_channel_credentials(credentials.authorities, *own)
+    return grpc.secure_channel(str(address), secure, options=options)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from afl.daemon import events
-from afl.security.certificates import (
-    EXPIRES_SOON_S,
-    KeyPair,
-    read_authorities,
-    read_file,
-    read_pair,
-    shown_time,
-    validity,
-    warn_if_open,
-)
+from afl.security import certificates
 from afl.security.identity import checked_token
 
 LOG = logging.getLogger("afl.worker")
@@ -27,28 +19,18 @@ TOKEN_VARIABLE = "AFL_TOKEN"  # noqa: S105  # its name
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the files hold now.
-
-    Attributes:
-        authorities: of the server's certificate, as PEM; ``None`` for plaintext.
-        server_name: the name that the server's certificate must have instead of the host; empty for the host.
-    """
+    """What the files hold now, as :class:`CredentialFiles` names it; authorities are PEM."""
 
     authorities: bytes | None = None
-    pair: KeyPair | None = None
+    pair: certificates.KeyPair | None = None
     token: str = field(default="", repr=False)
     server_name: str = ""
 
 
 @dataclass(frozen=True)
 class CredentialFiles:
-    """Where credentials are.
-
-    Attributes:
-        authorities: of the server's certificate; ``None`` for plaintext.
-        token: one that was given in the environment; a file's comes before it.
-        server_name: the name that the server's certificate must have instead of the host; empty for the host.
-    """
+    """Where credentials are. Without ``authorities`` the connection is plaintext. A file's token comes before
+    one that was given in the environment; an empty ``server_name`` stands for the host."""
 
     authorities: Path | None = None
     certificate: Path | None = None
@@ -63,56 +45,38 @@ class CredentialFiles:
         return bool(self.token) or self.token_file is not None
 
     def read(self) -> Credentials:
-        """What they hold now.
-
-        Raises:
-            ConfigError: if one cannot be used.
-        """
-        pair = None
+        """What they hold now. Raises ConfigError if one cannot be used."""
+        authorities, pair, token = None, None, self.token
         if self.certificate is not None and self.key is not None:
-            pair = read_pair(self.certificate, self.key, names=("--certificate", "--key"))
-        token = self.token
+            pair = certificates.read_pair(self.certificate, self.key, names=("--certificate", "--key"))
         if self.token_file is not None:
-            text = read_file(self.token_file, "--token-file").decode(errors="replace")
+            text = certificates.read_file(self.token_file, "--token-file").decode(errors="replace")
             token = checked_token(text, f"--token-file {self.token_file}")
-        return Credentials(
-            None if self.authorities is None else read_authorities(self.authorities, "--ca"),
-            pair,
-            token,
-            self.server_name,
-        )
+        if self.authorities is not None:
+            authorities = certificates.read_authorities(self.authorities, "--ca")
+        return Credentials(authorities, pair, token, self.server_name)
 
     def warn(self) -> None:
         """Log what may go wrong: secrets that others can read, a certificate that expires soon or has."""
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
             if path is not None:
-                warn_if_open(LOG, option, path)
-        if self.certificate is None:
-            return
-        end = _not_after(self.certificate)
-        if end - time.time() < EXPIRES_SOON_S:
-            LOG.warning(
-                "%s",
-                _expiring(self.certificate, end),
-                extra=events.CertificateExpires(file=str(self.certificate), expires=end).extra,
-            )
+                certificates.warn_if_open(LOG, option, path)
+        end, text = self._expiry()
+        if end - time.time() < certificates.EXPIRES_SOON_S:
+            event = events.CertificateExpires(file=str(self.certificate), expires=end)
+            LOG.warning("%s", text, extra=event.extra)
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.
+        Raises ConfigError if it cannot be read."""
+        end, text = self._expiry()
+        return text if end <= time.time() else ""
 
-        Raises:
-            ConfigError: if it cannot be read.
-        """
+    def _expiry(self) -> tuple[float, str]:
+        """When this worker's certificate expires, in Unix time, and how a message says that."""
         if self.certificate is None:
-            return ""
-        end = _not_after(self.certificate)
-        return "" if end > time.time() else _expiring(self.certificate, end)
-
-
-def _not_after(certificate: Path) -> float:
-    return validity(read_file(certificate, "--certificate"), str(certificate)).not_after
-
-
-def _expiring(certificate: Path, end: float) -> str:
-    verb = "expires" if end > time.time() else "expired"
-    return f"--certificate {certificate} {verb} on {shown_time(end)}; put a new one in its place"
+            return math.inf, ""
+        pem = certificates.read_file(self.certificate, "--certificate")
+        end = certificates.validity(pem, str(self.certificate)).not_after
+        when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
+        return end, f"--certificate {self.certificate} {when}; put a new one in its place"

@@ -15,7 +15,7 @@ from afl.core.vectors import scale as multiply
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
-from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle, mapped
 
 
 class BatchedOracle(TaskOracle):
@@ -24,10 +24,6 @@ class BatchedOracle(TaskOracle):
     The minibatches are the same; losses and gradients differ from separate computations in the last bits,
     since a batched product adds in another order. The model must stay as it is until all workers have been
     asked, so algorithms with local steps cannot use it.
-
-    Args:
-        data: by hosted worker; all need the same minibatch size.
-        options: as the base class has them.
 
     Raises:
         TaskError: if the workers' minibatches differ in size.
@@ -39,11 +35,9 @@ class BatchedOracle(TaskOracle):
         vector: ParameterVector,
         data: Mapping[int, WorkerData],
         randomness: SharedRandomness,
-        *,
-        device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
-        super().__init__(task, vector, data, randomness, device=device, **options)
+        super().__init__(task, vector, data, randomness, **options)
         sizes = {worker: self.batch_size(worker) for worker in data}
         if len(set(sizes.values())) > 1:
             small = min(sizes, key=sizes.__getitem__)
@@ -53,14 +47,13 @@ class BatchedOracle(TaskOracle):
                 "task.batch_size, or leave it out"
             )
         self._lossy = _Loss(task, vector.module)
-        self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=device)
-        self._scaled = torch.empty(vector.dim, dtype=torch.float32, device=device)
+        self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=self._device)
+        self._scaled = torch.empty_like(vector.values)
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
         self._round = 0
-        self._call = vmap(
-            grad_and_value(self._loss, has_aux=True), in_dims=(None, 0, 0), randomness="different"
-        )
+        one = grad_and_value(self._loss, has_aux=True)
+        self._call = vmap(one, in_dims=(None, 0, 0), randomness="different")
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
         if round_ != self._round:
@@ -71,11 +64,10 @@ class BatchedOracle(TaskOracle):
         return self._losses[row], self.batch_size(worker), self._scaled
 
     def _compute(self, round_: int) -> None:
-        first = next(iter(self._rows))
-        self._seed(Purpose.TASK_IN_GRADIENT, first, round_)
-        module = self.module(first, training=True)
-        assert module is self._lossy.module
-        batches = [self.minibatch(worker, round_) for worker in self._rows]
+        workers = tuple(self._rows)
+        self._seed(Purpose.TASK_IN_GRADIENT, workers[0], round_)
+        module = self.module(workers[0], training=True)
+        batches = [self.minibatch(worker, round_) for worker in workers]
         trained = {
             name: parameter.detach()
             for name, parameter in self._lossy.named_parameters()
@@ -83,27 +75,22 @@ class BatchedOracle(TaskOracle):
         }
         buffers = self._vector.buffers
         # Integers alone, such as indices, are more use to the module's code as they are.
-        stacked = buffers.stacked(tuple(self._rows)) if buffers.has_floats else {}
+        stacked = buffers.stacked(workers) if buffers.has_floats else {}
         inputs = {f"module.{name}": buffer for name, buffer in stacked.items()}
         with telling_types(module, batches[0]):
-            gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
-        buffers.unstack(tuple(self._rows), {name: changed[f"module.{name}"] for name in stacked})
-        start = 0
-        for name in trained:
-            part = gradients[name].reshape(len(batches), -1)
-            stop = start + part.shape[1]
-            self._gradients[:, start:stop].copy_(part)
-            start = stop
-        assert start == self._gradients.shape[1]
-        self._losses = [float(loss) for loss in losses]
+            stacked_batch = mapped(lambda *tensors: torch.stack(tensors), *batches)
+            gradients, (losses, changed) = self._call(trained, inputs, stacked_batch)
+        buffers.unstack(workers, {name: changed[f"module.{name}"] for name in stacked})
+        parts = [gradients[name].reshape(len(batches), -1) for name in trained]
+        torch.cat(parts, dim=1, out=self._gradients)
+        self._losses = losses.tolist()
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the buffers after it."""
         own = dict(buffers)
-        loss: Tensor = functional_call(self._lossy, (parameters, own), (batch,))
-        return loss, own
+        return functional_call(self._lossy, (parameters, own), (batch,)), own
 
 
 class _Loss(nn.Module):
@@ -116,13 +103,3 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._task.loss(self.module, batch).reshape(())
-
-
-def _stacked(batches: list[Any]) -> Any:
-    """The batches with a first dimension for the workers."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.stack(batches)
-    if isinstance(first, dict):
-        return {key: _stacked([batch[key] for batch in batches]) for key in first}
-    return tuple(_stacked([batch[part] for batch in batches]) for part in range(len(first)))

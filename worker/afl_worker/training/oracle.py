@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ DRAWN_AHEAD = 8
 three times as long (measured)."""
 
 
-@dataclass(frozen=True)
-class _Local:
+class _Local(NamedTuple):
+    """A worker's examples, on the device, and how many of them there are and make a minibatch."""
+
     train: Examples
     test: Examples
     train_count: int
@@ -31,18 +33,15 @@ class _Local:
 
 @dataclass
 class _Drawn:
-    """A worker's minibatches of :data:`DRAWN_AHEAD` rounds.
+    """A worker's minibatches of :data:`DRAWN_AHEAD` rounds: int64 ``[DRAWN_AHEAD, batch_size]``.
 
     Their memory is taken at the start: taken between a model's temporary vectors, it would lie in the gaps
     that they leave, and the next ones would need new memory for each worker (measured).
-
-    Attributes:
-        indices: int64 ``[DRAWN_AHEAD, batch_size]``.
-        first: the first of the rounds; ``None`` before any draw.
     """
 
     indices: Tensor
-    first: int | None = None
+    first: int = -DRAWN_AHEAD
+    """The first of the rounds, which begin at 1; the default is before any draw."""
 
 
 class TaskOracle:
@@ -67,14 +66,13 @@ class TaskOracle:
         *,
         batch_size: int,
         evaluation_batch_size: int,
-        device: torch.device | str = "cpu",
         spent: Spent | None = None,
     ) -> None:
         self._spent = spent or Spent()
         self._task = task
         self._vector = vector
         self._randomness = randomness
-        self._device = torch.device(device)
+        self._device = vector.values.device
         self._evaluation_batch_size = evaluation_batch_size
         self._local = {
             worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
@@ -93,26 +91,25 @@ class TaskOracle:
             return self._gradient(worker, round_, scale)
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
-        local = self._local[worker]
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
         batch = self.minibatch(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
+        what = f"{type(self._task).__name__}.loss returned"
         with telling_types(module, batch):
             loss = self._task.loss(module, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TaskError(
-                f"{type(self._task).__name__}.loss returned {_described(loss)}; a scalar tensor is needed: "
-                "the mean over the batch, without .item()"
-            )
-        if not loss.requires_grad:
-            raise TaskError(
-                f"{type(self._task).__name__}.loss returned a tensor that does not depend on the parameters; "
-                "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
-            )
-        with telling_types(module, batch):
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise TaskError(
+                    f"{what} {_described(loss)}; a scalar tensor is needed: the mean over the batch, without "
+                    ".item()"
+                )
+            if not loss.requires_grad:
+                raise TaskError(
+                    f"{what} a tensor that does not depend on the parameters; does it call .detach(), "
+                    ".item() or .numpy(), or work under torch.no_grad()?"
+                )
             loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), local.batch_size, self._vector.collect_gradient(scale)
+        return float(loss.detach()), self.batch_size(worker), self._vector.collect_gradient(scale)
 
     def train_examples(self, worker: int) -> int:
         """How many training examples the worker has in all."""
@@ -144,34 +141,26 @@ class TaskOracle:
         """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""
         module = self.module(worker, training=False)
         batch = self._batch(self._local[worker].test, torch.arange(start, stop))
-        with torch.no_grad():
-            return self._metrics(module, batch)
-
-    def _metrics(self, module: nn.Module, batch: Batch) -> dict[str, float]:
-        what = f"{type(self._task).__name__}.metrics"
-        with telling_types(module, batch):
+        with torch.no_grad(), telling_types(module, batch):
             found: object = self._task.metrics(module, batch)
+        what = f"{type(self._task).__name__}.metrics returned"
         if not isinstance(found, Mapping) or "loss" not in found:
-            got = (
-                f"the keys {', '.join(map(str, found))}" if isinstance(found, Mapping) else _described(found)
+            keys = f"the keys {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
+            raise TaskError(
+                f"{what} {keys or _described(found)}; a dict of scalar tensors with a `loss` is needed"
             )
-            raise TaskError(f"{what} returned {got}; a dict of scalar tensors with a `loss` is needed")
         numbers = {}
         for name, value in found.items():
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise TaskError(
-                    f"{what} returned {_described(value)} as {name}; a scalar tensor is needed, the mean "
-                    "over the batch"
-                ) from error
+                needed = "a scalar tensor is needed, the mean over the batch"
+                raise TaskError(f"{what} {_described(value)} as {name}; {needed}") from error
         return numbers
 
     def _seed(self, purpose: Purpose, worker: int, round_: int = 0) -> None:
-        """Seed PyTorch's generator of the device.
-
-        ``torch.manual_seed`` would seed those of all devices, and takes ninety times as long (measured).
-        """
+        """Seed PyTorch's generator of the device: ``torch.manual_seed`` would seed those of all devices, and
+        takes ninety times as long (measured)."""
         seed = int(self._randomness.stream(purpose, round_, worker).words(1)[0])
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
@@ -185,17 +174,14 @@ class TaskOracle:
     def minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Batch:
         """The worker's minibatch of a round."""
         local = self._local[worker]
-        if local.batch_size == local.train_count:
-            # What the draw would give, without it.
-            chosen = torch.arange(local.train_count)
-        else:
-            chosen = self._draw(worker, round_, purpose)
+        # The draw of all examples would give them in order.
+        is_whole = local.batch_size == local.train_count
+        chosen = torch.arange(local.train_count) if is_whole else self._draw(worker, round_, purpose)
         return self._batch(local.train, chosen)
 
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
         drawn, local = self._drawn[worker, purpose], self._local[worker]
-        if drawn.first is None or not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
-            drawn.first = None
+        if not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
             for ahead, indices in enumerate(drawn.indices):
                 stream = self._randomness.stream(purpose, round_ + ahead, worker)
                 indices.copy_(torch.from_numpy(stream.subset(local.train_count, local.batch_size)))
@@ -222,33 +208,36 @@ def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: 
         if problem:
             raise DataError(f"what the task gives worker {worker} as {what} cannot be used: {problem}")
     train_count, test_count = example_count(own.train), example_count(own.test)
-    for count, what in ((train_count, "training"), (test_count, "test")):
-        if count == 0:
-            raise DataError(
-                f"worker {worker} has no {what} examples ({train_count} training, {test_count} test); "
-                "each worker needs at least one of each: look at how the task divides its data"
-            )
-    if train_count < batch_size:
-        if not task.allow_smaller_batch:
-            raise DataError(
-                f"worker {worker} has {train_count} training examples, fewer than task.batch_size "
-                f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
-            )
-        batch_size = train_count
-    return _Local(
-        _on_device(own.train, device), _on_device(own.test, device), train_count, test_count, batch_size
-    )
+    if not train_count or not test_count:
+        raise DataError(
+            f"worker {worker} has no {'test' if train_count else 'training'} examples ({train_count} "
+            f"training, {test_count} test); each worker needs at least one of each: look at how the task "
+            "divides its data"
+        )
+    if train_count < batch_size and not task.allow_smaller_batch:
+        raise DataError(
+            f"worker {worker} has {train_count} training examples, fewer than task.batch_size "
+            f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
+        )
+    train, test = _on_device(own.train, device), _on_device(own.test, device)
+    return _Local(train, test, train_count, test_count, min(batch_size, train_count))
 
 
 def _on_device(data: Batch, device: torch.device) -> Batch:
-    """Tensors, also in tuples, lists and mappings, moved; anything else as it is."""
-    if isinstance(data, Tensor):
-        return data.to(device)
-    if isinstance(data, tuple | list):
-        return tuple(_on_device(part, device) for part in data)
-    if isinstance(data, dict):
-        return {key: _on_device(part, device) for key, part in data.items()}
-    return data
+    return mapped(lambda tensor: tensor.to(device), data)
+
+
+def mapped(change: Callable[..., Tensor], *batches: Batch) -> Batch:
+    """Tensors, also in tuples, lists and mappings, changed, those at one place of all batches together;
+    anything else as it is in the first."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return change(*batches)
+    if isinstance(first, tuple | list):
+        return tuple(mapped(change, *parts) for parts in zip(*batches, strict=True))
+    if isinstance(first, dict):
+        return {key: mapped(change, *(batch[key] for batch in batches)) for key in first}
+    return first
 
 
 def _described(value: object) -> str:

@@ -31,14 +31,11 @@ LOG = logging.getLogger("afl.worker")
 
 @dataclass(frozen=True)
 class Training:
-    """The hosted workers over their model, and where they keep what must outlive the process.
-
-    Attributes:
-        digest: 16 bytes that the server must have too: of what both draw in round 1.
-    """
+    """The hosted workers over their model, and where they keep what must outlive the process; ``digest`` is
+    16 bytes over what the first round draws, which the server must have too."""
 
     participant: Participant
-    journals: Journals
+    journals: Journals | None
     digest: bytes
 
 
@@ -47,14 +44,10 @@ def set_up(
 ) -> Training:
     """Build the task, its data and its model, and go on from the workers' journals if there are any.
 
-    Args:
-        welcome: whose seed and run id were checked.
-        spent: to which the time in the task's code is added.
-
-    Raises:
-        Exception: whatever the task's own code raises.
-        AflError: if the task, the algorithm's compressors or the journals cannot be used.
+    The welcome's seed and run id were checked. Raises whatever the task's own code raises, and an AflError if
+    the task, the algorithm's compressors or the journals cannot be used.
     """
+    run, workers, skips = settings.parameters, options.workers, settings.skips_non_finite
     randomness = SharedRandomness(welcome.seed)
     torch.set_num_threads(settings.threads)
     task = load_task(
@@ -64,55 +57,30 @@ def set_up(
         local=options.task_options,
     )
     vector = build_vector(task, randomness, device)
-    context = TaskContext(settings.workers, randomness)
+    context = TaskContext(run.workers, randomness)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
-        {worker: worker_data(task, worker, context) for worker in options.workers},
+        {worker: worker_data(task, worker, context) for worker in workers},
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        device=device,
         spent=spent,
     )
-    side = worker_side(
-        settings.parameters,
-        vector.dim,
-        randomness,
-        options.workers,
-        device,
-        keeps_old=settings.skips_non_finite,
-    )
-    journals = Journals(
-        options.journal, welcome.run_id, vector.layout_hash(), options.workers, settings.journal
-    )
-    participant = Participant(
-        vector,
-        side,
-        oracle,
-        options.workers,
-        journal=journals if journals.is_on else None,
-        skips_non_finite=settings.skips_non_finite,
-    )
-    kept = journals.read()
+    side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
+    journals = None
+    if settings.journal != "off":
+        journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
+    participant = Participant(vector, side, oracle, workers, journal=journals, skips_non_finite=skips)
+    kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
-        LOG.info(
-            "worker %d resumes from its journal: its report of %s",
-            worker,
-            settings.parameters.named(entry.report.position.round),
-            extra=events.JournalRead(worker=worker, round=entry.report.position.round).extra,
-        )
-    LOG.info(
-        "run %s: %s on %s as %s of %d, on %s",
-        welcome.run_id,
-        settings.algorithm,
-        settings.task,
-        WorkerIds.of(options.workers).named,
-        settings.workers,
-        device,
-        extra=events.Joined(run_id=welcome.run_id, device=str(device)).extra,
-    )
+        resumed = events.JournalRead(worker=worker, round=entry.report.position.round)
+        named = run.named(resumed.round)
+        LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=resumed.extra)
+    what = f"{run.name} on {settings.task} as {WorkerIds.of(workers).named} of {run.workers}, on {device}"
+    event = events.Joined(run_id=welcome.run_id, device=str(device))
+    LOG.info("run %s: %s", welcome.run_id, what, extra=event.extra)
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
@@ -120,11 +88,8 @@ def set_up(
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that ``--device`` names; ``auto`` is CUDA where there is any.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """The device that ``--device`` names; ``auto`` is CUDA where there is any. Raises ConfigError if there is
+    no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -133,9 +98,7 @@ def chosen_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name}: no such device; write auto, cpu, cuda or cuda:N") from error
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"--device {name}: the devices here are cuda:0 to cuda:{count - 1}; name one of them"
-        )
+    last = torch.cuda.device_count() - 1
+    if device.type == "cuda" and (device.index or 0) > last:
+        raise ConfigError(f"--device {name}: the devices here are cuda:0 to cuda:{last}; name one of them")
     return device

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from afl.config.quantities import shown_seconds
 
 
+@dataclass
 class Spent:
     """Seconds of wall-clock time and of this thread's CPU time; ``with`` it, a block's are added."""
 
-    __slots__ = ("_cpu", "_wall", "cpu", "wall")
-
-    def __init__(self, wall: float = 0.0, cpu: float = 0.0) -> None:
-        self.wall = wall
-        self.cpu = cpu
+    wall: float = 0.0
+    cpu: float = 0.0
 
     def __enter__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+        self.wall -= time.perf_counter()
+        self.cpu -= time.thread_time()
 
     def __exit__(self, *_: object) -> None:
-        self.wall += time.perf_counter() - self._wall
-        self.cpu += time.thread_time() - self._cpu
+        self.wall += time.perf_counter()
+        self.cpu += time.thread_time()
 
 
 @dataclass
@@ -44,18 +43,21 @@ class Timings:
 
     def seconds(self) -> dict[str, float]:
         """For the log, by phase and clock."""
-        codec = Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)
-        phases = {"compute": self.compute, "codec": codec, "prepare": self.prepare, "wait": self.wait}
-        seconds: dict[str, float] = {}
-        for name, spent in phases.items():
-            seconds[f"{name}_wall"] = round(spent.wall, 6)
-            seconds[f"{name}_cpu"] = round(spent.cpu, 6)
-        return seconds
+        phases = {"compute": self.compute, "codec": self._codec, "prepare": self.prepare, "wait": self.wait}
+        return {
+            f"{name}_{clock}": round(seconds, 6)
+            for name, spent in phases.items()
+            for clock, seconds in asdict(spent).items()
+        }
 
     def __str__(self) -> str:
-        codec = self.codec.wall - self.compute.wall
         return (
             f"{self.steps} steps: {shown_seconds(self.compute.wall)} in the task's code, "
-            f"{shown_seconds(codec)} in coding, {shown_seconds(self.wait.wall)} waiting for the server "
-            "and the other workers"
+            f"{shown_seconds(self._codec.wall)} in coding, {shown_seconds(self.wait.wall)} waiting for the "
+            "server and the other workers"
         )
+
+    @property
+    def _codec(self) -> Spent:
+        """Without the compute within."""
+        return Spent(self.codec.wall - self.compute.wall, self.codec.cpu - self.compute.cpu)

@@ -7,7 +7,6 @@ bit of a stream in the lowest bit of its first byte.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,12 +30,8 @@ def bytes_for(bits: int) -> int:
 
 
 def set_ones(stream: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
-    """Set the bits at ``positions`` in ``stream``.
-
-    Args:
-        stream: bytes, uint8 ``[n]``; changed in place, bits already set stay set.
-        positions: strictly ascending bit positions in ``[0, 8 n)``, int64 ``[k]``, ``k >= 1``.
-    """
+    """Set the bits at ``positions`` (strictly ascending, int64 ``[k]``, ``k >= 1``) in a stream of bytes, in
+    place; bits already set stay set."""
     first_byte = int(positions[0]) >> 3
     last_byte = int(positions[-1]) >> 3
     bits = np.zeros(8 * (last_byte + 1 - first_byte), dtype=np.uint8)
@@ -46,15 +41,8 @@ def set_ones(stream: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
 
 
 def find_ones(stream: NDArray[np.uint8], out: NDArray[np.int64]) -> int:
-    """Write the ascending positions of the ones in ``stream`` to ``out``.
-
-    Args:
-        stream: bytes, uint8 ``[n]``.
-        out: int64 ``[k]``, written in place.
-
-    Returns:
-        How many ones there are; stops early, with a number above ``k``, once there are more than ``k``.
-    """
+    """Write the ascending positions of the ones in a stream of bytes to ``out``, int64 ``[k]``; returns how
+    many there are, and stops early, with a number above ``k``, once there are more than ``k``."""
     found = 0
     for start in range(0, stream.size, _BLOCK_BYTES):
         bits = np.unpackbits(stream[start : start + _BLOCK_BYTES], bitorder="little")
@@ -73,12 +61,8 @@ def write_fixed(
     """Write some of ``count`` unsigned integers of ``width`` bits to their place in ``stream``.
 
     Args:
-        stream: bytes, uint8 ``[bytes_for(count * width)]``; the places of ``values`` are overwritten.
-        values: the integers of places ``start``, ``start + 1``, ...; any unsigned dtype, below
-            ``2**width``.
-        start: a multiple of 8.
-        count: the number of integers in the whole stream.
-        width: at least 0 bits.
+        stream: uint8 ``[bytes_for(count * width)]``; the places of ``values`` are overwritten.
+        values: the integers from place ``start`` on, a multiple of 8; each below ``2**width``.
     """
     planes, rest = divmod(width, 8)
     for plane in range(planes):
@@ -91,18 +75,8 @@ def write_fixed(
 
 
 def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, width: int) -> NDArray[np.int64]:
-    """Read the integers of places ``start`` to ``stop`` that :func:`write_fixed` wrote.
-
-    Args:
-        stream: bytes, uint8 ``[bytes_for(count * width)]``.
-        start: a multiple of 8.
-        stop: at most ``count``.
-        count: the number of integers in the whole stream.
-        width: 0 to 63 bits.
-
-    Returns:
-        int64 ``[stop - start]``, a new array.
-    """
+    """The integers from place ``start``, a multiple of 8, to ``stop`` that :func:`write_fixed` wrote, of at
+    most 63 bits: int64 ``[stop - start]``."""
     planes, rest = divmod(width, 8)
     values = np.zeros(stop - start, dtype=np.int64)
     for plane in range(planes):
@@ -115,46 +89,18 @@ def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, wid
     return values
 
 
-def fixed_padding(stream: NDArray[np.uint8], count: int, width: int) -> int:
-    """The padding bits after ``count`` integers of ``width`` bits, as an integer; 0 as they should be."""
-    used = count * width % 8
-    return int(stream[-1]) >> used if used else 0
-
-
-@functools.cache
-def _lanes(lane: int, low: int, high: int) -> np.uint64:
-    """A 64-bit mask of the bits ``low`` to ``high - 1`` of every lane of ``lane`` bits."""
-    field = (1 << high) - (1 << low)
-    return np.uint64(sum(field << shift for shift in range(0, 64, lane)))
-
-
 def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros.
-
-    Eight values are one 64-bit word. Neighbouring lanes are pushed together in three steps, to lanes of
-    16, 32 and 64 bits, after which the word's low ``width`` bytes are the packed ones.
-    """
-    words = np.zeros(bytes_for(values.size), dtype="<u8")
-    words.view(np.uint8)[: values.size] = values
-    for lane, used in ((8, width), (16, 2 * width), (32, 4 * width)):
-        low = words & _lanes(2 * lane, 0, used)
-        words >>= np.uint64(lane - used)
-        words &= _lanes(2 * lane, used, 2 * used)
-        words |= low
-    packed = words.view(np.uint8).reshape(-1, 8)[:, :width].reshape(-1)
-    return packed[: bytes_for(values.size * width)]
+    """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros."""
+    bits = np.empty((values.size, width), dtype=np.uint8)
+    for place in range(width):
+        np.bitwise_and(values >> place, 1, out=bits[:, place])
+    return np.packbits(bits, bitorder="little")
 
 
 def _unpack(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.uint8]:
     """The inverse of :func:`_pack`: uint8 ``[bytes_for(count * width)]`` to uint8 ``[count]``."""
-    groups = bytes_for(count)
-    padded = np.zeros(groups * width, dtype=np.uint8)
-    padded[: packed.size] = packed
-    words = np.zeros(groups, dtype="<u8")
-    words.view(np.uint8).reshape(groups, 8)[:, :width] = padded.reshape(groups, width)
-    for lane, used in ((32, 4 * width), (16, 2 * width), (8, width)):
-        low = words & _lanes(2 * lane, 0, used)
-        words <<= np.uint64(lane - used)
-        words &= _lanes(2 * lane, lane, lane + used)
-        words |= low
-    return words.view(np.uint8)[:count]
+    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    values = bits[:, 0].copy()
+    for place in range(1, width):
+        values |= bits[:, place] << place
+    return values

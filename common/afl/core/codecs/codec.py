@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.codecs.indices import EncodedIndices
+from afl.core.codecs.indices import decode, encode
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 from afl.core.sums import Sum, ValueSum
@@ -22,6 +24,9 @@ class Codec(abc.ABC):
     """
 
     value_type: ClassVar[ValueType] = ValueType.FLOAT32
+
+    count_varies: ClassVar[bool] = False
+    """Whether the sender chooses how many values travel, up to the compressor's count."""
 
     in_runs: ClassVar[bool] = False
     """Whether any run of whole values can be read without the others (:meth:`values`): pieces of a payload
@@ -49,12 +54,8 @@ class Codec(abc.ABC):
         """The length of ``count`` values, in bytes."""
 
     def values(self, data: bytes | memoryview) -> NDArray[Any]:  # noqa: ARG002
-        """A run of whole values, without a copy.
-
-        Raises:
-            ProtocolError: if it ends within a value.
-            NonFiniteError: if a value is not finite.
-        """
+        """A run of whole values, without a copy. Raises ProtocolError if it ends within a value,
+        NonFiniteError if one is not finite."""
         raise AssertionError(f"a part of a payload in the form {self.encoding.name} cannot be read alone")
 
     def sum_of(self, count: int, participants: Sequence[int]) -> Sum:
@@ -71,17 +72,10 @@ class Codec(abc.ABC):
 
     def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
         """The header of a compressor's payloads; ``index_bytes`` is the most that is accepted."""
-        return self._expected(compressor.dim, compressor.count, role)
+        return self.header(compressor.dim, compressor.count, role)
 
-    def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:  # noqa: ARG002
-        """What ``header`` must be, where what is expected leaves a choice to the sender.
-
-        Raises:
-            ProtocolError: if the choice is out of bounds.
-        """
-        return expected
-
-    def _expected(self, dim: int, count: int, role: Role) -> PayloadHeader:
+    def header(self, dim: int, count: int, role: Role) -> PayloadHeader:
+        """Of a payload of ``count`` values; ``index_bytes`` is the most that is accepted."""
         return PayloadHeader(
             role=role,
             encoding=self.encoding,
@@ -93,17 +87,23 @@ class Codec(abc.ABC):
         )
 
     def _payload(
-        self, role: Role, dim: int, count: int, values: memoryview, coded: EncodedIndices | None = None
+        self, role: Role, dim: int, count: int, values: memoryview, indices: NDArray[np.int64] | None = None
     ) -> Payload:
-        header = PayloadHeader(
-            role=role,
-            encoding=self.encoding,
-            dim=dim,
-            count=count,
-            value_bytes=len(values),
-            value_type=self.value_type,
-            index_coding=int(coded.coding) if coded else 0,
-            index_parameter=coded.parameter if coded else 0,
-            index_bytes=len(coded.data) if coded else 0,
+        """The payload of ``count`` values and, in their shortest coding, of ascending indices, if any."""
+        coded = None if indices is None or not len(indices) else encode(indices, dim)
+        coding, parameter, data = coded or (0, 0, b"")
+        header = dataclasses.replace(
+            self.header(dim, count, role),
+            index_coding=int(coding),
+            index_parameter=parameter,
+            index_bytes=len(data),
         )
-        return Payload(header, (memoryview(coded.data), values) if coded and coded.data else (values,))
+        return Payload(header, (memoryview(data), values) if data else (values,))
+
+
+def decoded_indices(header: PayloadHeader, data: memoryview, count: int) -> NDArray[np.int64]:
+    """``count`` ascending indices below the header's dimension, int64 ``[count]``. Raises ProtocolError if
+    the bytes are not those of so many."""
+    if count == 0 and header.index_coding == header.index_parameter == len(data) == 0:
+        return np.zeros(0, dtype=np.int64)
+    return decode(header.index_coding, header.index_parameter, data, count, header.dim)

@@ -43,19 +43,16 @@ every coding takes at least ``count / 8`` bytes, so that a decoder can check the
 allocates more than a fixed multiple of it.
 
 Measured on uniformly random supports, in bits an index: 11.50, 8.11, 4.76, 2.96 and 2 at ``count / dim`` =
-0.001, 0.01, 0.1, 0.3 and 0.5. From 0.001 to 0.5 the most is 1.043 times the entropy bound
-``log2 C(dim, count)``, at 0.382, where ``BITMAP`` takes over from ``RICE`` with parameter 1 (951 densities,
-``dim`` of 1e5 and 1e6). At ``dim`` = 1e7, on one core, the slowest of these densities took 55 ms to encode
-and 45 ms to decode, and at most 6 bytes an index of memory beside its input, or its result of int64, where
-there are a million indices or more.
+0.001, 0.01, 0.1, 0.3 and 0.5; from 0.001 to 0.5 the most is 1.043 times the entropy bound
+``log2 C(dim, count)``. At ``dim`` = 1e7, on one core, the slowest density took 55 ms to encode and 45 ms to
+decode, with at most 6 bytes an index of memory beside its input or result.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,14 +75,11 @@ class Coding(enum.IntEnum):
     RICE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedIndices:
+class EncodedIndices(NamedTuple):
     """A coded support: what travels, beside its count and dimension.
 
     Attributes:
-        coding: how ``data`` is to be read.
         parameter: the Rice parameter; 0 for the other codings.
-        data: the bytes.
     """
 
     coding: Coding
@@ -103,7 +97,9 @@ def max_size(count: int, dim: int) -> int:
     return min(_bits.bytes_for(dim), _bits.bytes_for(count * index_width(dim)))
 
 
-def encode(indices: NDArray[np.int64], dim: int) -> EncodedIndices:
+def encode(
+    indices: NDArray[np.int64], dim: int, coding: Coding | None = None, parameter: int | None = None
+) -> EncodedIndices:
     """Code a support in the fewest bytes.
 
     All three sizes are computed exactly, from the gaps between the indices, before any is written.
@@ -111,41 +107,26 @@ def encode(indices: NDArray[np.int64], dim: int) -> EncodedIndices:
     Args:
         indices: strictly ascending, in ``[0, dim)``, int64 ``[k]`` with ``0 <= k <= dim``.
         dim: the vector's length, 1 to ``MAX_DIM``.
-
-    Raises:
-        AssertionError: the indices are not what is written above.
+        coding: another than the shortest, for tests and comparisons.
+        parameter: another Rice parameter than the best, 0 to ``index_width(dim)``.
     """
     gaps = _gaps(indices, dim)
-    parameter, rice_size = _best_rice(gaps, dim)
-    sizes = {
-        Coding.BITMAP: _bits.bytes_for(dim),
-        Coding.PACKED: _bits.bytes_for(indices.size * index_width(dim)),
-        Coding.RICE: rice_size,
-    }
-    # min() keeps the first of equals: BITMAP, which is the fastest to decode.
-    return _write(min(sizes, key=sizes.__getitem__), parameter, indices, gaps, dim)
-
-
-def encode_as(
-    coding: Coding, indices: NDArray[np.int64], dim: int, parameter: int | None = None
-) -> EncodedIndices:
-    """Code a support in one given way, for tests and comparisons; the arguments are those of :func:`encode`.
-
-    Args:
-        coding: the coding to use, whatever its size.
-        indices: as in :func:`encode`.
-        dim: as in :func:`encode`.
-        parameter: the Rice parameter, 0 to ``index_width(dim)``; ``None`` takes the best one. Ignored by
-            the other codings.
-
-    Raises:
-        AssertionError: the indices or the parameter are not what is written above.
-    """
-    gaps = _gaps(indices, dim)
-    if parameter is None:
-        parameter, _ = _best_rice(gaps, dim)
+    best, rice_size = _best_rice(gaps, dim)
+    if coding is None:
+        sizes = {
+            Coding.BITMAP: _bits.bytes_for(dim),
+            Coding.PACKED: _bits.bytes_for(indices.size * index_width(dim)),
+            Coding.RICE: rice_size,
+        }
+        # min() keeps the first of equals: BITMAP, which is the fastest to decode.
+        coding = min(sizes, key=sizes.__getitem__)
+    if coding is Coding.BITMAP:
+        return EncodedIndices(coding, 0, _write_bitmap(indices, dim))
+    if coding is Coding.PACKED:
+        return EncodedIndices(coding, 0, _write_packed(indices, index_width(dim), gaps.dtype))
+    parameter = best if parameter is None else parameter
     assert 0 <= parameter <= index_width(dim), f"Rice parameter {parameter}, dim {dim}"
-    return _write(coding, parameter, indices, gaps, dim)
+    return EncodedIndices(coding, parameter, _write_rice(gaps, parameter))
 
 
 def decode(
@@ -159,34 +140,31 @@ def decode(
     Args:
         coding: one of :class:`Coding`.
         parameter: the Rice parameter; 0 for the other codings.
-        data: the bytes, in C-contiguous memory; not kept.
-        count: the number of indices.
-        dim: the vector's length, 1 to ``MAX_DIM``.
+        data: in C-contiguous memory; not kept.
 
     Returns:
-        Strictly ascending indices in ``[0, dim)``, int64 ``[count]``, a new array.
+        ``count`` strictly ascending indices in ``[0, dim)``, int64, a new array.
 
     Raises:
         ProtocolError: any of the arguments violates the contract; the message says which and how.
     """
-    if not 1 <= dim <= MAX_DIM:
-        raise ProtocolError(f"indices: dim is {dim}, expected 1 to {MAX_DIM}")
-    if not 0 <= count <= dim:
-        raise ProtocolError(f"indices: count is {count}, expected 0 to {dim}, the vector's length")
+    _require(1 <= dim <= MAX_DIM, f"dim is {dim}, expected 1 to {MAX_DIM}")
+    _require(0 <= count <= dim, f"count is {count}, expected 0 to {dim}, the vector's length")
+    known = {one.value: one.name for one in Coding}
+    names = ", ".join(f"{number} ({name})" for number, name in known.items())
+    _require(coding in known, f"coding {coding} is unknown, expected one of {names}")
+    largest = index_width(dim) if coding == Coding.RICE else 0
+    _require(
+        0 <= parameter <= largest,
+        f"{known[coding].lower()} parameter is {parameter}, expected {_span(0, largest)}",
+    )
     stream = np.frombuffer(data, dtype=np.uint8)
-    match coding:
-        case Coding.BITMAP:
-            _check_parameter("bitmap", parameter, 0)
-            return _read_bitmap(stream, count, dim)
-        case Coding.PACKED:
-            _check_parameter("packed", parameter, 0)
-            return _read_packed(stream, count, dim)
-        case Coding.RICE:
-            _check_parameter("rice", parameter, index_width(dim))
-            return _read_rice(stream, parameter, count, dim)
-        case _:
-            known = ", ".join(f"{known.value} ({known.name})" for known in Coding)
-            raise ProtocolError(f"indices: coding {coding} is unknown, expected one of {known}")
+    if coding == Coding.BITMAP:
+        _check_fixed("bitmap", f"of {dim} bits", stream, dim)
+        return _read_ones("bitmap", stream, count)
+    if coding == Coding.PACKED:
+        return _read_packed(stream, count, dim)
+    return _read_rice(stream, parameter, count, dim)
 
 
 def _gaps(indices: NDArray[np.int64], dim: int) -> NDArray[np.unsignedinteger[Any]]:
@@ -248,28 +226,18 @@ def _best_rice(gaps: NDArray[np.unsignedinteger[Any]], dim: int) -> tuple[int, i
     return best, _bits.bytes_for(count * best) + _bits.bytes_for(count + zeros[best])
 
 
-def _write(
-    coding: Coding,
-    parameter: int,
-    indices: NDArray[np.int64],
-    gaps: NDArray[np.unsignedinteger[Any]],
-    dim: int,
-) -> EncodedIndices:
-    match coding:
-        case Coding.BITMAP:
-            stream = np.zeros(_bits.bytes_for(dim), dtype=np.uint8)
-            for start, stop in _bits.blocks(indices.size):
-                _bits.set_ones(stream, indices[start:stop])
-            return EncodedIndices(coding, 0, stream.tobytes())
-        case Coding.PACKED:
-            width = index_width(dim)
-            stream = np.empty(_bits.bytes_for(indices.size * width), dtype=np.uint8)
-            for start, stop in _bits.blocks(indices.size):
-                part = indices[start:stop].astype(gaps.dtype)
-                _bits.write_fixed(stream, part, start, indices.size, width)
-            return EncodedIndices(coding, 0, stream.tobytes())
-        case Coding.RICE:
-            return EncodedIndices(coding, parameter, _write_rice(gaps, parameter))
+def _write_bitmap(indices: NDArray[np.int64], dim: int) -> bytes:
+    stream = np.zeros(_bits.bytes_for(dim), dtype=np.uint8)
+    for start, stop in _bits.blocks(indices.size):
+        _bits.set_ones(stream, indices[start:stop])
+    return stream.tobytes()
+
+
+def _write_packed(indices: NDArray[np.int64], width: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
+    stream = np.empty(_bits.bytes_for(indices.size * width), dtype=np.uint8)
+    for start, stop in _bits.blocks(indices.size):
+        _bits.write_fixed(stream, indices[start:stop].astype(dtype), start, indices.size, width)
+    return stream.tobytes()
 
 
 def _write_rice(gaps: NDArray[np.unsignedinteger[Any]], parameter: int) -> bytes:
@@ -292,52 +260,41 @@ def _write_rice(gaps: NDArray[np.unsignedinteger[Any]], parameter: int) -> bytes
     return stream.tobytes()
 
 
-def _check_parameter(name: str, parameter: int, largest: int) -> None:
-    if not 0 <= parameter <= largest:
-        right = f"0 to {largest}" if largest else "0"
-        raise ProtocolError(f"indices: {name} parameter is {parameter}, expected {right}")
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ProtocolError(f"indices: {otherwise}")
+
+
+def _span(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _check_length(name: str, stream: NDArray[np.uint8], least: int, most: int) -> None:
-    if not least <= stream.size <= most:
-        right = f"{least}" if least == most else f"{least} to {most}"
-        raise ProtocolError(f"indices: {name} has {stream.size} bytes, expected {right}")
+    _require(least <= stream.size <= most, f"{name} has {stream.size} bytes, expected {_span(least, most)}")
 
 
-def _check_padding(name: str, padding: int) -> None:
-    if padding:
-        raise ProtocolError(
-            f"indices: {name} has padding bits {padding:#b} after its last bit, expected zeros"
-        )
+def _check_padding(name: str, stream: NDArray[np.uint8], bits: int) -> None:
+    padding = int(stream[-1]) >> bits % 8 if bits % 8 else 0
+    _require(not padding, f"{name} has padding bits {padding:#b} after its last bit, expected zeros")
 
 
-def _check_last(name: str, last: int, dim: int) -> None:
-    if last >= dim:
-        raise ProtocolError(f"indices: {name} holds index {last}, expected all below {dim}")
+def _check_fixed(name: str, detail: str, stream: NDArray[np.uint8], bits: int) -> None:
+    _check_length(f"{name} {detail}", stream, _bits.bytes_for(bits), _bits.bytes_for(bits))
+    _check_padding(name, stream, bits)
 
 
 def _read_ones(name: str, stream: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     """The positions of exactly ``count`` ones; the stream's length has been checked."""
     positions = np.empty(count, dtype=np.int64)
     found = _bits.find_ones(stream, positions)
-    if found != count:
-        number = f"{found}" if found < count else f"{found} or more"
-        raise ProtocolError(f"indices: {name} has {number} ones, expected {count}, one for each index")
+    number = f"{found}" if found < count else f"{found} or more"
+    _require(found == count, f"{name} has {number} ones, expected {count}, one for each index")
     return positions
-
-
-def _read_bitmap(stream: NDArray[np.uint8], count: int, dim: int) -> NDArray[np.int64]:
-    size = _bits.bytes_for(dim)
-    _check_length(f"bitmap of {dim} bits", stream, size, size)
-    _check_padding("bitmap", _bits.fixed_padding(stream, dim, 1))
-    return _read_ones("bitmap", stream, count)
 
 
 def _read_packed(stream: NDArray[np.uint8], count: int, dim: int) -> NDArray[np.int64]:
     width = index_width(dim)
-    size = _bits.bytes_for(count * width)
-    _check_length(f"packed ({count} indices of {width} bits)", stream, size, size)
-    _check_padding("packed", _bits.fixed_padding(stream, count, width))
+    _check_fixed("packed", f"({count} indices of {width} bits)", stream, count * width)
     indices = np.empty(count, dtype=np.int64)
     previous = -1
     for start, stop in _bits.blocks(count):
@@ -351,7 +308,7 @@ def _read_packed(stream: NDArray[np.uint8], count: int, dim: int) -> NDArray[np.
                 "expected strictly ascending ones"
             )
         previous = int(part[-1])
-    _check_last("packed", previous, dim)
+    _require(previous < dim, f"packed holds index {previous}, expected all below {dim}")
     return indices
 
 
@@ -361,9 +318,10 @@ def _read_rice(stream: NDArray[np.uint8], parameter: int, count: int, dim: int) 
     most = fixed + _bits.bytes_for(count + ((dim - count) >> parameter)) if count else 0
     _check_length(f"rice ({count} indices below {dim}, parameter {parameter})", stream, least, most)
     remainders, unary = stream[:fixed], stream[fixed:]
-    _check_padding("rice remainder stream", _bits.fixed_padding(remainders, count, parameter))
-    if count and unary[-1] == 0:
-        raise ProtocolError("indices: rice unary stream ends with a zero byte, expected its last one there")
+    _check_padding("rice remainder stream", remainders, count * parameter)
+    _require(
+        not count or unary[-1] != 0, "rice unary stream ends with a zero byte, expected its last one there"
+    )
     indices = _read_ones("rice unary stream", unary, count)
     # The j-th one stands at position u_j, with u_j - j zeros before it, so that with R_j the sum of the
     # remainders up to and with the j-th,
@@ -384,6 +342,6 @@ def _read_rice(stream: NDArray[np.uint8], parameter: int, count: int, dim: int) 
         part -= start
         part <<= parameter
         part += sums
-        _check_last("rice", int(part[-1]), dim)
+        _require(part[-1] < dim, f"rice holds index {part[-1]}, expected all below {dim}")
         before = int(sums[-1]) - start + (stop - start - 1) * (scale - 1)
     return indices

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from afl.core.codecs.codec import Codec
-from afl.core.codecs.indexed import INDEXED
-from afl.core.codecs.plain import DENSE, SEEDED
+from afl.core.codecs.plain import DENSE, INDEXED, SEEDED
 from afl.core.codecs.signs import SIGNS
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
@@ -26,12 +25,8 @@ def pack(compressor: Compressor, compressed: Compressed, role: Role = Role.UPDAT
 
 
 def unpack(header: PayloadHeader, data: bytes | bytearray | memoryview) -> Compressed:
-    """The compressed vector of a whole payload; its values share memory with ``data``.
-
-    Raises:
-        ProtocolError: if lengths, indices or signs are not what the header says.
-        NonFiniteError: if a value is not finite.
-    """
+    """The compressed vector of a whole payload; its values share memory with ``data``. Raises ProtocolError
+    if lengths, indices or signs are not what the header says, NonFiniteError if a value is not finite."""
     if len(data) != header.total_bytes:
         raise ProtocolError(f"a payload of {len(data)} bytes; its header says {header.total_bytes}")
     view = memoryview(data)
@@ -45,24 +40,20 @@ def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
 
 
 def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
-    """Raise unless ``header`` is what is expected, before anything is allocated for it.
-
-    Raises:
-        ProtocolError: naming the field, its value and the right one.
-    """
+    """Raise a ProtocolError unless ``header`` is what is expected, before anything is allocated for it."""
     right = expected_header
-    if header.encoding is right.encoding:
-        right = codec_of(right).fitting(header, right)
+    codec = codec_of(right)
+    if codec.count_varies and header.encoding is right.encoding:
+        if header.count > right.count:
+            raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {right.count}")
+        right = codec.header(right.dim, header.count, right.role)
     for name in ("role", "encoding", "value_type", "dim", "count", "value_bytes"):
         found, due = getattr(header, name), getattr(right, name)
         if found != due:
-            raise ProtocolError(f"a payload whose {name} is {_shown(found)}; here it is {_shown(due)}")
+            found, due = getattr(found, "name", found), getattr(due, "name", due)
+            raise ProtocolError(f"a payload whose {name} is {found}; here it is {due}")
     if header.index_bytes > right.index_bytes:
         raise ProtocolError(
             f"a payload that claims {header.index_bytes} bytes of indices; "
             f"{right.index_bytes} are the most for {header.count} of {header.dim}"
         )
-
-
-def _shown(value: object) -> str:
-    return value.name if isinstance(value, Role | Encoding | ValueType) else str(value)

@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.codecs.codec import Codec
-from afl.core.codecs.indexed import decoded_indices, encoded_indices
+from afl.core.codecs.codec import Codec, decoded_indices
 from afl.core.codecs.indices import max_size
 from afl.core.codecs.plain import VALUE_BYTES, bytes_of, values_of
 from afl.core.compressors.base import Compressed, Compressor
@@ -20,6 +19,8 @@ class Signs(Codec):
     """``count`` signs after their scale. The indices are those of the zeros, or of the others if they are
     fewer."""
 
+    count_varies = True
+
     def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
         """A copy of scale and signs, one after the other."""
         zeros, signs, dim = compressed.indices, compressed.signs, compressor.dim
@@ -28,7 +29,7 @@ class Signs(Codec):
         count = dim - len(zeros)
         section = memoryview(bytes_of(compressed.values).tobytes() + signs.tobytes())
         listed = _others(zeros, dim) if count < len(zeros) else zeros
-        return self._payload(role, dim, count, section, encoded_indices(listed, dim))
+        return self._payload(role, dim, count, section, listed)
 
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:
         """The scale must be positive, unless there is no sign, and the bits behind the last sign zero."""
@@ -60,12 +61,6 @@ class Signs(Codec):
         """The count varies; the compressor's is the most. Indices are longest for half of the coordinates."""
         most = super().expected(compressor, role)
         return dataclasses.replace(most, index_bytes=max_size(most.dim // 2, most.dim))
-
-    def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:
-        """The expected header for as many signs as the sender says."""
-        if not 0 <= header.count <= expected.count:
-            raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {expected.count}")
-        return self._expected(expected.dim, header.count, expected.role)
 
 
 SIGNS = Signs(Encoding.SIGNS)

@@ -22,11 +22,7 @@ def buffers_header(size: int) -> PayloadHeader:
 
 class BufferMean(SumCollector):
     """``b <- sum_i b_i / m`` in float32, ascending worker id; over the present where some are absent.
-
-    Args:
-        buffers: the server's own copy, moved by :meth:`close`.
-        workers: m; all take part.
-    """
+    :meth:`close` moves ``buffers``, the server's own copy."""
 
     def __init__(self, buffers: ModuleBuffers, workers: int) -> None:
         self._buffers = buffers
@@ -59,11 +55,8 @@ class BufferMean(SumCollector):
         self._absent = len(absent)
 
     def close(self) -> Payload:
-        """The mean, which the server's own copy takes too.
-
-        Raises:
-            NonFiniteError: if the sum leaves float32's range.
-        """
+        """The mean, which the server's own copy takes too. Raises NonFiniteError if the sum leaves float32's
+        range."""
         mean = self._mean.mean(float(self._workers - self._absent), "evaluation", "buffers")
         self.reset()
         self._buffers.load(mean)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,14 +19,12 @@ BufferPolicy: TypeAlias = Literal["refuse", "local", "mean"]
 _Set: TypeAlias = list[Tensor | None]
 
 
-@dataclass(frozen=True)
-class _Averaged:
-    """A buffer that is part of the mean: where it stands in a set, and in the vector."""
+class _Averaged(NamedTuple):
+    """A buffer that is part of the mean: where it stands in a set, and its part of the vector."""
 
     name: str
     place: int
-    start: int
-    stop: int
+    part: slice
 
 
 class ModuleBuffers:
@@ -69,7 +66,7 @@ class ModuleBuffers:
                 continue
             start, self.size = self.size, self.size + buffer.numel()
             self.layout.append([name, list(buffer.shape), str(buffer.dtype)])
-            self._averaged.append(_Averaged(name, places[id(buffer)], start, self.size))
+            self._averaged.append(_Averaged(name, places[id(buffer)], slice(start, self.size)))
             if not bool(torch.isfinite(buffer).all()):
                 raise TaskError(
                     f"the buffer {name} has values that are not finite, of which no mean can be taken; set "
@@ -82,7 +79,11 @@ class ModuleBuffers:
         first, *others = workers
         own = self._installed()
         self._selected = first
-        self._sets = {worker: _copied(own) for worker in others} if self._places else {}
+        self._sets = {}
+        for worker in others if self._places else ():
+            # Tied buffers stay tied.
+            copies = {id(tensor): tensor.detach().clone() for tensor in own if tensor is not None}
+            self._sets[worker] = [None if tensor is None else copies[id(tensor)] for tensor in own]
 
     def select(self, worker: int) -> None:
         """Let the module compute with a worker's set; before anything that is computed for it."""
@@ -96,25 +97,21 @@ class ModuleBuffers:
 
     def values(self) -> NDArray[np.float32]:
         """A copy of the averaged buffers of the selected worker, float32 ``[size]``, on the host."""
-        return _flat(self._averaged, self._installed())
+        values = np.empty(self.size, dtype=np.float32)
+        for part, tensor in self._averaged_of(self._installed()):
+            values[part] = tensor.detach().reshape(-1).to(torch.float32).cpu().numpy()
+        return values
 
     def finite_values(self, worker: int) -> NDArray[np.float32]:
-        """:meth:`values` of a worker, to be sent.
-
-        Raises:
-            NonFiniteError: naming a buffer with an element that float32 does not hold as a finite one.
-        """
+        """:meth:`values` of a worker, to be sent. Raises NonFiniteError naming a buffer with an element that
+        float32 does not hold as a finite one."""
         self.select(worker)
         values = self.values()
-        if not array_is_finite(values):
-            names = [
-                entry.name
-                for entry in self._averaged
-                if not array_is_finite(values[entry.start : entry.stop])
-            ]
-            raise NonFiniteError(
-                f"the buffer {names[0]} of worker {worker} has an element that is not finite"
-            )
+        for entry in self._averaged:
+            if not array_is_finite(values[entry.part]):
+                raise NonFiniteError(
+                    f"the buffer {entry.name} of worker {worker} has an element that is not finite"
+                )
         return values
 
     def load(self, values: NDArray[np.float32]) -> None:
@@ -123,10 +120,8 @@ class ModuleBuffers:
         source = torch.from_numpy(values.copy())
         with torch.no_grad():
             for buffers in (self._installed(), *self._sets.values()):
-                for entry in self._averaged:
-                    buffer = buffers[entry.place]
-                    assert buffer is not None
-                    buffer.copy_(source[entry.start : entry.stop].view(buffer.shape))
+                for part, buffer in self._averaged_of(buffers):
+                    buffer.copy_(source[part].view(buffer.shape))
 
     def contents(self, worker: int) -> dict[str, NDArray[np.uint8]]:
         """A worker's buffers of every type, as bytes, by place, type and shape, which training may change:
@@ -182,18 +177,8 @@ class ModuleBuffers:
     def _installed(self) -> _Set:
         return [owner._buffers[name] for owner, name in self._places]  # noqa: SLF001
 
-
-def _copied(buffers: _Set) -> _Set:
-    """Copies; tied ones stay tied."""
-    copies = {id(tensor): tensor.detach().clone() for tensor in buffers if tensor is not None}
-    return [None if tensor is None else copies[id(tensor)] for tensor in buffers]
-
-
-def _flat(averaged: list[_Averaged], buffers: _Set) -> NDArray[np.float32]:
-    parts: list[Tensor] = []
-    for entry in averaged:
-        buffer = buffers[entry.place]
-        assert buffer is not None
-        parts.append(buffer.detach().reshape(-1).to(torch.float32))
-    values: NDArray[np.float32] = torch.cat(parts).cpu().numpy() if parts else np.zeros(0, dtype=np.float32)
-    return values
+    def _averaged_of(self, buffers: _Set) -> Iterator[tuple[slice, Tensor]]:
+        for entry in self._averaged:
+            buffer = buffers[entry.place]
+            assert buffer is not None
+            yield entry.part, buffer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +19,11 @@ from afl.errors import TaskError
 DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True)
-class _Entry:
-    name: str
+class _Entry(NamedTuple):
+    """A trainable parameter, with the parts of the two vectors that are its own, in its shape."""
+
     parameter: nn.Parameter
-    start: int
-    stop: int
-    is_view: bool
+    values: Tensor
     gradient: Tensor
 
 
@@ -60,15 +57,16 @@ class ParameterVector:
         self._buffers_are_shared = buffers == "mean"
         self.buffers = ModuleBuffers(self.module, averaged=self._buffers_are_shared)
         named = list(module.named_parameters())
-        trainable = [(name, p) for name, p in named if p.requires_grad]
-        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         for name, parameter in named:
             if is_lazy(parameter):
                 raise TaskError(
                     f"the parameter {name} of the model {type(module).__name__} has no shape yet (a lazy "
                     "layer); call the module once on an example batch in model(), or give the layer its size"
                 )
-        self.dim = sum(p.numel() for _, p in trainable)
+        trainable = [(name, p) for name, p in named if p.requires_grad]
+        self._frozen = [p for _, p in named if not p.requires_grad and p.numel()]
+        sizes = [p.numel() for _, p in trainable]
+        self.dim = sum(sizes)
         if self.dim == 0:
             raise TaskError(
                 f"the model {type(module).__name__} has no trainable parameter "
@@ -77,29 +75,28 @@ class ParameterVector:
         self.values = torch.empty(self.dim, dtype=torch.float32, device=device)
         self.gradient = torch.zeros(self.dim, dtype=torch.float32, device=device)
         self._entries: list[_Entry] = []
-        start = 0
-        for name, parameter in trainable:
+        parts = zip(
+            trainable, torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True
+        )
+        for (name, parameter), values, gradient in parts:
             if not parameter.dtype.is_floating_point:
                 raise TaskError(
                     f"the parameter {name} is {parameter.dtype}; trainable parameters are real "
                     "floating-point: convert it, or set requires_grad = False"
                 )
-            stop = start + parameter.numel()
-            is_view = parameter.dtype == torch.float32
-            self.values[start:stop].copy_(parameter.detach().reshape(-1))
-            if is_view:
-                parameter.data = self.values[start:stop].view(parameter.shape)
+            entry = _Entry(parameter, values.view(parameter.shape), gradient.view(parameter.shape))
+            entry.values.copy_(parameter.detach())
+            if parameter.dtype == torch.float32:
+                parameter.data = entry.values
                 parameter.grad = None
-            gradient = self.gradient[start:stop].view(parameter.shape)
-            self._entries.append(_Entry(name, parameter, start, stop, is_view, gradient))
-            start = stop
-        self._copied = [entry for entry in self._entries if not entry.is_view]
+            self._entries.append(entry)
+        self._copied = [entry for entry in self._entries if entry.parameter.dtype != torch.float32]
 
     def publish(self) -> None:
         """Make the module compute with :attr:`values`; call after every change of them."""
         with torch.no_grad():
             for entry in self._copied:
-                entry.parameter.copy_(self.values[entry.start : entry.stop].view(entry.parameter.shape))
+                entry.parameter.copy_(entry.values)
 
     def clear_gradient(self) -> None:
         """Drop what earlier calls of ``backward`` left; before ``backward``."""
@@ -107,11 +104,8 @@ class ParameterVector:
             entry.parameter.grad = None
 
     def collect_gradient(self, factor: float = 1.0) -> Tensor:
-        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed.
-
-        Args:
-            factor: it is multiplied by; rounded to float32, as is each product.
-        """
+        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed, times a
+        factor that is rounded to float32, as is each product."""
         for entry in self._entries:
             grad = entry.parameter.grad
             if grad is None:
@@ -135,7 +129,10 @@ class ParameterVector:
     def digest(self) -> bytes:
         """16 bytes that two copies of the parameters, and of the buffers that are averaged, share exactly if
         they are equal to the bit."""
-        return digest_of(self.numpy(), self.buffers.values())
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for values in (self.numpy(), self.buffers.values()):
+            digest.update(np.ascontiguousarray(values, dtype="<f4").data)
+        return digest.digest()
 
     def layout_hash(self) -> bytes:
         """16 bytes over names, shapes and types, in order, of the parameters and of the buffers that are
@@ -154,10 +151,7 @@ class ParameterVector:
         its own type, and the persistent buffers. Floating-point buffers that stay local to the workers are
         not the server's to give: loading such a model takes ``strict=False``.
         """
-        trained = {
-            id(entry.parameter): self.values[entry.start : entry.stop].view(entry.parameter.shape)
-            for entry in self._entries
-        }
+        trained = {id(entry.parameter): entry.values for entry in self._entries}
         named = {
             name: trained.get(id(parameter), parameter.detach())
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
@@ -180,34 +174,23 @@ class ParameterVector:
 
     def frozen_bytes(self) -> bytes:
         """The frozen parameters, end to end, in order, as raw little-endian bytes."""
-        parts: Sequence[Tensor] = [p.detach().cpu().contiguous().reshape(-1) for _, p in self._frozen]
-        return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts if part.numel())
+        flat = (p.detach().cpu().contiguous().reshape(-1) for p in self._frozen)
+        return b"".join(part.view(torch.uint8).numpy().tobytes() for part in flat)
 
     def load_frozen(self, data: bytes) -> None:
         """Replace the frozen parameters by those of :meth:`frozen_bytes`; lengths were checked before."""
+        assert len(data) == self.frozen_length
         start = 0
         with torch.no_grad():
-            for _, parameter in self._frozen:
-                size = parameter.numel() * parameter.element_size()
-                if size == 0:
-                    continue
-                raw = torch.frombuffer(bytearray(data[start : start + size]), dtype=torch.uint8)
-                parameter.copy_(raw.view(parameter.dtype).view(parameter.shape))
-                start += size
-        assert start == len(data)
+            for p in self._frozen:
+                raw = bytearray(data[start : start + p.numel() * p.element_size()])
+                p.copy_(torch.frombuffer(raw, dtype=torch.uint8).view(p.dtype).view(p.shape))
+                start += len(raw)
 
     @property
     def frozen_length(self) -> int:
         """The length of :meth:`frozen_bytes`."""
-        return sum(p.numel() * p.element_size() for _, p in self._frozen)
-
-
-def digest_of(*vectors: NDArray[np.float32]) -> bytes:
-    """The digest of :meth:`ParameterVector.digest` for bare vectors, one behind the other."""
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for values in vectors:
-        digest.update(np.ascontiguousarray(values, dtype="<f4").data)
-    return digest.digest()
+        return sum(p.numel() * p.element_size() for p in self._frozen)
 
 
 def _refuse_float_buffers(module: nn.Module) -> None:
