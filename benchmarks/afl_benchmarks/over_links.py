@@ -130,10 +130,7 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
     config = _configuration(experiment, method, options)
     workers = config.workers
     link = Link(options.mbit * 1e6 / 8, options.round_trip / 2) if options.mbit else None
-    with (
-        tempfile.TemporaryDirectory() as name,
-        links_of(options.links, workers, link) as links,
-    ):
+    with tempfile.TemporaryDirectory() as name, links_of(options.links, workers, link) as links:
         folder = Path(name)
         values = yaml.safe_load(dump_config(config))
         values["run"]["directory"] = str(folder / "run")

@@ -100,12 +100,7 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
         },
         "evaluation": {"every": options.rounds},
         "run": {"seed": 1, "directory": str(folder / "run")},
-        "server": {
-            "listen": "127.0.0.1:0",
-            "http": None,
-            "chunk_bytes": options.chunk_bytes,
-            **server,
-        },
+        "server": {"listen": "127.0.0.1:0", "http": None, "chunk_bytes": options.chunk_bytes, **server},
     }
 
 

@@ -12,7 +12,7 @@ from afl.config.address import parse_target
 from afl.errors import AddressError, ConfigError, ExitCode, StorageError, why_unwritable
 from afl.runs.durable import write_whole
 from afl.security.certificates import KeyPair, read_file
-from afl.security.identity import TokenEntry, new_token, parse_tokens, token_hash
+from afl.security.identity import new_token, parse_tokens, token_hash
 
 if TYPE_CHECKING:
     from afl.security.issuing import Authority
@@ -20,61 +20,35 @@ if TYPE_CHECKING:
 HELP = "make certificates and tokens for a server and its workers"
 
 DEFAULT_SERVER = "localhost,127.0.0.1"
-DEFAULT_DAYS = 90
 MOST_DAYS, MOST_WORKERS = 3650, 10_000
-
-TOKENS_FILE = "tokens"
 
 _SERVER_FILES: Final = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
 
 _SHOWN: Final = 20
 """The most file names that a message lists."""
 
-_PUBLIC: Final = 0o644
-_PRIVATE: Final = 0o600
+_PUBLIC, _PRIVATE = 0o644, 0o600
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "directory",
-        type=Path,
-        metavar="DIR",
-        help="where the files go; an existing authority is used, and no file is overwritten",
-    )
-    parser.add_argument(
-        "--server",
-        metavar="HOST[,HOST...]",
-        help="names and addresses that workers reach the server by (default: those of the existing"
-        f" certificate, or {DEFAULT_SERVER})",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="also for the workers 0 to N - 1 (default: 0)"
-    )
-    parser.add_argument(
-        "--days",
-        type=int,
-        default=DEFAULT_DAYS,
-        metavar="N",
-        help=f"how long the certificates are valid (default: {DEFAULT_DAYS})",
-    )
-    parser.add_argument(
-        "--tokens", action="store_true", help="also a token for each worker; the server's file has its hash"
-    )
-    parser.add_argument(
-        "--renew",
-        action="store_true",
-        help="make the certificates of the server and of these workers again, with the same authority",
-    )
+    directory = "where the files go; an existing authority is used, and no file is overwritten"
+    parser.add_argument("directory", type=Path, metavar="DIR", help=directory)
+    default = f"(default: those of the existing certificate, or {DEFAULT_SERVER})"
+    server = f"names and addresses that workers reach the server by {default}"
+    parser.add_argument("--server", metavar="HOST[,HOST...]", help=server)
+    workers = "also for the workers 0 to N - 1 (default: 0)"
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help=workers)
+    days = "how long the certificates are valid (default: 90)"
+    parser.add_argument("--days", type=int, default=90, metavar="N", help=days)
+    tokens = "also a token for each worker; the server's file has its hash"
+    parser.add_argument("--tokens", action="store_true", help=tokens)
+    renew = "make the certificates of the server and of these workers again, with the same authority"
+    parser.add_argument("--renew", action="store_true", help=renew)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Make what is missing.
-
-    Raises:
-        ConfigError: if an option or a file that is there cannot be used, or ``cryptography`` is missing.
-        StorageError: if a file cannot be written.
-    """
+    """Make what is missing."""
     hosts = None if options.server is None else [_host(text.strip()) for text in options.server.split(",")]
     _check_range("--days", options.days, 1, MOST_DAYS)
     _check_range("--workers", options.workers, 0, MOST_WORKERS)
@@ -105,39 +79,31 @@ class _Folder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(
-                f"{path} cannot be made: {why_unwritable(error)}; name another directory"
-            ) from error
+            why = f"{path} cannot be made: {why_unwritable(error)}"
+            raise StorageError(f"{why}; name another directory") from error
 
     def authority(self, now: dt.datetime) -> Authority:
         """The directory's authority; a new one if it has none."""
         try:
             from afl.security.issuing import Authority  # noqa: PLC0415  # cryptography is optional
         except ImportError as error:
-            raise ConfigError(
-                "making certificates needs the library cryptography: pip install 'afl[certs]'"
-            ) from error
+            missing = "making certificates needs the library cryptography: pip install 'afl[certs]'"
+            raise ConfigError(missing) from error
         certificate, key = self._path / "ca.pem", self._path / "ca.key"
-        if certificate.exists() != key.exists():
-            there, missing = (certificate, key) if certificate.exists() else (key, certificate)
-            raise ConfigError(
-                f"{there} exists and {missing} does not: put it back, or name another directory for a new"
-                " authority"
-            )
-        if certificate.exists():
-            self._kept += 1
-            try:
-                return Authority.read(
-                    read_file(certificate, "the authority"), read_file(key, "the authority's key")
-                )
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{certificate} and {key}: {error}; put them back, or name another directory for a new "
-                    "authority"
-                ) from error
-        authority = Authority.make(now)
-        self.write_pair("ca", authority.own())
-        return authority
+        if not certificate.exists() and not key.exists():
+            authority = Authority.make(now)
+            self.write_pair("ca", authority.own())
+            return authority
+        another = "or name another directory for a new authority"
+        for there, other in ((certificate, key), (key, certificate)):
+            if not other.exists():
+                raise ConfigError(f"{there} exists and {other} does not: put it back, {another}")
+        self._kept += 1
+        try:
+            contents = read_file(certificate, "the authority"), read_file(key, "the authority's key")
+            return Authority.read(*contents)
+        except ConfigError as error:
+            raise ConfigError(f"{certificate} and {key}: {error}; put them back, {another}") from error
 
     def wants(self, name: str, *, renew: bool) -> bool:
         """Whether a certificate is to be made: it is not there, or is to be made again."""
@@ -159,30 +125,28 @@ class _Folder:
 
     def tokens(self, workers: Sequence[int]) -> None:
         """A token for each worker that the file of hashes does not name."""
-        path = self._path / TOKENS_FILE
-        text = read_file(path, "the tokens file").decode(errors="replace") if path.exists() else ""
-        entries: Sequence[TokenEntry] = parse_tokens(text, str(path)) if text.strip() else ()
-        lines = [text.rstrip("\n")] if text.strip() else ["# IDS HASH; a worker's token is in token-ID"]
-        missing = [worker for worker in workers if not any(worker in entry.ids for entry in entries)]
+        path = self._path / "tokens"
+        text = read_file(path, "the tokens file").decode(errors="replace").rstrip() if path.exists() else ""
+        known = [entry.ids for entry in parse_tokens(text, str(path))] if text else []
+        text = text or "# IDS HASH; a worker's token is in token-ID"
+        missing = [worker for worker in workers if not any(worker in ids for ids in known)]
         self._kept += len(workers) - len(missing)
         for worker in missing:
             token = new_token()
             self._write(f"token-{worker}", f"{token}\n".encode(), _PRIVATE)
-            lines.append(f"{worker} {token_hash(token)}")
+            text += f"\n{worker} {token_hash(token)}"
         # After the tokens themselves: a hash whose token was not written would be nobody's.
         if missing:
-            self._write(TOKENS_FILE, ("\n".join(lines) + "\n").encode(), _PUBLIC)
+            self._write(path.name, f"{text}\n".encode(), _PUBLIC)
 
     def report(self) -> list[str]:
         """What was done, and what to do with it."""
-        kept = (
-            f"; {self._kept} that existed are kept (--renew makes certificates again)" if self._kept else ""
-        )
-        own = {key: self._path / name for key, name in _SERVER_FILES.items()}
-        settings = " ".join(f"--set server.tls.{key}={path}" for key, path in own.items())
+        kept = f"; {self._kept} that existed are kept (--renew makes certificates again)"
+        files = _SERVER_FILES.items()
+        settings = " ".join(f"--set server.tls.{key}={self._path / name}" for key, name in files)
         made = [*self._made[:_SHOWN], *(["..."] if len(self._made) > _SHOWN else [])]
         return [
-            f"made in {self._path}: {', '.join(made) or 'nothing'}{kept}",
+            f"made in {self._path}: {', '.join(made) or 'nothing'}{kept * bool(self._kept)}",
             f"keep {self._path / 'ca.key'} to yourself: whoever has it can act as any worker",
             f"for the server: {settings}",
             "for worker 0: --ca ca.pem --certificate worker-0.pem --key worker-0.key"
@@ -199,18 +163,12 @@ class _Folder:
 
 
 def _host(host: str) -> str:
-    """A host that a certificate can name.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """A host that a certificate can name."""
     try:
         return parse_target(f"[{host}]:1" if ":" in host else f"{host}:1").host
     except AddressError as error:
-        raise ConfigError(
-            f"--server {host}: write the names and addresses that workers connect to, without ports, with"
-            " commas between them"
-        ) from error
+        right = "the names and addresses that workers connect to, without ports, with commas between them"
+        raise ConfigError(f"--server {host}: write {right}") from error
 
 
 def _check_range(option: str, value: int, least: int, most: int) -> None:

@@ -28,21 +28,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "The exit code is 0 if a run can start, whatever the warnings; else that of the first error: 2 for"
         " the task's code, 5 for a loss or gradient that is not finite, 7 for data."
     )
-    parser.add_argument(
-        "task",
-        nargs="?",
-        metavar="TASK",
-        help="file.py:Class, package.module:Class or an installed name (default: that of --config)",
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)",
-    )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="the number of workers (default: the configuration's, or 3)"
-    )
+    task = "file.py:Class, package.module:Class or an installed name (default: that of --config)"
+    parser.add_argument("task", nargs="?", metavar="TASK", help=task)
+    config = "the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=config)
+    workers = "the number of workers (default: the configuration's, or 3)"
+    parser.add_argument("--workers", type=int, metavar="N", help=workers)
     set_option(parser)
     parser.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
@@ -57,7 +48,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: a whole number, at least 1")
     # PyTorch takes seconds to import.
-    from afl_lab.check import Level, check_config  # noqa: PLC0415
+    from afl_lab.check import check_config  # noqa: PLC0415
     from afl_lab.check.checker import configured  # noqa: PLC0415
 
     report = check_config(configured(options.config, options.task, options.workers, options.set))
@@ -65,7 +56,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         print(json.dumps(report.as_json(), indent=2))
     else:
         _print(make_console(), report)
-    if options.strict and report.exit_code is ExitCode.OK and report.of_level(Level.WARNING):
+    if options.strict and report.exit_code is ExitCode.OK and report.of_level("warning"):
         return ExitCode.CONFIG
     return report.exit_code
 
@@ -73,11 +64,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _print(console: Console, report: Report) -> None:
     for title, rows in report.facts.items():
         console.print(facts(rows, title=title))
-    findings = sorted(report.findings, key=lambda finding: list(_STYLES).index(finding.level))
-    for finding in findings:
-        first, _, rest = str(finding).partition("\n")
-        level, _, what = first.partition(":")
-        console.print(Text.assemble((level, _STYLES[finding.level]), f":{what}"), soft_wrap=True)
-        if rest:
-            console.print(rest, soft_wrap=True)
+    for level, style in _STYLES.items():
+        for finding in report.of_level(level):
+            console.print(Text.assemble((level, style), str(finding).removeprefix(level)), soft_wrap=True)
     console.print(Text(report.verdict, style="bold"), soft_wrap=True)

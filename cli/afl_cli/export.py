@@ -15,43 +15,28 @@ HELP = "hand over a run's model, with a card that describes it"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "run_directory",
-        type=Path,
-        metavar="RUN",
-        help="a run's directory; the run may have ended, well or badly, or still be running",
+    run = "a run's directory; the run may have ended, well or badly, or still be running"
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help=run)
+    model = (
+        "final: after the last round; random: of a round drawn before the run; best: with the best"
+        " worst worker (default: final)"
     )
-    parser.add_argument(
-        "--model",
-        choices=MODEL_NAMES,
-        default="final",
-        help="final: after the last round; random: of a round drawn before the run; best: with the best "
-        "worst worker (default: final)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("exported"), metavar="DIR", help="the folder (default: exported)"
-    )
+    parser.add_argument("--model", choices=MODEL_NAMES, default="final", help=model)
+    out = "the folder (default: exported)"
+    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help=out)
     parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
-    parser.add_argument(
-        "--description", metavar="TEXT", help="what the data is (default: run.description of the run)"
-    )
-    parser.add_argument(
-        "--onnx",
-        action="store_true",
-        help="also the module as ONNX, which runs without its code (the extra afl[onnx])",
-    )
+    description = "what the data is (default: run.description of the run)"
+    parser.add_argument("--description", metavar="TEXT", help=description)
+    onnx = "also the module as ONNX, which runs without its code (the extra afl[onnx])"
+    parser.add_argument("--onnx", action="store_true", help=onnx)
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        help="the task's class, for --onnx of a task that is not installed",
+    task = "the task's class, for --onnx of a task that is not installed"
+    parser.add_argument("--task", metavar="MODULE:CLASS", help=task)
+    shape = (
+        "the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's data is not on this"
+        " machine"
     )
-    parser.add_argument(
-        "--input",
-        metavar="SHAPE",
-        help="the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's "
-        "data is not on this machine",
-    )
+    parser.add_argument("--input", metavar="SHAPE", help=shape)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -77,9 +62,9 @@ def run(options: argparse.Namespace) -> ExitCode:
         )
     )
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
+    parameters = f"{model['trained_parameters']:,} trained parameters"
     rows = {
-        "model": f"{model['name']}, of round {model['round']}; "
-        f"{model['trained_parameters']:,} trained parameters",
+        "model": f"{model['name']}, of round {model['round']}; {parameters}",
         "run": f"{card['run']['state']}: {card['run']['state_words']}",
         "digest": model["digest"],
     }

@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
-from afl.runs.files import metrics_entries, read_model
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.terminal.view import facts, make_console, summary_table, table
+from afl_cli.theory import compressor_words, model_size
 
 HELP = "show what a file or directory of a run holds"
-
-Section: TypeAlias = RenderableType
-"""A part of what is shown of a file."""
 
 MOST_ROWS: Final = 20
 """Rows of a table unless everything is asked for."""
@@ -40,45 +38,33 @@ _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "secon
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "path",
-        type=Path,
-        metavar="FILE",
-        help="a model (.safetensors), metrics.jsonl, summary.json, a configuration (.yaml), "
-        "or a directory with them",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="show every evaluation and parameter, however many there are"
-    )
+    parser.add_argument("path", type=Path, metavar="FILE", help=_KINDS)
+    everything = "show every evaluation and parameter, however many there are"
+    parser.add_argument("--all", action="store_true", help=everything)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Print what the file or directory holds."""
     console = make_console()
-    sections = describe(options.path, everything=options.all)
-    for index, section in enumerate(sections):
+    for index, part in enumerate(described(options.path, None if options.all else MOST_ROWS)):
         if index:
             console.print()
-        console.print(section)
+        console.print(part)
     return ExitCode.OK
 
 
-def describe(path: Path, *, everything: bool = False) -> list[Section]:
-    """What ``path`` holds.
-
-    Args:
-        everything: show every evaluation and parameter, however many there are.
+def described(path: Path, limit: int | None) -> list[RenderableType]:
+    """What ``path`` holds, in tables of at most ``limit`` rows.
 
     Raises:
         ConfigError: if there is no such file, or it is none of ours.
         DataError: if it is one of ours and damaged.
     """
-    limit = None if everything else MOST_ROWS
     if path.is_dir():
         return _directory(path, limit)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
-    describers: Mapping[str, Callable[[Path, int | None], list[Section]]] = {
+    describers: Mapping[str, Callable[[Path, int | None], list[RenderableType]]] = {
         ".safetensors": _model,
         ".jsonl": _metrics,
         ".json": _summary,
@@ -96,7 +82,7 @@ def describe(path: Path, *, everything: bool = False) -> list[Section]:
         raise DataError(f"{path}: lacks {error}; was it written by another version of afl?") from error
 
 
-def _model(path: Path, limit: int | None) -> list[Section]:
+def _model(path: Path, limit: int | None) -> list[RenderableType]:
     model = read_model(path)
     count = sum(parameter.count for parameter in model.tensors)
     rows: dict[str, RenderableType] = {
@@ -108,16 +94,15 @@ def _model(path: Path, limit: int | None) -> list[Section]:
     if "afl_version" not in model.metadata:
         rows["note"] = "not written by afl: it has no afl_version in its metadata"
     found = table("name", "shape", "type", "count>", title="Parameters")
-    shown = model.tensors if limit is None else model.tensors[:limit]
-    for parameter in shown:
+    for parameter in model.tensors[:limit]:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
         found.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
-    if len(shown) < len(model.tensors):
-        found.caption = f"and {len(model.tensors) - len(shown)} more (--all shows them)"
+    if found.row_count < len(model.tensors):
+        found.caption = f"and {len(model.tensors) - found.row_count} more (--all shows them)"
     return [facts(rows, title=f"Model {path}"), found]
 
 
-def _metrics(path: Path, limit: int | None) -> list[Section]:
+def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
     entries, is_cut = metrics_entries(path)
     rounds = [entry for entry in entries if entry.get("event") == "round"]
     evaluations = [entry for entry in entries if entry.get("event") == "evaluation"]
@@ -133,61 +118,63 @@ def _metrics(path: Path, limit: int | None) -> list[Section]:
             f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
-        rows["seconds a round"] = f"median {_median([entry['seconds'] for entry in rounds]):.4f}"
+        median = statistics.median_high(entry["seconds"] for entry in rounds)
+        rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
-    sections: list[Section] = [facts(rows, title=f"Metrics {path}")]
-    if evaluations:
-        sections.append(_evaluations(evaluations, limit))
-        sections += _own_metrics(evaluations, limit)
-    return sections
+    about = facts(rows, title=f"Metrics {path}")
+    if not evaluations:
+        return [about]
+    shown = evaluations
+    if limit is not None and len(evaluations) > limit:
+        # Evenly spread, first and last among them.
+        shown = [evaluations[index * (len(evaluations) - 1) // (limit - 1)] for index in range(limit)]
+    left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)}"]
+    return [about, _evaluations(shown, left_out), *_own_metrics(shown, left_out, limit)]
 
 
-def _evaluations(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
-    shown = _thinned(evaluations, limit)
+def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:
     has_accuracy = evaluations[-1]["worst_accuracy"] is not None
     accuracy = ["its accuracy>", "mean accuracy>"] if has_accuracy else []
     losses = ["largest loss>", "mean loss>", "bytes up>", "bytes down>"]
     found = table("round>", "worst worker>", *accuracy, *losses, title="Evaluations")
-    for entry in shown:
+    for entry in evaluations:
         accuracies = [entry["worst_accuracy"], entry["mean_accuracy"]] if has_accuracy else []
         found.add_row(
             str(entry["round"]),
             str(entry["worst_worker"]),
             *(f"{value:.4f}" for value in accuracies),
-            f"{entry['max_loss']:.5g}",
-            f"{entry['mean_loss']:.5g}",
-            shown_bytes(entry["uplink_bytes"]),
-            shown_bytes(entry["downlink_bytes"]),
+            *(f"{entry[name]:.5g}" for name in ("max_loss", "mean_loss")),
+            *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
         )
-    if len(shown) < len(evaluations):
-        found.caption = f"{len(shown)} of {len(evaluations)} (--all shows every one)"
+    found.caption = "".join(f"{part} (--all shows every one)" for part in left_out) or None
     return found
 
 
-def _own_metrics(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> list[Section]:
+def _own_metrics(
+    evaluations: Sequence[Mapping[str, Any]], left_out: list[str], limit: int | None
+) -> Iterable[RenderableType]:
     """What the task measures besides loss and accuracy, in a table of its own; nothing if there is none."""
-    shown = _thinned(evaluations, limit)
-    found = [own_metrics(entry.get("workers", ()), entry["worst_worker"]) for entry in shown]
+    found = [own_metrics(entry.get("workers", ()), entry["worst_worker"]) for entry in evaluations]
     names = sorted({name for own in found for name in own})
     if not names:
-        return []
+        return
     columns = names if limit is None else names[:MOST_SHOWN]
     headings = [f"{which} {name}>" for name in columns for which in ("its", "mean")]
     rows = table("round>", "worst worker>", *headings, title="The task's own metrics")
-    for entry, own in zip(shown, found, strict=True):
+    for entry, own in zip(evaluations, found, strict=True):
         values = [own.get(name, {}).get(which) for name in columns for which in ("worst_worker", "mean")]
         rows.add_row(str(entry["round"]), str(entry["worst_worker"]), *map(own_number, values))
-    left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)} evaluations"]
+    left_out = [f"{part} evaluations" for part in left_out]
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
     if left_out:
         rows.caption = f"{', '.join(left_out)} (--all shows every one)"
-    return [rows]
+    yield rows
 
 
-def _summary(path: Path, _limit: int | None) -> list[Section]:
+def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -204,44 +191,35 @@ def _summary(path: Path, _limit: int | None) -> list[Section]:
     return [summary_table(summary, path.parent), parts]
 
 
-def _config(path: Path, _limit: int | None) -> list[Section]:
-    config = load_config(path)
-    return [facts(_planned(config), title=f"Configuration {path}: valid")]
-
-
-def _planned(config: Config) -> dict[str, RenderableType]:
+def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     """What a configuration would run."""
-    algorithm, evaluation = config.algorithm, config.evaluation.every
-    seed = config.run.seed
+    config = load_config(path)
+    algorithm, evaluation, server = config.algorithm, config.evaluation.every, config.server
     about = [algorithm.name, f"{algorithm.rounds} rounds"]
     about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
+    from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
+    http = "no http" if server.http is None else f"http on {_listening(server.http)}"
     rows: dict[str, RenderableType] = {
         "workers": str(config.workers),
         "task": _task_line(config),
         "algorithm": ", ".join(about),
-        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}"
-        + (" (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""),
+        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
+        **_sizes(config),
+        "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
+        "seed": "a fresh one" if config.run.seed is None else str(config.run.seed),
+        "listens": f"{_listening(server.listen)}; {http}",
     }
-    rows.update(_sizes(config))
-    rows["evaluations"] = f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all"
-    rows["seed"] = "a fresh one" if seed is None else str(seed)
-    http = config.server.http
-    rows["listens"] = f"{_listening(config.server.listen)}; " + (
-        f"http on {_listening(http)}" if http is not None else "no http"
-    )
-    tls = config.server.tls
-    if tls is not None:
-        rows["TLS"] = f"certificate {tls.certificate}" + (
-            f"; workers' certificates by {tls.client_ca}" if tls.client_ca is not None else ""
-        )
-    if config.server.tokens is not None:
-        rows["tokens"] = f"hashes in {config.server.tokens}"
-    if config.server.insecure:
+    if (tls := server.tls) is not None:
+        by = "" if tls.client_ca is None else f"; workers' certificates by {tls.client_ca}"
+        rows["TLS"] = f"certificate {tls.certificate}{by}"
+    if server.tokens is not None:
+        rows["tokens"] = f"hashes in {server.tokens}"
+    if server.insecure:
         rows["plaintext"] = "allowed beyond this machine (server.insecure)"
     rows["results"] = str(config.run.directory or "runs/ and the run id")
     rows["digest"] = f"{config_digest(config)} (of what defines the result)"
-    return rows
+    return [facts(rows, title=f"Configuration {path}: valid")]
 
 
 def _listening(address: Address) -> str:
@@ -249,101 +227,69 @@ def _listening(address: Address) -> str:
 
 
 def _task_line(config: Config) -> str:
+    from afl.tasks.registry import known_tasks  # noqa: PLC0415  # with PyTorch
+
     task = config.task
     options = f" with {json.dumps(task.options)}" if task.options else ""
     line = f"{task.name}{options}, minibatches of {task.batch_size}"
     if ":" in task.name:
         return f"{line}; its code is not loaded to inspect a file"
-    from afl.tasks.registry import known_tasks  # noqa: PLC0415
-
     return line if task.name in known_tasks() else f"{line}; NOT INSTALLED here"
 
 
-def _sizes(config: Config) -> dict[str, RenderableType]:
+def _sizes(config: Config) -> dict[str, str]:
     """The model's size and what travels a round, where the task is an installed one."""
-    up, down = config.algorithm.uplink_compressor, config.algorithm.downlink_compressor
-    rows: dict[str, RenderableType] = {
-        "compressors": f"up {_compressor_line(up.name, up.options)}, "
-        f"down {_compressor_line(down.name, down.options)}"
-    }
-    # With PyTorch, which the other commands start without.
-    from afl.core.compressors import create  # noqa: PLC0415
-    from afl.core.randomness import SharedRandomness  # noqa: PLC0415
-    from afl.tasks.initialization import build_vector  # noqa: PLC0415
-    from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
+    from afl.core.compressors import create  # noqa: PLC0415  # with PyTorch
 
-    if config.task.name not in known_tasks():
-        return rows
+    up, down = config.algorithm.uplink_compressor, config.algorithm.downlink_compressor
+    words = [compressor_words(choice.name, choice.options) for choice in (up, down)]
+    rows = {"compressors": f"up {words[0]}, down {words[1]}"}
     try:
-        dim = build_vector(load_task(config.task.name, config.task.options), SharedRandomness.from_int(0)).dim
+        dim = model_size(config)
+        if dim is None:
+            return rows
         counts = [create(choice.name, dim, choice.options).count for choice in (up, down)]
     except AflError as error:
-        rows["model"] = f"cannot be made here: {error}"
-        return rows
-    rows["model"] = f"{dim:,} trainable parameters"
-    sent = [shown_bytes(BYTES_A_VALUE * count) for count in counts]
-    rows["values a round"] = (
-        f"{sent[0]} up a worker, {sent[1]} down a connection; "
-        f"uncompressed {shown_bytes(BYTES_A_VALUE * dim)} each"
-    )
-    return rows
+        return {**rows, "model": f"cannot be made here: {error}"}
+    sent = [shown_bytes(BYTES_A_VALUE * count) for count in (*counts, dim)]
+    return {
+        **rows,
+        "model": f"{dim:,} trainable parameters",
+        "values a round": f"{sent[0]} up a worker, {sent[1]} down a connection; uncompressed {sent[2]} each",
+    }
 
 
-def _compressor_line(name: str, options: Mapping[str, Any]) -> str:
-    return name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
-
-
-def _directory(path: Path, limit: int | None) -> list[Section]:
-    there = [name for name in ("config.yaml", "summary.json", "metrics.jsonl") if (path / name).is_file()]
-    sections: list[Section] = []
-    if "metrics.jsonl" in there and "summary.json" not in there:
+def _directory(path: Path, limit: int | None) -> list[RenderableType]:
+    there = [name for name in (CONFIG_FILE, SUMMARY_FILE, METRICS_FILE) if (path / name).is_file()]
+    sections: list[RenderableType] = []
+    if METRICS_FILE in there and SUMMARY_FILE not in there:
         sections.append(_unfinished(path))
-    # A server writes its first line of metrics once a round is closed.
-    if "metrics.jsonl" in there and not (path / "metrics.jsonl").stat().st_size:
-        there.remove("metrics.jsonl")
     for name in there:
-        sections += describe(path / name, everything=limit is None)
-    models = sorted(path.glob("model-*.safetensors"))
-    if models:
-        found = table("file", "after round", "worst worker", "digest of the parameters", title="Models")
-        for file in models:
-            model = read_model(file)
-            after = model.metadata.get("rounds_applied", "?")
-            found.add_row(file.name, after, _served(model.metadata), model.digest)
+        # A server writes its first line of metrics once a round is closed.
+        if name != METRICS_FILE or (path / name).stat().st_size:
+            sections += described(path / name, limit)
+    found = table("file", "after round", "worst worker", "digest of the parameters", title="Models")
+    for file in sorted(path.glob("model-*.safetensors")):
+        model = read_model(file)
+        said = model.metadata
+        served = f"loss {float(said['max_loss']):.5g}" if "max_loss" in said else "not evaluated"
+        if accuracy := said.get("worst_accuracy"):
+            served = f"accuracy {float(accuracy):.4f}"
+        found.add_row(file.name, said.get("rounds_applied", "?"), served, model.digest)
+    if found.row_count:
         sections.append(found)
     if not sections:
-        raise ConfigError(
-            f"{path}: holds no run (none of config.yaml, summary.json, metrics.jsonl, model-*.safetensors)"
-        )
+        names = f"{CONFIG_FILE}, {SUMMARY_FILE}, {METRICS_FILE}, model-*.safetensors"
+        raise ConfigError(f"{path}: holds no run (none of {names})")
     return sections
 
 
-def _unfinished(path: Path) -> Section:
+def _unfinished(path: Path) -> RenderableType:
     """What to say of a run that its server has not concluded."""
-    entries, _ = metrics_entries(path / "metrics.jsonl")
+    entries, _ = metrics_entries(path / METRICS_FILE)
     rounds = [entry["round"] for entry in entries if entry.get("event") == "round" and "round" in entry]
-    return facts(
-        {
-            "state": "no summary.json: its server still runs (see afl status), or died before the end",
-            "last round": f"{rounds[-1]} is the last that metrics.jsonl has" if rounds else "none was closed",
-        },
-        title=f"Run {path}: UNFINISHED",
-    )
-
-
-def _thinned(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Sequence[Mapping[str, Any]]:
-    """At most ``limit`` entries, evenly spread, first and last among them."""
-    if limit is None or len(entries) <= limit:
-        return entries
-    return [entries[index * (len(entries) - 1) // (limit - 1)] for index in range(limit)]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _served(metadata: Mapping[str, str]) -> str:
-    """How a model serves its worst worker, from its metadata: accuracy, or loss where there is none."""
-    if accuracy := metadata.get("worst_accuracy"):
-        return f"accuracy {float(accuracy):.4f}"
-    return f"loss {float(metadata['max_loss']):.5g}" if "max_loss" in metadata else "not evaluated"
+    rows = {
+        "state": "no summary.json: its server still runs (see afl status), or died before the end",
+        "last round": f"{rounds[-1]} is the last that metrics.jsonl has" if rounds else "none was closed",
+    }
+    return facts(rows, title=f"Run {path}: UNFINISHED")

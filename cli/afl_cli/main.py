@@ -15,39 +15,24 @@ from afl_cli import certs, check, export, inspect, new, plot, simulate, status, 
 from afl_cli.federation import demo, run
 
 
-class Command(Protocol):
-    """What a subcommand's module holds."""
+class _Command(Protocol):
+    """A subcommand's module; ``run`` raises :class:`AflError` for what a person can put right."""
 
+    __name__: str
     HELP: str
-    """What the subcommand does, in one line for ``afl --help``."""
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options."""
-
-    def run(self, options: argparse.Namespace) -> ExitCode:
-        """Do it; raises :class:`AflError` for what a person can put right."""
-        ...
+    def add_options(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, options: argparse.Namespace) -> ExitCode: ...
 
 
 ENTRY_POINTS = "afl.commands"
 """The entry point group of further commands, of other packages."""
 
 
-def commands() -> Mapping[str, Command]:
+def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    own: dict[str, Command] = {
-        "certs": certs,
-        "check": check,
-        "demo": demo,
-        "export": export,
-        "inspect": inspect,
-        "new": new,
-        "plot": plot,
-        "run": run,
-        "simulate": simulate,
-        "status": status,
-        "theory": theory,
-    }
+    ours: list[_Command] = [certs, check, demo, export, inspect, new, plot, run, simulate, status, theory]
+    own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))
 
@@ -58,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         # argparse would show the usage of `afl` itself.
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    command: Command = options.own
+    command: _Command = options.own
     try:
         return command.run(options)
     except AflError as error:
@@ -70,11 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_afl_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = make_parser(
-        "afl",
-        "Agnostic federated learning: try it, watch it, look into its files. "
-        "A run itself is afl-server and one afl-worker at each site.",
-    )
+    what = "Agnostic federated learning: try it, watch it, look into its files."
+    parser = make_parser("afl", f"{what} A run itself is afl-server and one afl-worker at each site.")
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for name, command in commands().items():
         own = parsers.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)

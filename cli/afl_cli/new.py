@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import re
 import sys
 from importlib import resources
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +25,8 @@ ENDING: Final = ".template"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "name", metavar="NAME", help="the new folder; letters, digits and underscores, such as my_study"
-    )
+    folder = "the new folder; letters, digits and underscores, such as my_study"
+    parser.add_argument("name", metavar="NAME", help=folder)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -39,36 +38,28 @@ def run(options: argparse.Namespace) -> ExitCode:
         for file, text in project_files(name).items():
             write_whole(folder / file, text.encode(), mode=0o644)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{folder} already exists, and nothing is overwritten; choose another name"
-        ) from error
+        exists = f"{folder} already exists, and nothing is overwritten"
+        raise ConfigError(f"{exists}; choose another name") from error
     except OSError as error:
         raise StorageError(f"{folder} cannot be written here: {why_unwritable(error)}") from error
-    class_name = class_name_of(name)
-    print(f"Written to {folder}: {', '.join(FILES)}")
-    print()
-    print(f"  cd {folder}")
+    check = f"afl check task.py:{class_name_of(name)} --config server.yaml"
     print(
-        "  python test_task.py                                   try the task; python -m pytest does it too"
+        f"Written to {folder}: {', '.join(FILES)}\n\n"
+        f"  cd {folder}\n"
+        f"  {'python test_task.py':<54}try the task; python -m pytest does it too\n"
+        f"  {check:<54}the same, in more words\n"
+        f"  {'afl run server.yaml':<54}a federation on this machine\n\n"
+        "Then put your model and data into task.py; README.md says where."
     )
-    print(f"  afl check task.py:{class_name} --config server.yaml".ljust(56) + "the same, in more words")
-    print("  afl run server.yaml".ljust(56) + "a federation on this machine")
-    print()
-    print("Then put your model and data into task.py; README.md says where.")
     return ExitCode.OK
 
 
 def project_files(name: str) -> dict[str, str]:
     """The text of each file, for a project of this name."""
     folder = resources.files(TEMPLATES)
-    words = {"@NAME@": name, "@CLASS@": class_name_of(name)}
-    files = {}
-    for file in FILES:
-        text = (folder / f"{file}{ENDING}").read_text(encoding="utf-8")
-        for placeholder, word in words.items():
-            text = text.replace(placeholder, word)
-        files[file] = text
-    return files
+    texts = {file: (folder / f"{file}{ENDING}").read_text(encoding="utf-8") for file in FILES}
+    filled = {"@NAME@": name, "@CLASS@": class_name_of(name)}
+    return {file: re.sub("|".join(filled), lambda m: filled[m[0]], text) for file, text in texts.items()}
 
 
 def class_name_of(name: str) -> str:
@@ -77,24 +68,20 @@ def class_name_of(name: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """A name that a folder, and in another form a class, can have, and that no module has.
-
-    Raises:
-        ConfigError: if it cannot.
-    """
+    """A name that a folder, and in another form a class, can have, and that no module has."""
     class_name = class_name_of(name)
     if not name.isidentifier() or not name.isascii() or not class_name.isidentifier():
-        raise ConfigError(
-            f"{name!r}: a project is named by letters, digits and underscores, and begins with a letter, such"
-            f" as {_suggested(name)}"
-        )
+        kept = re.sub("[^A-Za-z0-9]", "_", name).strip("_")
+        suggested = kept if kept[:1].isalpha() else f"study_{kept}".rstrip("_")
+        rule = "a project is named by letters, digits and underscores, and begins with a letter"
+        raise ConfigError(f"{name!r}: {rule}, such as {suggested}")
     if keyword.iskeyword(name) or keyword.iskeyword(class_name):
         raise ConfigError(f"{name!r} is a word of Python itself; choose another, such as {name}_study")
     if is_module(name):
-        raise ConfigError(
-            f"{name!r} is the name of a Python module that is installed here, in whose place the folder could"
-            f" be imported; choose another, such as {name}_study"
+        module = (
+            "the name of a Python module that is installed here, in whose place the folder could be imported"
         )
+        raise ConfigError(f"{name!r} is {module}; choose another, such as {name}_study")
     return name
 
 
@@ -105,16 +92,8 @@ def is_module(name: str) -> bool:
     """
     if name in sys.stdlib_module_names:
         return True
-    here = Path.cwd()
-    found = [finder.find_spec(name, None) for finder in sys.meta_path]
-    return any(not _lies_in(spec, here) for spec in found if spec is not None)
-
-
-def _lies_in(spec: ModuleSpec, folder: Path) -> bool:
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
-    return all(Path(place).absolute().is_relative_to(folder) for place in places)
-
-
-def _suggested(name: str) -> str:
-    kept = "".join(char if char.isascii() and char.isalnum() else "_" for char in name).strip("_")
-    return kept if kept[:1].isalpha() else f"study_{kept}".rstrip("_")
+    places: list[str] = []
+    for finder in sys.meta_path:
+        if spec := finder.find_spec(name, None):
+            places += [spec.origin] if spec.origin else spec.submodule_search_locations or []
+    return any(not Path(place).absolute().is_relative_to(Path.cwd()) for place in places)

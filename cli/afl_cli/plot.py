@@ -12,27 +12,12 @@ HELP = "compare runs in figures, by rounds and by what was sent"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="run directories, or their metrics.jsonl; runs may still be running",
-    )
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="a run's name in the figures, once for each run in order (default: the directories' names)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("plots"),
-        metavar="DIR",
-        help="worst-accuracy and max-loss go there as .png and .svg (default: plots)",
-    )
+    runs = "run directories, or their metrics.jsonl; runs may still be running"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
+    label = "a run's name in the figures, once for each run in order (default: the directories' names)"
+    parser.add_argument("--label", action="append", default=[], metavar="TEXT", help=label)
+    out = "worst-accuracy and max-loss go there as .png and .svg (default: plots)"
+    parser.add_argument("--out", type=Path, default=Path("plots"), metavar="DIR", help=out)
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the figures")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from afl.errors import ExitCode
@@ -15,50 +16,28 @@ HELP = "run whole federations in one process each, without sockets"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "configs", nargs="+", type=Path, metavar="CONFIG", help="configurations, as a server's"
+    configs = "configurations, as a server's"
+    parser.add_argument("configs", nargs="+", type=Path, metavar="CONFIG", help=configs)
+    out = (
+        "a run goes to DIR/CONFIG/seed-SEED (default: simulations), not to run.directory, which is for a"
+        " server's run; runs found there are kept"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("simulations"),
-        metavar="DIR",
-        help="a run goes to DIR/CONFIG/seed-SEED (default: simulations), not to run.directory, which is for a"
-        " server's run; runs found there are kept",
-    )
+    parser.add_argument("--out", type=Path, default=Path("simulations"), metavar="DIR", help=out)
     add_run_options(parser)
-    parser.add_argument(
-        "--batched",
-        action="store_true",
-        help="compute the workers' gradients in one call: faster, no longer equal to the bit",
-    )
+    batched = "compute the workers' gradients in one call: faster, no longer equal to the bit"
+    parser.add_argument("--batched", action="store_true", help=batched)
     parser.add_argument("--no-models", action="store_true", help="write metrics only, no models")
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        metavar="ADDRESS",
-        help="run on the Ray cluster at ADDRESS (without one: a cluster that is started here)",
-    )
+    ray = "run on the Ray cluster at ADDRESS (without one: a cluster that is started here)"
+    parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help=ray)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of what simulates many runs."""
-    parser.add_argument(
-        "--seeds",
-        type=_seeds,
-        default=[],
-        metavar="SEEDS",
-        help="seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own",
-    )
+    seeds = "seeds such as 1-5 or 1,4,9, a run each, instead of the configurations' own"
+    parser.add_argument("--seeds", type=seeds_of, default=[], metavar="SEEDS", help=seeds)
     set_option(parser)
-    parser.add_argument(
-        "--jobs",
-        type=_positive,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="runs at a time (default: as many as there are CPUs)",
-    )
+    jobs, cpus = "runs at a time (default: as many as there are CPUs)", os.cpu_count() or 1
+    parser.add_argument("--jobs", type=_positive, default=cpus, metavar="N", help=jobs)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -69,33 +48,22 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of ``1-5`` or ``1,4,9`` or both.
-
-    Raises:
-        ValueError: if it is neither, or names a seed twice.
-    """
+    """The seeds of ``1-5`` or ``1,4,9`` or both; raises ArgumentTypeError for any other text."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None:
-            raise ValueError(f"{part!r} is neither a seed nor a range of seeds such as 1-5")
+            raise ArgumentTypeError(f"{part!r} is neither a seed nor a range of seeds such as 1-5")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= 10_000:
-            raise ValueError(f"{part!r} is not a range of at most 10,000 seeds")
+            raise ArgumentTypeError(f"{part!r} is not a range of at most 10,000 seeds")
         seeds.extend(range(first, last + 1))
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{text!r} names a seed twice")
+        raise ArgumentTypeError(f"{text!r} names a seed twice")
     return seeds
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return seeds_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs from 1")
+        raise ArgumentTypeError(f"{text!r} is not a number of runs from 1")
     return int(text)

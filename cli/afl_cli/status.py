@@ -19,8 +19,8 @@ from afl.terminal.view import RunView, make_console
 
 HELP = "show how a running server is doing"
 
-DEFAULT_SERVER = "127.0.0.1:9090"
 DEFAULT_PORT = 9090
+DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
 
 WATCH_S = 1.0
 """Between two questions of ``--watch``: the server may be far away."""
@@ -34,26 +34,20 @@ LARGEST_ANSWER = 64 * 1024 * 1024
 _KEYS = frozenset({"run_id", "state", "round", "rounds", "workers", "last", "best", "dual_weights"})
 """What tells a server of ours from whatever else answers HTTP."""
 
-
 NEARLY_OVER_S = 5 * WATCH_S
 """A server with so little left to do that is gone has done it: nobody asked just before it ended."""
 
 _HAS_NO_PORT = re.compile(r"[^:\[\]]*[^:\[\]0-9][^:\[\]]*|\[.*\]")
 """A name or an address without a port; digits alone are a port without a host."""
 
-_SCHEME_PORTS = {"http": 80, "https": 443}
+_SCHEME_PORTS = {"": DEFAULT_PORT, "http": 80, "https": 443}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "server",
-        nargs="?",
-        default=DEFAULT_SERVER,
-        metavar="HOST[:PORT]",
-        help="the server's http address (server.http), or a URL; default "
-        f"port {DEFAULT_PORT} (default: {DEFAULT_SERVER})",
-    )
+    default = f"default port {DEFAULT_PORT} (default: {DEFAULT_SERVER})"
+    server = f"the server's http address (server.http), or a URL; {default}"
+    parser.add_argument("server", nargs="?", default=DEFAULT_SERVER, metavar="HOST[:PORT]", help=server)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
     choice.add_argument("--watch", action="store_true", help="keep showing it until the run is over")
@@ -72,11 +66,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _watch(server: str, state: dict[str, Any]) -> None:
-    """Show the run until it is over.
-
-    Raises:
-        LostServerError: if its server goes before.
-    """
+    """Show the run until it is over; raises LostServerError if its server goes before."""
     console = make_console()
     with RunDisplay(console, hint="Ctrl-C ends the watching, not the run.") as display:
         display.show(state)
@@ -87,9 +77,8 @@ def _watch(server: str, state: dict[str, Any]) -> None:
             except LostServerError as error:
                 left = state["seconds_left"]
                 if state["round"] < state["rounds"] and (left is None or left > NEARLY_OVER_S):
-                    raise LostServerError(
-                        f"the server is gone, after round {state['round']} of {state['rounds']}: {error}"
-                    ) from error
+                    gone = f"the server is gone, after round {state['round']} of {state['rounds']}"
+                    raise LostServerError(f"{gone}: {error}") from error
                 break
             display.show(state)
     console.print("The run is over.")
@@ -105,56 +94,41 @@ def fetch_status(server: str) -> dict[str, Any]:
     url = status_url(server)
     try:
         with _opener(url).open(url, timeout=TIMEOUT_S) as answer:
-            body = answer.read(LARGEST_ANSWER)
-        state = json.loads(body)
+            state = json.loads(answer.read(LARGEST_ANSWER))
     except urllib.error.HTTPError as error:
-        raise LostServerError(
-            f"{url} answers {error.code} ({error.reason}): it is not an afl server; "
-            "give the address that the server's configuration has under server.http"
-        ) from error
+        what = f"answers {error.code} ({error.reason}): it is not an afl server"
+        right = "give the address that the server's configuration has under server.http"
+        raise LostServerError(f"{url} {what}; {right}") from error
     except (ValueError, http.client.HTTPException) as error:
-        raise LostServerError(
-            f"{url} does not answer as an afl server does; is it the gRPC port (server.listen)? "
-            "Give the one under server.http"
-        ) from error
+        what = "does not answer as an afl server does; is it the gRPC port (server.listen)?"
+        raise LostServerError(f"{url} {what} Give the one under server.http") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise LostServerError(
-            f"nothing answers at {url} ({reason}); is the server running, and is this its server.http? "
-            "afl inspect shows what a finished run wrote"
-        ) from error
+        what = f"nothing answers at {url} ({reason}); is the server running, and is this its server.http?"
+        raise LostServerError(f"{what} afl inspect shows what a finished run wrote") from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")
     return state
 
 
 def status_url(server: str) -> str:
-    """The URL of ``/status`` at ``server``.
-
-    Raises:
-        ConfigError: if ``server`` is neither an http URL nor ``host`` or ``host:port``.
-    """
-    scheme, separator, rest = server.partition("://")
-    if separator and scheme not in {"http", "https"}:
-        raise ConfigError(
-            f"{server}: {scheme} is not a scheme that afl status speaks; write http://host:port"
-        )
-    if not separator:
-        scheme, rest = "http", server
-    host, slash, path = rest.partition("/")
+    """The URL of ``/status`` at ``server``, which is an http URL, ``host`` or ``host:port``."""
+    scheme, _, rest = server.rpartition("://")
+    if scheme not in _SCHEME_PORTS:
+        unknown = f"{scheme} is not a scheme that afl status speaks"
+        raise ConfigError(f"{server}: {unknown}; write http://host:port")
+    host, _, path = rest.partition("/")
     if _HAS_NO_PORT.fullmatch(host):
-        host = f"{host}:{DEFAULT_PORT}" if not separator else f"{host}:{_SCHEME_PORTS[scheme]}"
+        host = f"{host}:{_SCHEME_PORTS[scheme]}"
     try:
         address = parse_target(host)
     except AddressError as error:
         raise ConfigError(f"{server}: {error}") from error
-    if slash and path.strip("/") not in {"", "status"}:
-        return f"{scheme}://{address}/{path}"
-    return f"{scheme}://{address}/status"
+    path = path if path.strip("/") not in {"", "status"} else "status"
+    return f"{scheme or 'http'}://{address}/{path}"
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
     """Without the environment's proxies for this machine, which they cannot reach."""
-    if is_loopback(urllib.parse.urlsplit(url).hostname or ""):
-        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener()
+    is_here = is_loopback(urllib.parse.urlsplit(url).hostname or "")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,22 +14,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, table
-from afl.theory import (
-    FEWEST_ROUNDS,
-    FEWEST_WORKERS,
-    CompressorClass,
-    block_length,
-    dual_step,
-    is_covered,
-    primal_step,
-    theory_ratio,
-)
 
 HELP = "step sizes, block length and compression from the paper"
 
@@ -49,7 +40,7 @@ _STEPS: Final = (
     ("eta_q", "2 sqrt(ln m) / (sigma_q T^(1/4))", "step on the dual weights, per unit of loss", "--sigma-q"),
 )
 
-_RATIOS: Final[Mapping[CompressorClass, tuple[str, str]]] = {
+_RATIOS: Final[Mapping[paper.CompressorClass, tuple[str, str]]] = {
     "contractive": ("top-k, and any delta-approximate one", "(ln m)^(-1/4)"),
     "additive-idempotent": ("rand-k both ways, with shared randomness", "(ln m)^(-1/2)"),
 }
@@ -63,45 +54,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Step sizes and block length for a run's size, and how much may be dropped; see docs/theory.md."
     )
-    whole = _reader(int, lambda n: 1 <= n <= LARGEST, f"a whole number from 1 to {LARGEST:g}")
-    positive = _reader(float, lambda x: 0 < x <= LARGEST, f"a number above 0 to {LARGEST:g}")
-    share = _reader(float, lambda x: 0 < x <= 1, "a number above 0 and at most 1, nor theory")
     size = parser.add_argument_group("the run")
     size.add_argument("--workers", type=whole, metavar="m", help="number of workers")
     size.add_argument("--rounds", type=whole, metavar="T", help="number of update rounds")
     size.add_argument("--dim", type=whole, metavar="d", help="number of trainable parameters")
     size.add_argument("--compressor", metavar="NAME", help="compressor both ways, such as rand-k")
-    size.add_argument(
-        "--ratio",
-        type=lambda text: text if text == THEORY else share(text),
-        metavar="SHARE",
-        help="share of the coordinates it keeps",
-    )
-    size.add_argument(
-        "--config", type=Path, metavar="FILE", help="take these, and L and sigma_q, from a configuration"
-    )
+    ratio = "share of the coordinates it keeps"
+    size.add_argument("--ratio", type=share, metavar="SHARE", help=ratio)
+    config = "take these, and L and sigma_q, from a configuration"
+    size.add_argument("--config", type=Path, metavar="FILE", help=config)
     set_option(size)
     problem = parser.add_argument_group("constants of the problem (estimates will do)")
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
-    problem.add_argument(
-        "--sigma-q", type=positive, metavar="s", help="sub-Gaussian parameter of a minibatch's loss"
-    )
+    sigma_q = "sub-Gaussian parameter of a minibatch's loss"
+    problem.add_argument("--sigma-q", type=positive, metavar="s", help=sigma_q)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Print it.
-
-    Raises:
-        ConfigError: if something needed is missing, given twice, or wrong.
-    """
+    """Print it."""
     found = _of_configuration(options) if options.config is not None else _of_options(options)
     if options.json:
         print(json.dumps(found, indent=2))
-        return ExitCode.OK
-    console = make_console()
-    for part in _shown(found):
-        console.print(part)
+    else:
+        make_console().print(*_shown(found), sep="\n")
     return ExitCode.OK
 
 
@@ -109,17 +85,15 @@ def _of_options(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("workers", "rounds"):
         if getattr(options, name) is None:
             raise ConfigError(f"--{name} is missing; give it, or --config with a server's configuration")
-    if options.set:
-        raise ConfigError(
-            f"--set {options.set[0]} overrides a configuration, and none is given: add --config"
-        )
+    for override in options.set:
+        raise ConfigError(f"--set {override} overrides a configuration, and none is given: add --config")
     if options.compressor is None and options.ratio is not None:
         raise ConfigError("--ratio needs --compressor, such as --compressor rand-k")
     name = options.compressor or IDENTITY
     if name != IDENTITY and options.dim is None:
         raise ConfigError(f"--compressor {name} needs --dim: its contraction delta depends on the dimension")
     choice = name, {} if options.ratio is None else {"ratio": options.ratio}
-    return _answer(options, (choice, choice), [])
+    return _answer(options, choice, choice, [])
 
 
 def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -128,60 +102,56 @@ def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--{option} and --config both set it; use --set {key}=... instead")
     config = load_config(options.config, options.set)
     algorithm = config.algorithm
-    for name in ("smoothness", "sigma_q"):
-        written = getattr(algorithm, name)
-        if written is None:
+    for name, flag in (("smoothness", "--smoothness"), ("sigma_q", "--sigma-q")):
+        if (written := getattr(algorithm, name)) is None:
             continue
         if getattr(options, name) is not None:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is also algorithm.{name} of {options.config}; leave out --{flag}")
+            raise ConfigError(f"{flag} is also algorithm.{name} of {options.config}; leave out {flag}")
         setattr(options, name, written)
     options.workers, options.rounds = config.workers, algorithm.rounds
     warnings = _warnings(config)
     if options.dim is None:
-        options.dim, problem = _model_size(config)
-        warnings += [problem] if problem else []
+        task = config.task.name
+        try:
+            options.dim = model_size(config)
+            if options.dim is None:
+                unknown = f"the task {task} is not an installed one, so the model's size is not known"
+                warnings.append(f"{unknown}; give --dim")
+        except AflError as error:
+            warnings.append(f"the model of the task {task} cannot be made here ({error}); give --dim")
     up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
-    return _answer(options, ((up.name, up.options), (down.name, down.options)), warnings)
+    return _answer(options, (up.name, up.options), (down.name, down.options), warnings)
 
 
 def _answer(
-    known: argparse.Namespace, compressors: tuple[_Choice, _Choice], warnings: list[str]
+    known: argparse.Namespace, uplink: _Choice, downlink: _Choice, warnings: list[str]
 ) -> dict[str, Any]:
     """Everything that the theory says of what is known, as ``--json`` prints it."""
     workers, rounds, dim = known.workers, known.rounds, known.dim
-    few = [
-        f"{name} {value} (at least {least})"
-        for name, value, least in (("m =", workers, FEWEST_WORKERS), ("T =", rounds, FEWEST_ROUNDS))
-        if value < least
-    ]
-    if few:
+    least = (("m", workers, paper.FEWEST_WORKERS), ("T", rounds, paper.FEWEST_ROUNDS))
+    if few := [f"{name} = {value} (at least {fewest})" for name, value, fewest in least if value < fewest]:
         uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
         warnings = [uncovered, *warnings]
     smoothness, sigma_q = known.smoothness, known.sigma_q
-    ratios = {kind: theory_ratio(kind, workers) for kind in _RATIOS}
+    ratios = []
+    for kind, (example, _) in _RATIOS.items():
+        ratio = paper.theory_ratio(kind, workers)
+        k = None if dim is None else max(1, round(ratio * dim))
+        ratios.append({"example": example.split(" ")[0].rstrip(","), "class": kind, "ratio": ratio, "k": k})
     return {
         "workers": workers,
         "rounds": rounds,
         "dim": dim,
-        "covered": is_covered(rounds, workers),
+        "covered": paper.is_covered(rounds, workers),
         "warnings": warnings,
         "step_sizes": {
-            "block": block_length(rounds),
-            "eta_w": None if smoothness is None else primal_step(rounds, smoothness),
-            "eta_q": None if sigma_q is None else dual_step(rounds, workers, sigma_q),
+            "block": paper.block_length(rounds),
+            "eta_w": None if smoothness is None else paper.primal_step(rounds, smoothness),
+            "eta_q": None if sigma_q is None else paper.dual_step(rounds, workers, sigma_q),
         },
         "constants": {"smoothness": smoothness, "sigma_q": sigma_q},
-        "ratios": [
-            {
-                "example": _RATIOS[kind][0].split(" ")[0].rstrip(","),
-                "class": kind,
-                "ratio": ratio,
-                "k": None if dim is None else max(1, round(ratio * dim)),
-            }
-            for kind, ratio in ratios.items()
-        ],
-        "compression": _compression(*compressors, dim, workers),
+        "ratios": ratios,
+        "compression": _compression(uplink, downlink, dim, workers),
     }
 
 
@@ -190,31 +160,29 @@ def _warnings(config: Config) -> list[str]:
     algorithm = config.algorithm
     if not algorithm_named(algorithm.name).has_theorems:
         return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
-    own = [
-        f"{step} = {value}"
-        for step, value in (("eta_w", algorithm.eta_w), ("eta_q", algorithm.eta_q))
-        if value != THEORY
-    ]
-    if algorithm.block_length != block_length(algorithm.rounds):
+    steps = {"eta_w": algorithm.eta_w, "eta_q": algorithm.eta_q}
+    own = [f"{step} = {value}" for step, value in steps.items() if value != THEORY]
+    if algorithm.block_length != paper.block_length(algorithm.rounds):
         own.append(f"block = {algorithm.block_length}")
-    if not own:
-        return []
-    return [f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"]
+    text = f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"
+    return [text] if own else []
 
 
-def _model_size(config: Config) -> tuple[int | None, str | None]:
-    """d of the configuration's task, or why it is not known. Code is loaded from installed tasks only."""
+def model_size(config: Config) -> int | None:
+    """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded."""
     from afl.core.randomness import SharedRandomness  # noqa: PLC0415
     from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
     from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
 
-    name = config.task.name
-    if name not in known_tasks():
-        return None, f"the task {name} is not an installed one, so the model's size is not known; give --dim"
-    try:
-        return build_vector(load_task(name, config.task.options), SharedRandomness.from_int(0)).dim, None
-    except AflError as error:
-        return None, f"the model of the task {name} cannot be made here ({error}); give --dim"
+    task = config.task
+    if task.name not in known_tasks():
+        return None
+    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).dim
+
+
+def compressor_words(name: str, options: Mapping[str, object]) -> str:
+    """``rand-k (ratio 0.1)``."""
+    return name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
 
 
 def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: int) -> dict[str, Any] | None:
@@ -235,23 +203,18 @@ def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: i
     def made(name: str, options: Mapping[str, Any]) -> Compressor:
         compressor_class(name)  # an unknown name is refused by the registry
         check_compressor(name, options)
-        return create(
-            name, dim, resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
-        )
+        resolved = resolved_options(name, options, workers=workers, is_exact_down=is_exact_down)
+        return create(name, dim, resolved)
 
     up, down = made(*uplink), made(*downlink)
     is_sharper = is_exact_down and up.additive_idempotent
     loses_down = not (down.lossless or (same and up.additive_idempotent))
-    described = [
-        name + (f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else "")
-        for name, options in (uplink, downlink)
-    ]
+    ways = compressor_words(*uplink), compressor_words(*downlink)
+    kind: paper.CompressorClass = "additive-idempotent" if is_sharper else "contractive"
     return {
-        "description": f"{described[0]} both ways" if same else f"{described[0]} up, {described[1]} down",
+        "description": f"{ways[0]} both ways" if same else f"{ways[0]} up, {ways[1]} down",
         "delta": min(up.delta, down.delta) if loses_down else up.delta,
-        "ratio_that_keeps_the_rate": theory_ratio(
-            "additive-idempotent" if is_sharper else "contractive", workers
-        ),
+        "ratio_that_keeps_the_rate": paper.theory_ratio(kind, workers),
     }
 
 
@@ -298,18 +261,24 @@ def _table(*columns: str) -> Table:
     return made
 
 
-def _reader(
-    convert: Callable[[str], float], accepts: Callable[[float], bool], wanted: str
-) -> Callable[[str], float]:
-    """A reader of an option's numbers; what it does not accept is refused with what it ``wanted``."""
+def whole(text: str) -> int:
+    """A count, as an option has it."""
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {LARGEST:g}")
+    return int(text)
 
-    def read(text: str) -> float:
-        try:
-            value = convert(text)
-        except ValueError:
-            value = math.nan
-        if not accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
 
-    return read
+def positive(text: str, most: float = LARGEST, wanted: str = f"a number above 0 to {LARGEST:g}") -> float:
+    """A number above 0, as an option has it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return value
+
+
+def share(text: str) -> float | str:
+    """A share, or ``theory``."""
+    return THEORY if text == THEORY else positive(text, 1, "a number above 0 and at most 1, nor theory")

@@ -51,11 +51,10 @@ def why_unwritable(error: OSError) -> str:
 
 
 def why_unwritten(error: OSError) -> str:
-    """Why a file of a run could not be written, for a message; what to do where that is the same always."""
-    reason = error.strerror or str(error)
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{reason}; free some space, and start the server again to resume the run"
-    return reason
+    """Why a file of a run could not be written, for a message; of a full disk also what to do."""
+    is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    advice = "; free some space, and start the server again to resume the run" if is_full else ""
+    return f"{error.strerror or error}{advice}"
 
 
 def place(worker: int, rounds: str) -> str:

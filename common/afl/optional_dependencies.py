@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError
 
+_INSTALL = "pip install 'afl[{}]'"
 
-def install_hint(extra: str) -> str:
-    """The command that installs an extra."""
-    return f"pip install 'afl[{extra}]'"
-
-
-INSTALL_HINT = install_hint("tasks")
+INSTALL_HINT = _INSTALL.format("tasks")
 
 PROVIDED = frozenset({"sklearn", "torchvision", "pyarrow", "PIL"})
 """Top-level modules that the extra brings."""
-
-
-def packaged_file(distribution: str, path: str, purpose: str) -> Path:
-    """The file at ``path`` of an installed distribution, which is not imported.
-
-    Raises:
-        afl.ConfigError: if it is not installed, or no longer brings the file.
-    """
-    try:
-        file = Path(str(metadata.distribution(distribution).locate_file(path)))
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"the package {distribution} is needed to {purpose}: {INSTALL_HINT}") from error
-    if not file.is_file():
-        raise ConfigError(f"{file} is needed to {purpose}; this version of {distribution} does not bring it")
-    return file
 
 
 def check_installed(module: str, purpose: str, extra: str) -> None:
@@ -44,7 +23,7 @@ def check_installed(module: str, purpose: str, extra: str) -> None:
         afl.ConfigError: if it is not, with the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"the package {module} is needed to {purpose}: {install_hint(extra)}")
+        raise ConfigError(f"the package {module} is needed to {purpose}: {_INSTALL.format(extra)}")
 
 
 def require(module: str, purpose: str, extra: str = "tasks") -> Any:
@@ -59,4 +38,6 @@ def require(module: str, purpose: str, extra: str = "tasks") -> Any:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise ConfigError(f"the package {package} is needed to {purpose}: {install_hint(extra)}") from error
+        raise ConfigError(
+            f"the package {package} is needed to {purpose}: {_INSTALL.format(extra)}"
+        ) from error

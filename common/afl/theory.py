@@ -15,7 +15,7 @@ every machine; a mathematical library's ``pow`` is not.
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = [
     "FEWEST_ROUNDS",
@@ -75,10 +75,8 @@ def theory_ratio(compressor_class: CompressorClass, workers: int) -> float:
     ``k = Theta(d (log m)^(-1/4))``; the constant taken here is 1. At most 1, which it is for ``m <= e``.
     """
     assert workers >= 1
+    assert compressor_class in get_args(CompressorClass)
     if workers == 1:
         return 1.0
     root = math.sqrt(math.log(workers))
-    if compressor_class == "additive-idempotent":
-        return min(1.0, 1.0 / root)
-    assert compressor_class == "contractive"
-    return min(1.0, 1.0 / math.sqrt(root))
+    return min(1.0, 1.0 / (root if compressor_class == "additive-idempotent" else math.sqrt(root)))

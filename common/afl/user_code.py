@@ -18,7 +18,6 @@ _CALLERS = ("dtypes.py", "initialization.py", "registry.py")
 _LONGEST = 300
 """Characters of what was raised: libraries put whole lists into a message."""
 
-
 SUFFIX = ".py"
 
 
@@ -28,22 +27,22 @@ def as_module_path(name: str) -> str:
     Raises:
         afl.ConfigError: if the file is not in or below the working directory, or no module can have its name.
     """
-    file, separator, attribute = name.rpartition(":")
-    if not separator or not file.endswith(SUFFIX):
+    file, _, attribute = name.rpartition(":")
+    if not file.endswith(SUFFIX):
         return name
     here = Path.cwd()
     path = PurePath(here, file)
-    if path.is_relative_to(here) and ".." not in path.parts:
-        parts = path.relative_to(here).with_suffix("").parts
-        if all(part.isidentifier() for part in parts):
-            return f"{'.'.join(parts)}:{attribute}"
+    if not path.is_relative_to(here) or ".." in path.parts:
+        raise ConfigError(
+            f"task {name}: {file} is not in or below the folder {here}, from which tasks are loaded; go to "
+            f"its folder, and name it {path.name}:{attribute}"
+        )
+    parts = path.relative_to(here).with_suffix("").parts
+    if not all(part.isidentifier() for part in parts):
         raise ConfigError(
             f"task {name}: a module is named by letters, digits and underscores; rename {file} or its folder"
         )
-    raise ConfigError(
-        f"task {name}: {file} is not in or below the folder {here}, from which tasks are loaded; go to its"
-        f" folder, and name it {path.name}:{attribute}"
-    )
+    return f"{'.'.join(parts)}:{attribute}"
 
 
 @contextlib.contextmanager
@@ -91,7 +90,8 @@ def users_line(error: BaseException) -> tuple[str, str] | None:
         error = error.__cause__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(Path(error.filename))}:{error.lineno}", (error.text or "").strip()
-    others = _folders_of_others()
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = [*_our_folders(), *libraries]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(folder) for folder in others):
@@ -128,13 +128,8 @@ def _is_ours(path: Path, ours: list[Path]) -> bool:
 
 
 def _our_folders() -> list[Path]:
-    loaded = [sys.modules[name] for name in _OURS if name in sys.modules]
-    return [Path(module.__file__).parent for module in loaded if module.__file__ is not None]
-
-
-def _folders_of_others() -> list[Path]:
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return _our_folders() + libraries
+    loaded = [sys.modules[name].__file__ for name in _OURS if name in sys.modules]
+    return [Path(file).parent for file in loaded if file is not None]
 
 
 def _place(error: BaseException) -> str:

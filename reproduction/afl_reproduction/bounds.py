@@ -116,11 +116,7 @@ def measure(
     assert len(models) == rounds
     found = mean_square(risks, models, tolerance)
     constants = Constants(
-        task.smoothness,
-        task.lipschitz,
-        task.sigma_w,
-        task.sigma_q,
-        delta_phi(risks, models[0], tolerance),
+        task.smoothness, task.lipschitz, task.sigma_w, task.sigma_q, delta_phi(risks, models[0], tolerance)
     )
     theorem, delta = covering(
         compressor.delta, compressor.delta, downlink_loses=not compressor.additive_idempotent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.errors import ConfigError, ExitCode
-from afl_lab.simulation.command import ProgressView
+from afl_lab.simulation.command import shown_progress
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome, run_here
 from afl_reproduction.condensed import CondensedRun, is_same, read_run, run_file
@@ -54,28 +54,20 @@ def execute(options: argparse.Namespace) -> ExitCode:
     return failed[0].code if failed else ExitCode.OK
 
 
-class _Recorder(ProgressView):
-    """Shows progress, and hands on each run that has ended whole."""
-
-    def __init__(self, jobs: Sequence[Job], record: Callable[[Job, Mapping[str, Any]], None]) -> None:
-        super().__init__(jobs)
-        self._record = record
-
-    def ended(self, outcome: Outcome) -> None:
-        """Record it before it is shown as done."""
-        if outcome.summary is not None:
-            self._record(outcome.job, outcome.summary)
-        super().ended(outcome)
-
-
 def _simulate(
     jobs: Sequence[Job], processes: int, record: Callable[[Job, Mapping[str, Any]], None]
 ) -> list[Outcome]:
-    """Run them; what failed."""
+    """Run them, and record each that has ended whole before it is shown as done; what failed."""
     if not jobs:
         return []
-    with _Recorder(jobs, record) as view:
-        outcomes = run_here(jobs, min(processes, len(jobs)), view)
+    with shown_progress(jobs) as show:
+
+        def watch(job: Job, news: int | Outcome) -> None:
+            if isinstance(news, Outcome) and news.summary is not None:
+                record(job, news.summary)
+            show(job, news)
+
+        outcomes = run_here(jobs, min(processes, len(jobs)), watch)
     return [outcome for outcome in outcomes if outcome.summary is None]
 
 
@@ -129,8 +121,7 @@ def _final_jobs(
         for name, variant in experiment.variants(part).items():
             found = steps.get(variant.method)
             config = experiment.config(
-                variant.method,
-                [*own.set, *(found.overrides if found else []), *variant.set, *overrides],
+                variant.method, [*own.set, *(found.overrides if found else []), *variant.set, *overrides]
             ).with_seed(seed)
             directory = out / "runs" / part / name / f"seed-{seed}"
             jobs.append((name, Job(f"{part}/{name}, seed {seed}", config, directory, saves_models=False)))

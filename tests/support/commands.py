@@ -114,3 +114,15 @@ class _Forked:
     def send_signal(self, number: signal.Signals) -> None:
         if self.wait(0.0) is None:
             os.kill(self.pid, number)
+
+
+def started_simulation(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    """``afl simulate ARGUMENTS`` in ``folder``, from nothing, with its output and errors to be read."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

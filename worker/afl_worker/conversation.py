@@ -111,12 +111,8 @@ class Conversation:
             self._settings = settings
             position = position_of(welcome.workers[0].position) if welcome.workers else NOWHERE
             kept = self.assembler.arrived + sum(entry.offset for entry in welcome.workers)
-            LOG.info(
-                "joined again: run %s, %s",
-                welcome.run_id,
-                self._named(position),
-                extra=events.JoinedAgain(run_id=welcome.run_id, round=position.round, kept=kept).extra,
-            )
+            event = events.JoinedAgain(run_id=welcome.run_id, round=position.round, kept=kept)
+            LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=event.extra)
         self._run_id = welcome.run_id
         participant = self._trained.participant
         return pb.Ready(
@@ -169,16 +165,16 @@ class Conversation:
             participant.counted(ack.worker, ack.position)
             return
         round_, named = ack.position.round, self._named(ack.position)
-        extra = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower()).extra
-        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=extra)
+        event = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower())
+        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=event.extra)
         try:
             was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
         except NonFiniteError as error:
             raise self._failure(ack.worker, ack.position, error) from error
         if was_put_back:
-            extra = events.PutBack(worker=ack.worker, round=round_).extra
+            put_back = events.PutBack(worker=ack.worker, round=round_)
             text = "worker %d: its report for %s was late; what it carried is sent later"
-            LOG.info(text, ack.worker, named, extra=extra)
+            LOG.info(text, ack.worker, named, extra=put_back.extra)
 
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""

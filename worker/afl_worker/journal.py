@@ -22,19 +22,8 @@ from afl.core.participant import Kept
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError
-from afl.runs.durable import (
-    DamagedError,
-    InUseError,
-    OtherVersionError,
-    Record,
-    Section,
-    lock,
-    packed_arrays,
-    read_record,
-    record_head,
-    sync_folder,
-    unpacked_arrays,
-)
+from afl.runs import durable
+from afl.runs.durable import DamagedError, InUseError, OtherVersionError, Record, Section
 
 LOG = logging.getLogger("afl.worker")
 
@@ -77,7 +66,7 @@ class Journal:
         self._sequence = 0
         with self._errors_named():
             _make_folder(path.parent, syncs=syncs)
-            self._lock = lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
+            self._lock = durable.lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
 
     def read(self) -> Kept | None:
         """The newest whole entry, if there is one.
@@ -98,7 +87,7 @@ class Journal:
         for start in (0, self._room) if self._room else ():
             place = content[start : start + self._room]
             try:
-                found.append(read_record(place))
+                found.append(durable.read_record(place))
             except OtherVersionError as error:
                 raise ConfigError(
                     f"{self._path} cannot be used: {error}; resume the run with that version, or name "
@@ -115,10 +104,9 @@ class Journal:
             damaged.append(f"none in {size} bytes")
         if damaged:
             used = "the entry before it is used" if found else "the journal is ignored"
-            extra = events.JournalDamaged(worker=self._owner.worker).extra
-            LOG.warning(
-                "%s holds an incomplete entry (%s); %s", self._path, "; ".join(damaged), used, extra=extra
-            )
+            event = events.JournalDamaged(worker=self._owner.worker)
+            why = "; ".join(damaged)
+            LOG.warning("%s holds an incomplete entry (%s); %s", self._path, why, used, extra=event.extra)
         if not found:
             return None
         newest = max(found, key=lambda record: int(record.values["sequence"]))
@@ -130,7 +118,7 @@ class Journal:
         """Make an entry durable. Raises StorageError if it cannot be written; the last entry still stands."""
         reached("worker.before-journal")
         arrays = {_BUFFERS + name: array for name, array in kept.buffers.items()}
-        described, sections = packed_arrays(
+        described, sections = durable.packed_arrays(
             arrays if kept.residual is None else {"residual": kept.residual, **arrays}
         )
         sections = [*(payload.data for payload in kept.payloads), *sections]
@@ -144,13 +132,13 @@ class Journal:
             "payloads": [asdict(payload.header) for payload in kept.payloads],
             "arrays": described,
         }
-        head = record_head(values, sections)
+        head = durable.record_head(values, sections)
         length = len(head) + sum(map(len, sections))
         grows = length > self._room
         with self._errors_named():
             if grows:
                 self._make_larger(length)
-                head = record_head({**values, "journal_bytes": 2 * self._room}, sections)
+                head = durable.record_head({**values, "journal_bytes": 2 * self._room}, sections)
             assert self._file is not None
             start = values["sequence"] % 2 * self._room
             _write(self._file, start + len(head), sections)
@@ -162,7 +150,7 @@ class Journal:
                 os.fdatasync(self._file)
             if grows:
                 self._path.with_suffix(".new").replace(self._path)
-                sync_folder(self._path.parent)
+                durable.sync_folder(self._path.parent)
         self._sequence += 1
         reached("worker.after-journal")
 
@@ -270,7 +258,7 @@ def _make_folder(folder: Path, *, syncs: bool) -> None:
     if syncs:
         # Its own entry in any case: who made it may not have come so far.
         for parent in dict.fromkeys([folder.parent, *(part.parent for part in missing)]):
-            sync_folder(parent)
+            durable.sync_folder(parent)
 
 
 def _write(file: int, start: int, sections: Sequence[Section]) -> None:
@@ -286,7 +274,7 @@ def _kept(record: Record) -> Kept:
     headers = [PayloadHeader.of_values(entry) for entry in values["payloads"]]
     # A copy: the place is written over by the entry after the next.
     owned = [memoryview(bytes(section)) for section in record.sections]
-    arrays = unpacked_arrays(values["arrays"], owned[len(headers) :])
+    arrays = durable.unpacked_arrays(values["arrays"], owned[len(headers) :])
     return Kept(
         Kind[values["kind"]],
         Report(

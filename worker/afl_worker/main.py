@@ -17,7 +17,7 @@ from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
-from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, checked_token
+from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import common_options, make_parser, stay_option
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
@@ -45,17 +45,17 @@ def parse_ids(text: str) -> tuple[int, ...]:
     """``3``, ``0-9`` or ``3,7,10-12`` as ascending worker ids. Raises ConfigError if it is not of that form,
     or names an id twice, or too many."""
     ids: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"--id {text}: {part.strip()!r} is no worker id; write 3, 0-9 or 3,7")
-        stop = int(last or first)
-        if stop > LARGEST_WORKER_ID or len(ids) + stop - int(first) >= MOST_WORKERS_A_SESSION:
+    for part in map(str.strip, text.split(",")):
+        try:
+            ((first, last),) = WorkerIds.parse(part).ranges
+        except ValueError:
+            raise ConfigError(f"--id {text}: {part!r} is no worker id; write 3, 0-9 or 3,7") from None
+        if last > LARGEST_WORKER_ID or len(ids) + last - first >= MOST_WORKERS_A_SESSION:
             raise ConfigError(
                 f"--id {text}: ids are 0 to {LARGEST_WORKER_ID}, and one process hosts at most "
                 f"{MOST_WORKERS_A_SESSION} of them; start several processes for more"
             )
-        ids.extend(range(int(first), stop + 1))
+        ids.extend(range(first, last + 1))
     if len(set(ids)) < len(ids):
         twice = next(one for one in sorted(ids) if ids.count(one) > 1)
         raise ConfigError(f"--id {text}: worker {twice} is named twice; name each once")
@@ -69,26 +69,25 @@ def make_worker_parser() -> argparse.ArgumentParser:
         "Take part in a federation as one or several workers, over one connection. "
         "The server names the task; the data stays here.",
     )
-    parser.add_argument("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    parser.add_argument(
+    option = parser.add_argument
+    option("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
+    option("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    option(
         "--task",
         metavar="NAME",
         help="the task to run: an installed name the server must agree with, or package.module:Class; "
         "default: the one the server names, if it is installed here",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)"
-    )
-    parser.add_argument(
+    option("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    option("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA; default: ./data)")
+    option(
         "--task-option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="an option of the task for this machine only, such as file=writers.npz; may be repeated",
     )
-    parser.add_argument(
+    option(
         "--journal",
         type=Path,
         default=DEFAULT_JOURNAL,
@@ -96,37 +95,37 @@ def make_worker_parser() -> argparse.ArgumentParser:
         help="where this process writes what it is about to send, so that it can resume after a crash "
         "(default: afl-journal)",
     )
-    parser.add_argument(
+    option(
         "--http",
         metavar="HOST:PORT",
         help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
         "for probes; :9091 is all addresses (default: off)",
     )
-    parser.add_argument(
+    option(
         "--give-up-after",
         default="10m",
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
-    for option, content in {
+    for name, content in {
         "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
         "--certificate": "this worker's own certificate (PEM), for a server that asks for one",
         "--key": "its private key (PEM, not encrypted)",
         "--token-file": "this worker's token, for a server that asks for one (or put the token into "
         f"{TOKEN_VARIABLE})",
     }.items():
-        parser.add_argument(option, type=Path, metavar="FILE", help=content)
-    parser.add_argument(
+        option(name, type=Path, metavar="FILE", help=content)
+    option(
         "--server-name",
         metavar="NAME",
         help="the name that the server's certificate must have (default: the host of --server)",
     )
-    parser.add_argument(
+    option(
         "--insecure",
         action="store_true",
         help="connect in plaintext to a server on another machine (for a network that you trust)",
     )
-    parser.add_argument(
+    option(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
     stay_option(parser)

@@ -42,14 +42,14 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
             reason = runtime.run()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
-                extra = events.Staying().extra
-                LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=extra)
+                staying = events.Staying()
+                LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=staying.extra)
                 while True:
                     signal.pause()
         except AflError as error:
-            extra = events.Ended(code=int(error.exit_code)).extra
+            event = events.Ended(code=int(error.exit_code))
             # The traceback is shown where it says more than the message.
-            LOG.error("%s", error, extra=extra, exc_info=worth_tracing(error))  # noqa: TRY400
+            LOG.error("%s", error, extra=event.extra, exc_info=worth_tracing(error))  # noqa: TRY400
             return error.exit_code
         except SignalError as error:
             if not runtime.is_over:

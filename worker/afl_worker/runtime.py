@@ -14,7 +14,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
-from afl_worker.network.connection import Connection, Farewell, Lost
+from afl_worker.network.connection import Connection, Ended
 from afl_worker.options import WorkerOptions
 from afl_worker.reconnection import TOLD_AFTER, Reconnection
 from afl_worker.training.setup import chosen_device
@@ -58,9 +58,9 @@ class Runtime:
             ending = self._session()
             was_welcome, connection = self._is_welcome, self._connection
             self.close()
-            if isinstance(ending, Farewell) and ending.status is GoodbyeStatus.FINISHED:
-                extra = events.Timings(steps=self._timings.steps, **self._timings.seconds()).extra
-                LOG.info("where the time went: %s", self._timings, extra=extra)
+            if ending.status is GoodbyeStatus.FINISHED:
+                event = events.Timings(steps=self._timings.steps, **self._timings.seconds())
+                LOG.info("where the time went: %s", self._timings, extra=event.extra)
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
@@ -95,8 +95,9 @@ class Runtime:
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause = self._reconnection.pause
-        server, extra = self._options.server, events.Reconnecting(seconds=pause, reason=reason).extra
-        LOG.warning("no session with %s (%s); trying again in %.1f s", server, reason, pause, extra=extra)
+        event = events.Reconnecting(seconds=pause, reason=reason)
+        text = "no session with %s (%s); trying again in %.1f s"
+        LOG.warning(text, self._options.server, reason, pause, extra=event.extra)
         cuts = len(self._reconnection.cut_short)
         if self._reconnection.is_stuck and cuts.bit_count() == 1:
             LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)
@@ -126,7 +127,7 @@ class Runtime:
             "size and length (nginx: client_max_body_size 0; more in docs/proxies.md)"
         )
 
-    def _session(self) -> Farewell | Lost:
+    def _session(self) -> Ended:
         """One connection, from its beginning to its end; how it ended."""
         try:
             self._connection = connection = Connection(
@@ -137,7 +138,7 @@ class Runtime:
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
-            return Lost(str(error))
+            return Ended(str(error))
         connection.send_control(join=self._conversation.join())
         while True:
             left = None if self._is_welcome else self._reconnection.left(time.monotonic())
@@ -146,12 +147,12 @@ class Runtime:
             try:
                 match event:
                     case None:
-                        return Lost("no answer")
-                    case Farewell(GoodbyeStatus.REFUSED, reason):
+                        return Ended("no answer")
+                    case Ended(reason, GoodbyeStatus.REFUSED):
                         raise RefusedError(f"the server refused this worker: {reason}")
-                    case Farewell(GoodbyeStatus.ABORTED, reason):
+                    case Ended(reason, GoodbyeStatus.ABORTED):
                         raise RunAbortedError(f"the run was stopped: {reason}")
-                    case Farewell() | Lost():
+                    case Ended():
                         return event
                     case pb.Welcome():
                         self._welcome(connection, event)
@@ -161,7 +162,7 @@ class Runtime:
                         self._step(connection, event)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Lost(f"the server broke the protocol: {error}")
+                return Ended(f"the server broke the protocol: {error}")
             except CannotGoOnError as failed:
                 connection.send_control(failure=failed.told)
                 connection.close(drain_s=FAILURE_DRAIN_S)
@@ -172,7 +173,7 @@ class Runtime:
         # Before the task is built, which may take longer than the silence that the server allows.
         connection.agree(settings)
         ready = self._conversation.welcome(welcome, settings)
-        connection.expect_steps(self._conversation.assembler)
+        connection.assembler = self._conversation.assembler
         connection.send_control(ready=ready)
         again = list(self._conversation.sent_again(welcome))
         for frames in again:
@@ -185,7 +186,7 @@ class Runtime:
             for frames in self._conversation.step(committed):
                 connection.send(frames)
         self._timings.steps += 1
-        self._conversation.assembler.recycle(committed)
+        connection.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:

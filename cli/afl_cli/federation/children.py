@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from afl.errors import ConfigError, why_unwritable
 
@@ -28,11 +27,7 @@ TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a child logged, or its end.
-
-    Attributes:
-        fields: the JSON object; empty for the end.
-    """
+    """Something that a child logged, with the fields of its JSON object, or its end, without."""
 
     child: Child
     fields: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +59,7 @@ class Child:
         self.name = name
         self.log = log
         try:
-            self._file: TextIO | None = log.open("a", encoding="utf-8")
+            self._file = log.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"{log} cannot be written: {why_unwritable(error)}") from error
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -97,73 +92,52 @@ class Child:
         self._reader.join()
         return code
 
-    def close(self) -> None:
-        """Let go of a process that has ended."""
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+    @property
+    def ending(self) -> str:
+        """How it ended: by a signal, or with an exit code."""
+        code = self.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the {self.name} process {how}"
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._keep(line)
-            fields = _parsed(line)
-            self._tail.extend(_readable(line, fields))
-            if fields:
-                self._events.put(Event(self, fields))
-        if self._file is not None:
-            self._file.close()
+        with self.process.stderr as lines, self._file:
+            for line in lines:
+                try:
+                    self._file.write(b"" if self._unkept else line.encode())
+                except OSError as error:
+                    # A full disk is no reason to stop reading: the child would wait for it.
+                    self._unkept = f"(the file has less: {why_unwritable(error)})"
+                fields = _parsed(line)
+                self._tail.extend(_readable(line, fields))
+                if fields:
+                    self._events.put(Event(self, fields))
         self._events.put(Event(self))
 
-    def _keep(self, line: str) -> None:
-        """Add a line to the file. A full disk is no reason to stop reading: the child would wait for it."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(line)
-            self._file.flush()
-        except OSError as error:
-            self._unkept = f"(the file has less: {why_unwritable(error)})"
-            file, self._file = self._file, None
-            # What is buffered fails again.
-            with contextlib.suppress(OSError):
-                file.close()
 
-
-class Children:
+class Children(contextlib.ExitStack):
     """The processes of one command; none outlives the ``with`` block.
 
     Within the block SIGINT and SIGTERM do not interrupt the code wherever it is, which could lose a process
-    that has just been made. They are events: :meth:`next_event` raises ``KeyboardInterrupt`` for them.
+    that has just been made. They are events: :meth:`next_event` raises ``KeyboardInterrupt`` with the signal.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._events: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._children: list[Child] = []
-        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             # Ignored signals stay ignored: of a job in the background, or under nohup.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._interrupt)
+                before = signal.signal(number, lambda came, _: self._events.put(signal.Signals(came)))
+                self.callback(signal.signal, number, before)
+        self.callback(self.end)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.end()
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-
     def next_event(self, timeout: float | None = None) -> Event | None:
-        """The next event of any child; ``None`` if there is none within ``timeout`` seconds.
-
-        Raises:
-            KeyboardInterrupt: after SIGINT or SIGTERM, with the signal.
-        """
+        """The next event of any child; ``None`` if there is none within ``timeout`` seconds."""
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
@@ -172,15 +146,8 @@ class Children:
             raise KeyboardInterrupt(event)
         return event
 
-    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
-        self._events.put(signal.Signals(number))
-
     def start(self, name: str, module: str, arguments: Sequence[str], log: Path) -> Child:
-        """Start one.
-
-        Raises:
-            ConfigError: if its log cannot be written.
-        """
+        """Start one; raises ConfigError if its log cannot be written."""
         child = Child(name, module, arguments, log, self._events)
         self._children.append(child)
         return child
@@ -202,7 +169,7 @@ class Children:
             process.kill()
             process.wait()
         for child in self._children:
-            child.close()
+            child.wait()
         self._children.clear()
 
 
@@ -219,7 +186,5 @@ def _readable(line: str, fields: dict[str, Any]) -> list[str]:
     """A log line as a person reads it; what was wrong comes last, for that is what a tail shows."""
     if "message" not in fields:
         return [line.rstrip()]
-    text = f"{fields.get('level', '')}: {fields['message']}"
-    if "traceback" in fields:
-        text = f"{fields['traceback']}\n{text}"
-    return text.splitlines()
+    said = f"{fields.get('level', '')}: {fields['message']}"
+    return [*fields.get("traceback", "").splitlines(), *said.splitlines()]

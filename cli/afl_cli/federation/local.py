@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import afl_server
@@ -14,7 +14,7 @@ import afl_worker
 from afl.config.address import Address
 from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
 from afl.terminal.display import REFRESH_S, RunDisplay
-from afl_cli.federation.children import Child, Children, Event
+from afl_cli.federation.children import Child, Children
 from afl_cli.federation.plan import FederationPlan
 from afl_cli.status import fetch_status
 
@@ -53,20 +53,30 @@ class _Worker:
     ids: range
     child: Child
     restarts: int = 0
-    round: int = field(default=-1)
+    round: int = -1
     """How far the run was when it was last started again."""
 
 
-class LocalFederation:
-    """One run, from its first process to its last.
+def federate(plan: FederationPlan, display: RunDisplay) -> Ending:
+    """One run, from its first process to its last, shown on ``display`` once the server listens.
 
-    Args:
-        children: whose processes they are.
+    Raises:
+        RunCompleteError: if there is nothing left to do.
+        AflError: if the server cannot start, or a process dies and is not started again.
+        KeyboardInterrupt: after Ctrl-C; where it stops softly, after the second.
     """
+    with Children() as children:
+        federation = _Federation(plan, children, display)
+        federation.start()
+        with display:
+            return federation.follow()
 
-    def __init__(self, plan: FederationPlan, children: Children) -> None:
+
+class _Federation:
+    def __init__(self, plan: FederationPlan, children: Children, display: RunDisplay) -> None:
         self._plan = plan
         self._children = children
+        self._display = display
         self._server: Child | None = None
         self._workers: list[_Worker] = []
         self._address = ""
@@ -76,17 +86,12 @@ class LocalFederation:
         """Until when the server should have ended, by the word of this worker."""
         self._stopped: tuple[ExitCode, str] | None = None
         """Why the run was stopped from here."""
-        self._last_word: Event | None = None
-        """The last event that the server has logged."""
+        self._last_word: dict[str, Any] | None = None
+        """What the server has logged of the run's end."""
         self._can_go_on = False
 
-    def start(self) -> dict[str, Any]:
-        """Start the server, and the workers once it listens; the fields of its event ``listening``.
-
-        Raises:
-            RunCompleteError: if there is nothing left to do.
-            AflError: if the server cannot start.
-        """
+    def start(self) -> None:
+        """Start the server, and the workers once it listens."""
         self._plan.logs.mkdir(parents=True, exist_ok=True)
         self._server = self._children.start(
             "server", afl_server.__name__, [*self._plan.server, "--no-live"], self._plan.logs / "server.log"
@@ -97,58 +102,53 @@ class LocalFederation:
         self._address = f"127.0.0.1:{event.fields['port']}"
         self._http = str(Address(self._plan.http_host, event.fields["http_port"]))
         self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
-        return event.fields
 
-    def follow(self, display: RunDisplay) -> Ending:
-        """Show the run until every process has ended; says how.
-
-        Raises:
-            AflError: if a process dies, and is not started again.
-            KeyboardInterrupt: after Ctrl-C; where it stops softly, after the second.
-        """
+    def follow(self) -> Ending:
+        """Show the run until the server has ended, and, if it has ended well, the workers."""
         assert self._server is not None
         due = time.monotonic()
         while True:
             try:
                 event = self._children.next_event(timeout=max(0.0, due - time.monotonic()))
             except KeyboardInterrupt as interrupt:
-                self._interrupted(interrupt, display)
+                self._interrupted(interrupt)
                 continue
             if event is not None and event.child is self._server:
                 if not event.fields:
                     break
                 if event.name == "run_over":
-                    self._last_word = event
+                    self._last_word = event.fields
                 self._can_go_on |= event.name == "can_go_on"
             elif event is not None and not event.fields:
-                self._worker_ended(event.child, display)
+                self._worker_ended(event.child)
             if time.monotonic() >= due:
-                self._look(display)
+                self._look()
                 due = time.monotonic() + REFRESH_S
         ending = self._ending()
-        if ending.code is ExitCode.OK:
-            self._let_workers_leave()
-        else:
-            self._children.end()
+        deadline = time.monotonic() + (LEAVE_GRACE_S if ending.code is ExitCode.OK else 0)
+        processes = [worker.child.process for worker in self._workers]
+        while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+            self._children.next_event(timeout=0.1)
+        self._children.end()
         return ending
 
-    def _look(self, display: RunDisplay) -> None:
+    def _look(self) -> None:
         """Show the state, and see whether the server is late to end."""
         # The server is gone as soon as the run is over; its workers follow.
         with contextlib.suppress(LostServerError):
             state = fetch_status(self._http)
             self._round = state["round"]
-            display.show(state)
+            self._display.show(state)
         if self._told is not None and time.monotonic() >= self._told[0] and self._stopped is None:
-            self._give_up(self._told[1], "the server does not end it", display)
+            self._give_up(self._told[1], "the server does not end it")
 
     def _ending(self) -> Ending:
         """How it ended, once the server has."""
         assert self._server is not None
         code = self._server.wait()
-        if self._last_word is None or code not in set(ExitCode):
+        said = self._last_word
+        if said is None or code not in set(ExitCode):
             raise failure_of(self._server)
-        said = self._last_word.fields
         ending = Ending(ExitCode(code), said["message"], said["summary"], self._can_go_on)
         if self._stopped is None or ending.code is not ExitCode.INTERRUPTED:
             return ending
@@ -157,19 +157,18 @@ class LocalFederation:
     def _start_worker(self, ids: range) -> Child:
         text = f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
         return self._children.start(
-            f"workers {text}" if len(ids) > 1 else f"worker {text}",
+            f"worker{'s' * (len(ids) > 1)} {text}",
             afl_worker.__name__,
             ["--id", text, "--server", self._address, *self._plan.worker],
             self._plan.logs / f"workers-{text}.log",
         )
 
-    def _worker_ended(self, child: Child, display: RunDisplay) -> None:
+    def _worker_ended(self, child: Child) -> None:
         code = child.wait()
         if code == 0 or self._stopped is not None:
             return
         if code in TOLD_CODES:
-            if self._told is None:
-                self._told = (time.monotonic() + LEAVE_GRACE_S, child)
+            self._told = self._told or (time.monotonic() + LEAVE_GRACE_S, child)
             return
         if not self._plan.restarts:
             raise failure_of(child)
@@ -177,31 +176,30 @@ class LocalFederation:
         if self._round > worker.round:
             worker.restarts = 0
         if code in FINAL_CODES:
-            self._give_up(child, "that would happen again", display)
+            self._give_up(child, "that would happen again")
         elif worker.restarts >= self._plan.restarts:
-            self._give_up(child, "no restart is left (--restarts)", display)
+            self._give_up(child, "no restart is left (--restarts)")
         else:
             worker.restarts += 1
             worker.round = self._round
-            display.say(
-                f"{failure_of(child)}\nIt is started again ({worker.restarts} of {self._plan.restarts})."
-            )
+            again = f"It is started again ({worker.restarts} of {self._plan.restarts})."
+            self._display.say(f"{failure_of(child)}\n{again}")
             worker.child = self._start_worker(worker.ids)
 
-    def _give_up(self, child: Child, why: str, display: RunDisplay) -> None:
+    def _give_up(self, child: Child, why: str) -> None:
         """Stop the run for a worker process that has ended."""
         failure = failure_of(child)
-        display.say(f"{failure}\nThe run stops: {why}.")
-        self._stop(failure.exit_code, f"the {child.name} process {how_it_ended(child)}")
+        self._display.say(f"{failure}\nThe run stops: {why}.")
+        self._stop(failure.exit_code, child.ending)
 
-    def _interrupted(self, interrupt: KeyboardInterrupt, display: RunDisplay) -> None:
+    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
         if not self._plan.stops_softly:
             raise interrupt
         if self._stopped is not None:
             self._children.kill()
             raise interrupt
         (number,) = interrupt.args
-        display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
+        self._display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
         name = "Ctrl-C" if number is signal.SIGINT else number.name
         self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", number)
 
@@ -210,28 +208,13 @@ class LocalFederation:
         assert self._server is not None
         self._server.process.send_signal(number)
 
-    def _let_workers_leave(self) -> None:
-        deadline = time.monotonic() + LEAVE_GRACE_S
-        running = [worker.child for worker in self._workers]
-        while running and time.monotonic() < deadline:
-            self._children.next_event(timeout=0.1)
-            running = [child for child in running if child.process.poll() is None]
-
-
-def how_it_ended(child: Child) -> str:
-    """By a signal, or with an exit code."""
-    code = child.wait()
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
 
 def failure_of(child: Child) -> AflError:
     """What to say of a child that ended before its time, with the last that it said."""
     code = child.wait()
     if code == 0:
         return RunCompleteError(child.tail.removeprefix("afl-server: "))
-    failure = AflError(
-        f"the {child.name} process {how_it_ended(child)}; its log ({child.log}) ends:\n{child.tail}"
-    )
+    failure = AflError(f"{child.ending}; its log ({child.log}) ends:\n{child.tail}")
     if code in set(ExitCode):
         failure.exit_code = ExitCode(code)
     return failure

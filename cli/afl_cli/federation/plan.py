@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -43,17 +44,18 @@ class FederationPlan:
     stops_softly: bool = False
 
 
+def processes_option(parser: argparse.ArgumentParser) -> None:
+    """How many processes host the workers."""
+    default = f"one a worker, but no more than {FEWEST_PROCESSES} or the number of cores"
+    processes = f"processes that host the workers (default: {default})"
+    parser.add_argument("--processes", type=int, metavar="P", help=processes)
+
+
 def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:
-    """The ids 0 to ``workers - 1`` of each process, in runs whose lengths differ by at most one.
-
-    Args:
-        processes: if none, one a worker, but no more than :data:`FEWEST_PROCESSES` or the number of cores.
-
-    Raises:
-        ConfigError: if there cannot be so many.
-    """
+    """The ids 0 to ``workers - 1`` of each process, in runs whose lengths differ by at most one."""
     if processes is None:
-        processes = min(workers, max(FEWEST_PROCESSES, _cores()))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(workers, max(FEWEST_PROCESSES, cores))
     if not 1 <= processes <= workers:
         raise ConfigError(f"--processes {processes}: 1 to the number of workers ({workers})")
     edges = [workers * index // processes for index in range(processes + 1)]
@@ -67,13 +69,4 @@ def setting(key: str, value: object) -> list[str]:
 
 def reachable(host: str) -> str:
     """How this machine reaches itself at what it listens on."""
-    if not is_wildcard(host):
-        return host
-    return "::1" if ":" in host else "127.0.0.1"
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return host if not is_wildcard(host) else "::1" if ":" in host else "127.0.0.1"

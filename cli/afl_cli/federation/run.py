@@ -14,12 +14,12 @@ from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
 from afl.user_code import as_module_path
-from afl_cli.federation.children import Children
-from afl_cli.federation.local import Ending, LocalFederation
+from afl_cli.federation.local import Ending, federate
 from afl_cli.federation.plan import (
     MOST_RESTARTS,
     FederationPlan,
     groups_of,
+    processes_option,
     reachable,
     setting,
 )
@@ -32,43 +32,23 @@ FREE_PORT = "127.0.0.1:0"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="the number of workers, instead of the configuration's (as --set workers=N)",
+    workers = "the number of workers, instead of the configuration's (as --set workers=N)"
+    parser.add_argument("--workers", type=int, metavar="N", help=workers)
+    processes_option(parser)
+    task = (
+        "package.module:Class, file.py:Class or an installed name, instead of the configuration's task.name"
     )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="P",
-        help="processes that host the workers (default: one a worker, but no more than 4 or the number of"
-        " cores)",
-    )
-    parser.add_argument(
-        "--task",
-        metavar="TASK",
-        help="package.module:Class, file.py:Class or an installed name, instead of the configuration's"
-        " task.name",
-    )
+    parser.add_argument("--task", metavar="TASK", help=task)
     set_option(parser)
     parser.add_argument("--device", default="auto", help="the workers': auto, cpu, cuda or cuda:N")
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
-    parser.add_argument(
-        "--task-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the task for this machine only; may be repeated",
+    option = "an option of the task for this machine only; may be repeated"
+    parser.add_argument("--task-option", action="append", default=[], metavar="KEY=VALUE", help=option)
+    restarts = (
+        "how often in a row a dead worker process is restarted without a closed round in between"
+        f" (default: {MOST_RESTARTS})"
     )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=MOST_RESTARTS,
-        metavar="N",
-        help="how often in a row a dead worker process is restarted without a closed round in between"
-        f" (default: {MOST_RESTARTS})",
-    )
+    parser.add_argument("--restarts", type=int, default=MOST_RESTARTS, metavar="N", help=restarts)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -84,22 +64,16 @@ def run(options: argparse.Namespace) -> ExitCode:
     directory = config.run.directory or Path("runs") / options.config.stem
     plan = _plan(options, config, overrides, directory)
     console = make_console()
-    console.print(
-        f"Starting a server and {len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)} for "
-        f"{config.workers} worker{'s' * (config.workers != 1)}; their logs: {plan.logs}",
-        soft_wrap=True,
-    )
+    processes = f"{len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)}"
+    workers = f"{config.workers} worker{'s' * (config.workers != 1)}"
+    starting = f"Starting a server and {processes} for {workers}; their logs: {plan.logs}"
+    console.print(starting, soft_wrap=True)
     try:
         plan.logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-        ) from error
-    with Children() as children:
-        federation = LocalFederation(plan, children)
-        federation.start()
-        with RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it.") as display:
-            ending = federation.follow(display)
+        where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
+        raise ConfigError(f"{where}; name another directory") from error
+    ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
     _report(console, ending, directory)
     return ending.code
 
@@ -116,15 +90,11 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     print(f"afl run: {ending.reason}", file=sys.stderr)
     if code is ExitCode.DIVERGED:
         console.print("Another algorithm.eta_w makes another run: name a new run.directory with it.")
+    elif ending.can_go_on and code is ExitCode.INTERRUPTED:
+        console.print("The same command resumes the run.")
     elif ending.can_go_on:
-        if code is ExitCode.INTERRUPTED:
-            console.print("The same command resumes the run.")
-        else:
-            console.print(
-                "Once that is fixed, the same command resumes the run. If it needs another "
-                "configuration, that is another run: name a new run.directory.",
-                soft_wrap=True,
-            )
+        another = "If it needs another configuration, that is another run: name a new run.directory."
+        console.print(f"Once that is fixed, the same command resumes the run. {another}", soft_wrap=True)
 
 
 def _plan(
@@ -132,8 +102,7 @@ def _plan(
 ) -> FederationPlan:
     groups = groups_of(config.workers, options.processes)
     server = ["--config", str(options.config)]
-    for override in overrides:
-        server += ["--set", override]
+    server += [argument for override in overrides for argument in ("--set", override)]
     server += setting("run.directory", str(directory))
     # All of it stays on this machine: any free port will do, and nobody is kept out.
     for key, value in {"listen": FREE_PORT, "tls": None, "tokens": None, "insecure": False}.items():
@@ -145,8 +114,7 @@ def _plan(
     worker = ["--device", options.device, "--journal", str(directory / "journal")]
     worker += ["--task", name] if ":" in name else []
     worker += ["--data-dir", options.data_dir] if options.data_dir else []
-    for option in options.task_option:
-        worker += ["--task-option", option]
+    worker += [argument for option in options.task_option for argument in ("--task-option", option)]
     return FederationPlan(
         server=server,
         groups=groups,

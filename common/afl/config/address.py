@@ -10,23 +10,14 @@ from typing import Final
 
 from afl.errors import AddressError, ConfigError
 
-_ANY_HOST: Final = "::"
-"""What an empty host or ``*`` listens on: every IPv6 address and, by dual stack, every IPv4 one."""
-
 _SCHEME: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|(?:dns|ipv4|ipv6|xds|vsock):(?=.*:))", re.IGNORECASE)
 _UNIX: Final = re.compile(r"unix(?:-abstract)?:|/|\./", re.IGNORECASE)
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE | re.ASCII)
-_LONGEST_NAME: Final = 253
 
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a TCP port.
-
-    Attributes:
-        host: a name, an IPv4 address, or an IPv6 address without brackets.
-        port: 0..65535; 0 asks a listener for any free port.
-    """
+    """A host (a name, or an IP address without brackets) and a TCP port; 0 is any free one to a listener."""
 
     host: str
     port: int
@@ -49,9 +40,24 @@ def parse_listen(text: str) -> Address:
         AddressError: if it is not ``host:port``; the message says what would be.
     """
     host, port = _split(text)
-    if host in {"", "*"}:
-        host = _ANY_HOST
-    return Address(host, port)
+    # By dual stack, every IPv4 address too.
+    return Address("::" if host in {"", "*"} else host, port)
+
+
+def listen_address(value: object) -> Address:
+    """As :func:`parse_listen`, of a value of a configuration.
+
+    Raises:
+        ValueError: if it is no address.
+    """
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("not text")  # noqa: TRY004  # a TypeError would escape the validation
+    try:
+        return parse_listen(value)
+    except AddressError as error:
+        raise ValueError(str(error)) from error
 
 
 def parse_target(text: str) -> Address:
@@ -90,27 +96,18 @@ def is_wildcard(host: str) -> bool:
     return address is not None and address.is_unspecified
 
 
-def check_plaintext(
-    address: Address, *, insecure: bool, key: str = "server.listen", option: str = "server.insecure"
-) -> None:
-    """Refuse to go without TLS where others could read or alter what is sent.
-
-    Args:
-        address: what is listened on or connected to without TLS.
-        insecure: whether the operator wrote out that this is wanted.
-        key: what the address is called, for the message.
-        option: how the operator would write that plaintext is wanted.
+def check_plaintext(listen: Address, *, insecure: bool) -> None:
+    """Refuse to listen without TLS where others could read or alter what is sent.
 
     Raises:
-        ConfigError: if ``address`` is not loopback and ``insecure`` is false.
+        ConfigError: if ``listen`` is not loopback and the operator has not written that it is ``insecure``.
     """
-    if insecure or address.is_loopback:
-        return
-    raise ConfigError(
-        f"{key}: {address} is reachable from other machines, and without TLS anyone in between could read "
-        "and alter the model and the updates; set server.tls, or use a loopback address such as "
-        f"127.0.0.1:{address.port}, or set {option} to true if the network itself is trusted"
-    )
+    if not insecure and not listen.is_loopback:
+        raise ConfigError(
+            f"server.listen: {listen} is reachable from other machines, and without TLS anyone in between "
+            "could read and alter the model and the updates; set server.tls, or use a loopback address such "
+            f"as 127.0.0.1:{listen.port}, or set server.insecure to true if the network itself is trusted"
+        )
 
 
 _NOT_LISTENED: Final = {
@@ -126,72 +123,53 @@ def why_not_listened(error: OSError) -> str:
 
 
 def _split(text: str) -> tuple[str, int]:
-    """Host (without brackets, possibly empty) and port of ``host:port``, both checked.
-
-    Raises:
-        AddressError: if ``text`` is not of that form.
-    """
+    """Host (without brackets, possibly empty) and port of ``host:port``, both checked."""
     if _UNIX.match(text):
         raise AddressError(f"{text!r} is a Unix socket, which is not supported; write host:port")
     if scheme := _SCHEME.match(text):
         rest = text[scheme.end() :].strip("/")
         raise AddressError(f"{text!r} starts with {scheme[0]!r}; write host:port alone: {rest}")
     if text.startswith("["):
-        return _split_bracketed(text)
-    if text.count(":") > 1:
-        raise AddressError(_about_bare_ipv6(text))
-    host, colon, port = text.partition(":")
+        host, bracket, port = text[1:].partition("]")
+        if not bracket or not _is_ipv6(host):
+            raise AddressError(f"{text!r} has no IPv6 address in its brackets; write for example [::1]:50051")
+        if not port.startswith(":"):
+            raise AddressError(f"{text!r} has no port; write for example [{host}]:50051")
+        port = port[1:]
+    else:
+        host, port = _split_bare(text)
+    if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+        raise AddressError(f"{text!r} has the port {port!r}; a port is a whole number from 0 to 65535")
+    return host, int(port)
+
+
+def _split_bare(text: str) -> tuple[str, str]:
+    head, colon, port = text.rpartition(":")
+    if ":" in head:
+        # It may be meant in two ways.
+        readings = [f"[{head}]:{port}"] if _is_ipv6(head) and port.isdecimal() else []
+        readings += [f"[{text}]:50051"] if _is_ipv6(text) else []
+        if readings:
+            meant = " or ".join(readings)
+            raise AddressError(f"{text!r}: an IPv6 address goes in brackets, before its port: {meant}")
+        raise AddressError(f"{text!r} has more than one colon and is no IPv6 address; write host:port")
     if not colon:
-        example = f"localhost:{text}" if text.isdecimal() else f"{text or 'localhost'}:50051"
-        missing = "host" if text.isdecimal() else "port"
+        missing, host = ("host", "localhost") if text.isdecimal() else ("port", text or "localhost")
+        example = f"{host}:{text if text.isdecimal() else 50051}"
         raise AddressError(f"{text!r} has no {missing}; write host:port, for example {example}")
-    if host not in {"", "*"}:
-        _check_host(host, text)
-    return host, _port(port, text)
-
-
-def _split_bracketed(text: str) -> tuple[str, int]:
-    host, bracket, port = text[1:].partition("]")
-    if not bracket or not isinstance(_ip_address(host), ipaddress.IPv6Address):
-        raise AddressError(f"{text!r} has no IPv6 address in its brackets; write for example [::1]:50051")
-    if not port.startswith(":"):
-        raise AddressError(f"{text!r} has no port; write for example [{host}]:50051")
-    return host, _port(port[1:], text)
-
-
-def _about_bare_ipv6(text: str) -> str:
-    """What to say of a text with several colons and no brackets; it may be meant in two ways."""
-    readings = []
-    head, _, tail = text.rpartition(":")
-    if isinstance(_ip_address(head), ipaddress.IPv6Address) and tail.isdecimal():
-        readings.append(f"[{head}]:{tail}")
-    if isinstance(_ip_address(text), ipaddress.IPv6Address):
-        readings.append(f"[{text}]:50051")
-    if readings:
-        return f"{text!r}: an IPv6 address goes in brackets, before its port: {' or '.join(readings)}"
-    return f"{text!r} has more than one colon and is no IPv6 address; write host:port"
-
-
-def _port(text: str, whole: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > 65535:
-        raise AddressError(f"{whole!r} has the port {text!r}; a port is a whole number from 0 to 65535")
-    return int(text)
-
-
-def _check_host(host: str, whole: str) -> None:
-    labels = host.removesuffix(".").split(".")
+    labels = head.removesuffix(".").split(".")
     if labels[-1].isdecimal():
         # A name whose last part is a number is an IPv4 address to every resolver, and "0" or "127.1" is one
         # to some resolvers only.
-        if _ip_address(host) is None:
+        if _ip_address(head) is None:
             raise AddressError(
-                f"{whole!r}: {host!r} is not an IPv4 address; it has four numbers from 0 to 255"
+                f"{text!r}: {head!r} is not an IPv4 address; it has four numbers from 0 to 255"
             )
-        return
-    if len(host) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in labels):
+    elif head not in {"", "*"} and not (len(head) <= 253 and all(map(_LABEL.fullmatch, labels))):
         raise AddressError(
-            f"{whole!r}: {host!r} is not a host name; it has letters a-z, digits and dashes between its dots"
+            f"{text!r}: {head!r} is not a host name; it has letters a-z, digits and dashes between its dots"
         )
+    return head, port
 
 
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -202,8 +180,12 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
+def _is_ipv6(host: str) -> bool:
+    return isinstance(_ip_address(host), ipaddress.IPv6Address)
+
+
 def _unmapped(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The same, where an IPv4 address mapped into IPv6 (``::ffff:127.0.0.1``) is the IPv4 address."""
     address = _ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return address if mapped is None else mapped
+    return mapped or address

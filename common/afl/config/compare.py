@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from afl.config.schema import Config
 
-_FREE: Final = frozenset(
-    {
-        "server",
-        "run.directory",
-        "run.description",
-        "run.trackers",
-        "faults.divergence",
-        "faults.lost_residual",
-        "faults.stragglers",
-    }
+_FREE: Final = (
+    "server.",
+    "run.directory.",
+    "run.description.",
+    "run.trackers.",
+    "faults.divergence.",
+    "faults.lost_residual.",
+    "faults.stragglers.",
 )
 """What may change between the parts of a run: what only the server does, not what is computed."""
 
@@ -30,23 +29,17 @@ def differences(stored: Config, given: Config) -> list[str]:
     one, other = _defining(stored), _defining(given)
     if given.run.seed is None:
         other["run.seed"] = one["run.seed"]
+    shown = partial(json.dumps, ensure_ascii=False)
     return [
-        f"{key}: the run's is {_shown(one.get(key))}, given is {_shown(other.get(key))}"
+        f"{key}: the run's is {shown(one.get(key))}, given is {shown(other.get(key))}"
         for key in sorted(one.keys() | other.keys())
         if one.get(key) != other.get(key)
     ]
 
 
-def _shown(value: Any) -> str:
-    """A value as the configuration's file writes it."""
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _defining(config: Config) -> dict[str, Any]:
     return {
-        key: value
-        for key, value in flat(config.model_dump(mode="json"))
-        if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)
+        key: value for key, value in flat(config.model_dump(mode="json")) if not f"{key}.".startswith(_FREE)
     }
 
 

@@ -19,13 +19,7 @@ RATIO_ACCEPTED: Final = "a number above 0 and at most 1, or theory"
 
 
 def check_compressor(name: str, options: Mapping[str, object]) -> None:
-    """Check that a compressor is installed and takes these options.
-
-    The options of a compressor that is not built in are its own to check.
-
-    Args:
-        name: the compressor's name.
-        options: its options, without the name.
+    """Check that a compressor is installed and takes these options; one that is not built in checks its own.
 
     Raises:
         InvalidConfigError: naming each option, missing or wrong; the keys start at the compressor's section.
@@ -61,15 +55,14 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
 def resolved_options(
     name: str, options: Mapping[str, object], *, workers: int, is_exact_down: bool
 ) -> Mapping[str, object]:
-    """A compressor's options with ``ratio: theory`` as a number.
+    """A compressor's checked options with ``ratio: theory`` as a number.
 
     For an additive and idempotent compressor it is Theorem 3's where the downlink has no residual; where it
-    has one, Theorem 2 holds for the pair, and its ratio is for this compressor as for top-k. The options of a
-    compressor that is not built in are its own.
+    has one, Theorem 2 holds for the pair, and its ratio is for this compressor as for top-k.
 
     Args:
         name: the compressor's name.
-        options: its options, checked.
+        options: without the name.
         workers: m.
         is_exact_down: whether the downlink sends whole vectors or has the uplink's own compressor, with which
             an additive and idempotent one loses nothing.

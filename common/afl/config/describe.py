@@ -51,7 +51,7 @@ def accepted(field: FieldInfo) -> str:
 
 def unit(field: FieldInfo) -> str:
     """The unit of a field's value; empty where it has none."""
-    types_ = _types(field)
+    types_ = types_of(field)
     own = "s" if Duration in types_ else "bytes" if Size in types_ else ""
     return next((item for item in field.metadata if isinstance(item, Unit)), own)
 
@@ -67,25 +67,15 @@ def choices(field: FieldInfo) -> list[str]:
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a field that is a section of its own; None for a value."""
-    models = [arm for arm in _types(field) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+    models = [arm for arm in types_of(field) if isinstance(arm, type) and issubclass(arm, BaseModel)]
     return models[0] if models else None
-
-
-def is_free(field: FieldInfo) -> bool:
-    """Whether a field is a section that takes any key."""
-    return any(get_origin(arm) is dict for arm in _types(field))
-
-
-def takes_null(field: FieldInfo) -> bool:
-    """Whether a field may be null."""
-    return type(None) in _types(field)
 
 
 def _either(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _types(field: FieldInfo) -> list[Any]:
+def types_of(field: FieldInfo) -> list[Any]:
     """The types a field may have, without their bounds."""
     return [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in _arms(field.annotation)]
 

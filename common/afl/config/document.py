@@ -31,15 +31,9 @@ it stays text. --set section.key=value overrides the file and may be given sever
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the configuration, as documented.
+    """One key of the configuration: its dotted name, and what is said of it.
 
-    Attributes:
-        name: from the root, dotted.
-        accepts: type and bounds, in words.
-        default: as it would be written, or ``required``.
-        unit: empty where it has none.
-        description: what it means.
-        is_section: whether it holds other keys.
+    A default is as it would be written, or ``required``; the unit is empty where there is none.
     """
 
     name: str

@@ -30,18 +30,15 @@ def config_digest(config: Config) -> str:
     depends on the machine's mathematical library.
     """
     algorithm = config.algorithm
-    own = {
-        "local_steps": algorithm.local_steps,
-        "sampled": algorithm.sampled,
-        "weighting": algorithm.weighting,
-    }
+    # Keys that came later count only where they are not at their defaults.
+    later = {name: getattr(algorithm, name) for name in ("local_steps", "sampled", "weighting")}
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
         "task": config.task.model_dump(mode="json"),
         "algorithm": {
-            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *own}),
-            **{key: value for key, value in own.items() if value not in {None, 1, "uniform"}},
+            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later}),
+            **{key: value for key, value in later.items() if value not in {None, 1, "uniform"}},
             **algorithm.own,
             "block": algorithm.block_length,
             "uplink": algorithm.uplink_compressor.model_dump(mode="json"),
@@ -78,9 +75,6 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-_UNICODE_BREAKS: Final = frozenset("\x85\u2028\u2029")
-
-
 class _Dumper(yaml.SafeDumper):
     """Quotes text that our reader, whose scalars are YAML 1.2's, would take for something else."""
 
@@ -90,12 +84,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    needs_quotes = (
-        not isinstance(resolve_plain(text), str)
-        or text.lower() in AMBIGUOUS_WORDS
-        # Unicode's line breaks, which YAML folds into spaces unless they are escaped.
-        or not _UNICODE_BREAKS.isdisjoint(text)
-    )
+    is_typed = not isinstance(resolve_plain(text), str) or text.lower() in AMBIGUOUS_WORDS
+    # YAML folds Unicode's line breaks into spaces unless they are escaped.
+    needs_quotes = is_typed or not set("\x85\u2028\u2029").isdisjoint(text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if needs_quotes else None)
 
 

@@ -5,15 +5,14 @@ Nothing of the validating library shows: no type name, no class name, no address
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from afl.config import describe
-from afl.config.document import all_keys
-from afl.config.problems import KeyPath, Problem, nearest, shown
+from afl.config.problems import KeyPath, Problem, dotted, nearest, shown
 from afl.config.schema import Config
 from afl.config.source import resolve_plain
 
@@ -21,14 +20,7 @@ _WORDS_FOR_NONE: Final = frozenset({"off", "no", "none", "false", "never", "disa
 
 
 def explained(location: KeyPath, kind: str, value: object, context: Mapping[str, Any]) -> Problem:
-    """One validation error as a problem.
-
-    Args:
-        location: pydantic's location of it.
-        kind: pydantic's type of it.
-        value: the value it is about.
-        context: pydantic's further data; holds ``error`` where a validator of ours raised it.
-    """
+    """One validation error of pydantic's; ``context`` holds ``error`` where a validator of ours raised it."""
     field, path = field_at(location)
     if kind == "extra_forbidden":
         return unknown_key(location, value)
@@ -43,7 +35,7 @@ def explained(location: KeyPath, kind: str, value: object, context: Mapping[str,
 
 
 def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]) -> str | None:
-    if describe.takes_null(field) and str(value).lower() in _WORDS_FOR_NONE:
+    if type(None) in describe.types_of(field) and str(value).lower() in _WORDS_FOR_NONE:
         return "for none, write null"
     if not isinstance(value, str):
         return None
@@ -65,10 +57,17 @@ def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> P
     name = str(location[-1])
     meant, written = nearest(name, known), name.replace("-", "_")
     if written not in known:
-        elsewhere = [key.name for key in all_keys() if key.name.rpartition(".")[2] == written]
+        elsewhere = [dotted(key) for key in _all_keys(Config) if key[-1] == written]
         meant = elsewhere[0] if elsewhere else meant
     accepted = f"one of {', '.join(known)}"
     return Problem(location, f"{shown(value)}, under an unknown key", accepted, nearest=meant)
+
+
+def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        if (inner := describe.section(field)) is not None:
+            yield from _all_keys(inner, (*path, name))
 
 
 def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
@@ -80,8 +79,8 @@ def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
     field: FieldInfo | None = None
     for depth, part in enumerate(location):
         if model is None:
-            free = field is not None and describe.is_free(field)
-            return (None, location) if free else (field, location[:depth])
+            is_free = field is not None and any(get_origin(arm) is dict for arm in describe.types_of(field))
+            return (None, location) if is_free else (field, location[:depth])
         if part not in model.model_fields:
             return None, location
         field = model.model_fields[str(part)]

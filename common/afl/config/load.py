@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -44,37 +45,29 @@ def load_config(
             would be accepted, and for a wrong name the nearest right one.
     """
     environment = os.environ if environment is None else environment
-    return _of_text(_text(Path(path)), str(path), overrides, environment)
+    return config_from_text(_text(Path(path)), str(path), overrides, environment)
 
 
-def config_from_text(text: str, source: str) -> Config:
-    """The configuration in what :func:`afl.config.dump_config` gave.
-
-    Raises:
-        InvalidConfigError: as :func:`load_config`.
-    """
-    return _of_text(text, source, (), {})
-
-
-def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
-    """The configuration in plain values, nested as in the file.
-
-    Raises:
-        InvalidConfigError: as :func:`load_config`, without lines.
-    """
-    return _validated(Tree(dict(values)), source)
-
-
-def _of_text(text: str, source: str, overrides: Sequence[str], environment: Mapping[str, str]) -> Config:
+def config_from_text(
+    text: str,
+    source: str,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Config:
+    """The configuration in YAML, such as :func:`afl.config.dump_config` gave; else as :func:`load_config`."""
     tree = read_yaml(text, source, environment)
     if not isinstance(tree.value, dict):
         found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
-        raise _refusal(
-            source, found, f"sections and keys: {', '.join(Config.model_fields)}", tree.origin(()).where
-        )
+        accepted = f"sections and keys: {', '.join(Config.model_fields)}"
+        raise _refusal(source, found, accepted, where=tree.origin(()).where)
     for override in overrides:
         _apply(override, tree, environment)
     return _validated(tree, source)
+
+
+def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
+    """The configuration in plain values, nested as in the file; else as :func:`load_config`."""
+    return _validated(Tree(dict(values)), source)
 
 
 def _text(path: Path) -> str:
@@ -82,14 +75,13 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
-            raise _refusal(
-                str(path), f"more than {_LARGEST_FILE:,} bytes", f"at most {LARGEST_TEXT:,} characters"
-            )
+            found, accepted = f"more than {_LARGEST_FILE:,} bytes", f"at most {LARGEST_TEXT:,} characters"
+            raise _refusal(str(path), found, accepted)
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         found = f"the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
-        raise _refusal(str(path), found, "text in UTF-8", f"{path}:{line}") from error
+        raise _refusal(str(path), found, "text in UTF-8", where=f"{path}:{line}") from error
     except FileNotFoundError as error:
         raise _refusal(str(path), "no such file", "a YAML file", note=_siblings(path)) from error
     except IsADirectoryError as error:
@@ -109,7 +101,7 @@ def _siblings(path: Path) -> str | None:
 
 
 def _refusal(
-    source: str, found: str, accepted: str, where: str = "", note: str | None = None
+    source: str, found: str, accepted: str, *, where: str = "", note: str | None = None
 ) -> InvalidConfigError:
     return InvalidConfigError(source, [Problem((), found, accepted, note=note, where=where or source)])
 
@@ -120,8 +112,8 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
     key, equals, text = override.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or "" in path:
-        accepted = "key=value, such as algorithm.rounds=100"
-        tree.problems.append(Problem((), shown(override), accepted, where=where))
+        wrong = Problem((), shown(override), "key=value, such as algorithm.rounds=100", where=where)
+        tree.problems.append(wrong)
         return
     try:
         value = read_yaml(text, where, environment, with_lines=False)

@@ -20,46 +20,31 @@ _LONGEST_LINE: Final = 400
 
 @dataclass(frozen=True)
 class Problem:
-    """One value, or one missing value, that cannot be used.
-
-    Attributes:
-        key: its path from the root; empty for the configuration as a whole.
-        found: what is there, as shown to a person.
-        accepted: what would be accepted.
-        nearest: the right name nearest to a wrong one, if any is near.
-        note: one more sentence, if it helps.
-        where: ``file:line`` or the ``--set`` text; empty until the place is known.
-    """
+    """One value, or one missing value, that cannot be used."""
 
     key: KeyPath
+    """Its path from the root; empty for the configuration as a whole."""
     found: str
     accepted: str
     nearest: str | None = None
+    """The right name nearest to a wrong one, if any is near."""
     note: str | None = None
     where: str = ""
+    """``file:line`` or the ``--set`` text; empty until the place is known."""
 
     def __str__(self) -> str:
-        lines = [": ".join(part for part in (self.where, dotted(self.key)) if part)]
-        lines += [f"    found:     {self.found}", f"    accepted:  {self.accepted}"]
-        if self.nearest is not None:
-            lines.append(f"    nearest:   {self.nearest}")
-        if self.note is not None:
-            lines.append(f"    note:      {self.note}")
+        lines = [": ".join(filter(None, (self.where, dotted(self.key))))]
+        told = {name: getattr(self, name) for name in ("found", "accepted", "nearest", "note")}
+        lines += [f"    {name + ':':<11}{text}" for name, text in told.items() if text is not None]
         return "\n".join(_one_line(line, _LONGEST_LINE) for line in lines)
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration with one problem or more; the message shows each.
-
-    Attributes:
-        source: the file, or what stood in for one.
-        problems: every problem found, in the order in which they are shown.
-    """
+    """A configuration with one problem or more; the message shows each, and the file they are in."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        self.source = source
         self.problems = tuple(problems)
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
         super().__init__("\n\n".join([f"{source} cannot be used: {count}", *map(str, problems)]))
 
 
@@ -88,11 +73,8 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
     """The one of ``names`` that a person most likely meant by ``name``, or None."""
     if not isinstance(name, str):
         return None
-    by_folded = {_folded(candidate): candidate for candidate in names}
-    close = difflib.get_close_matches(_folded(name), by_folded, n=1, cutoff=0.6)
+    # Without what people confuse most: case, and the kind of dash.
+    dashes = str.maketrans("_ ", "--")
+    by_folded = {candidate.casefold().translate(dashes): candidate for candidate in names}
+    close = difflib.get_close_matches(name.casefold().translate(dashes), by_folded, n=1)
     return by_folded[close[0]] if close else None
-
-
-def _folded(name: str) -> str:
-    """The name without what people confuse most: case, and the kind of dash."""
-    return name.casefold().replace("_", "-").replace(" ", "-")

@@ -54,7 +54,7 @@ class Duration(_Quantity, float):
 
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
-        text = value.text if isinstance(value, Duration) else _text(value, "s")
+        text = _text(value, "s")
         self = super().__new__(cls, float(_number(text, _SECONDS, "ms, s, m or h")))
         self.text = text
         return self
@@ -72,7 +72,7 @@ class Size(_Quantity, int):
 
     def __new__(cls, value: object) -> Self:
         """Read the text or number."""
-        text = value.text if isinstance(value, Size) else _text(value, "B")
+        text = _text(value, "B")
         size = _number(text, _BYTES, "B, KiB, MiB, GiB, KB, MB or GB")
         if size.denominator != 1:
             raise ValueError(f"{text!r} is not a whole number of bytes")
@@ -83,8 +83,8 @@ class Size(_Quantity, int):
 
 def _text(value: object, unit: str) -> str:
     """The text of a quantity; a bare number gets ``unit``."""
-    if isinstance(value, str):
-        return value.strip()
+    if isinstance(value, str | _Quantity):
+        return str(value).strip()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("neither text nor a number")  # noqa: TRY004  # a TypeError would escape the validation
     if not 0 <= value < 1e15:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from afl.config.address import Address, is_wildcard, parse_listen
+from afl.config.address import is_wildcard, listen_address
 from afl.config.compressors import IDENTITY, compressor_problems
 from afl.config.problems import Problem, shown
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
-from afl.errors import AddressError, ConfigError
+from afl.errors import ConfigError
 
 _T = TypeVar("_T")
 
@@ -71,7 +71,7 @@ def server(values: Mapping[str, Any]) -> Iterator[Problem]:
     chunk, buffer = (_read(Size, values[key]) for key in ("chunk_bytes", "reorder_buffer"))
     if chunk is not None and buffer is not None and buffer < chunk:
         yield Problem(("reorder_buffer",), str(buffer), f"at least server.chunk_bytes ({chunk})")
-    listen, http = (_read(_address, values[key]) for key in ("listen", "http"))
+    listen, http = (_read(listen_address, values[key]) for key in ("listen", "http"))
     if listen is None:
         return
     if http is not None and http.port == listen.port != 0:
@@ -157,9 +157,5 @@ def _read(kind: Callable[[object], _T], value: object) -> _T | None:
     """The value as ``kind`` reads it; None if it cannot."""
     try:
         return kind(value)
-    except (ValueError, AddressError):
+    except ValueError:
         return None
-
-
-def _address(value: object) -> Address:
-    return value if isinstance(value, Address) else parse_listen(str(value))

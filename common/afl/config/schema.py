@@ -27,13 +27,12 @@ from pydantic_core import PydanticCustomError
 
 from afl import theory
 from afl.config import rules
-from afl.config.address import Address, parse_listen
+from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
-from afl.errors import AddressError
 
 BROKEN_RULE: Final = "broken_rule"
 """The pydantic error type under which a model reports broken rules."""
@@ -47,17 +46,6 @@ def _seed(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 128:
         raise ValueError("a seed is a whole number from 0 to 2^128 - 1")
     return value
-
-
-def _listen_address(value: object) -> Address:
-    if isinstance(value, Address):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("not text")  # noqa: TRY004  # a TypeError would escape the validation
-    try:
-        return parse_listen(value)
-    except AddressError as error:
-        raise ValueError(str(error)) from error
 
 
 def _path(value: object) -> object:
@@ -103,7 +91,7 @@ Seed: TypeAlias = Annotated[
 
 ListenAddress: TypeAlias = Annotated[
     Address,
-    PlainValidator(_listen_address),
+    PlainValidator(listen_address),
     PlainSerializer(str, return_type=str),
     Accepts(
         "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"

@@ -48,17 +48,14 @@ _VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from.
-
-    Attributes:
-        where: ``file:line`` or the ``--set`` text.
-        written: the text before ``${ENV}`` was filled in, where it was.
-        word: the value, where it is an unquoted word that older YAML reads as a boolean.
-    """
+    """Where a value comes from."""
 
     where: str
+    """``file:line`` or the ``--set`` text."""
     written: str | None = None
+    """The text before ``${ENV}`` was filled in, where it was."""
     word: str | None = None
+    """The value, where it is an unquoted word that older YAML reads as a boolean."""
 
 
 @dataclass
@@ -77,19 +74,11 @@ class Tree:
 
 
 def read_yaml(text: str, source: str, environment: Mapping[str, str], *, with_lines: bool = True) -> Tree:
-    """Read one YAML document.
+    """One YAML document; messages call it ``source``, and the line in it ``with_lines``.
 
-    Args:
-        text: the document.
-        source: what messages call it.
-        environment: what ``${ENV}`` is filled in from. ``${ENV:-text}`` stands for ``text`` where the
-            variable is unset or empty, ``$${`` for ``${`` itself. An unquoted value is typed after it was
-            filled in, a quoted one stays text.
-        with_lines: whether origins name the line, or only the source.
-
-    Returns:
-        The values; problems that leave the rest readable (a key given twice, an undefined variable) are in
-        its ``problems``.
+    ``${ENV}`` is filled in from ``environment``. ``${ENV:-text}`` stands for ``text`` where the variable is
+    unset or empty, ``$${`` for ``${`` itself. An unquoted value is typed after it was filled in, a quoted one
+    stays text. What leaves the rest readable (a key given twice, an undefined variable) is in ``problems``.
 
     Raises:
         InvalidConfigError: if it is not YAML, or more than a configuration can be.
@@ -100,8 +89,7 @@ def read_yaml(text: str, source: str, environment: Mapping[str, str], *, with_li
     try:
         root = reader.compose(text)
         if root is not None:
-            reader.tree.value = reader.values(root, (), 0)
-            reader.tree.origins.setdefault((), Origin(reader.where(_line(root))))
+            reader.tree.value = reader.values(root, ())
     except yaml.YAMLError as error:
         raise reader.syntax_error(error, text) from error
     return reader.tree
@@ -130,19 +118,17 @@ class _Composer(yaml.SafeLoader):
         """The next node with all that is in it."""
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
-        found = accepted = ""
         if len(self._open) > DEEPEST:
-            found, accepted = f"values nested {len(self._open)} deep", f"at most {DEEPEST} levels"
-        elif isinstance(event, yaml.AliasEvent):
+            raise self._reader.too_deep(event, len(self._open))
+        if isinstance(event, yaml.AliasEvent):
             if anchor in self._open or anchor not in self.anchors:
                 found = f"*{anchor}, with no &{anchor} that ended before it"
-                accepted = "an alias of an earlier value"
+                raise self._reader.refusal(_line(event), found, "an alias of an earlier value")
         elif tag is not None:
-            found, accepted = f"the tag {tag}", "values without tags (nothing that starts with !)"
-        if found:
-            raise self._reader.refusal(_line(event), found, accepted)
-        # A later anchor of the same name takes its place, as YAML has it.
-        if not isinstance(event, yaml.AliasEvent):
+            accepted = "values without tags (nothing that starts with !)"
+            raise self._reader.refusal(_line(event), f"the tag {tag}", accepted)
+        else:
+            # A later anchor of the same name takes its place, as YAML has it.
             self.anchors.pop(anchor, None)
         self._open.append(anchor)
         node = super().compose_node(parent, index)
@@ -166,18 +152,19 @@ class _Reader:
     def refusal(self, line: int | None, found: str, accepted: str) -> InvalidConfigError:
         return InvalidConfigError(self._source, [Problem((), found, accepted, where=self.where(line))])
 
+    def too_deep(self, place: yaml.Event | yaml.Node, depth: int) -> InvalidConfigError:
+        return self.refusal(_line(place), f"values nested {depth} deep", f"at most {DEEPEST} levels")
+
     def syntax_error(self, error: yaml.YAMLError, text: str) -> InvalidConfigError:
-        accepted = (
-            "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
-        )
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            mark = error.problem_mark
-            return self.refusal(
-                mark.line + 1, f"at column {mark.column + 1}: {_in_words(error, text)}", accepted
-            )
         if isinstance(error, yaml.reader.ReaderError):
             line = text.count("\n", 0, error.position) + 1
             return self.refusal(line, f"the character U+{error.character:04X}", "printable text")
+        accepted = (
+            "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
+        )
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+            found = f"at column {mark.column + 1}: {_in_words(error, mark, text)}"
+            return self.refusal(mark.line + 1, found, accepted)
         return self.refusal(None, str(error), accepted)
 
     def compose(self, text: str) -> yaml.Node | None:
@@ -185,60 +172,55 @@ class _Reader:
         composer = _Composer(text, self)
         root = composer.get_node() if composer.check_node() else None
         if composer.check_node():
-            raise self.refusal(
-                _line(composer.peek_event()),  # type: ignore[no-untyped-call]
-                "a second document",
-                "one document, without a further ---",
-            )
+            line = _line(composer.peek_event())  # type: ignore[no-untyped-call]
+            raise self.refusal(line, "a second document", "one document, without a further ---")
         return root
 
-    def values(self, node: yaml.Node, path: KeyPath, depth: int) -> Value:
+    def values(self, node: yaml.Node, path: KeyPath) -> Value:
         """The value of ``node``, with everything below it entered into the tree's origins."""
         self._values += 1
         if self._values > MOST_VALUES:
             found = f"more than {MOST_VALUES:,} values, aliases expanded"
             raise self.refusal(_line(node), found, f"at most {MOST_VALUES:,}")
-        if depth > DEEPEST:
-            raise self.refusal(_line(node), f"values nested {depth} deep", f"at most {DEEPEST} levels")
+        if len(path) > DEEPEST:
+            raise self.too_deep(node, len(path))
+        self.tree.origins.setdefault(path, Origin(self.where(_line(node))))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if isinstance(node, yaml.SequenceNode):
-            for position, item in enumerate(node.value):
-                self.tree.origins[*path, position] = Origin(self.where(_line(item)))
-            return [
-                self.values(item, (*path, position), depth + 1) for position, item in enumerate(node.value)
-            ]
+            return [self.values(item, (*path, position)) for position, item in enumerate(node.value)]
         assert isinstance(node, yaml.MappingNode)
         result: dict[str, Value] = {}
         for key, child in node.value:
-            name, line = self._key(key), _line(key)
+            name, where = self._key(key), self.where(_line(key))
             below = (*path, name)
             if name in result:
                 found = f"a second value; the first is at {self.tree.origins[below].where}"
-                problem = Problem(below, found, "each key once in a section", where=self.where(line))
-                self.tree.problems.append(problem)
-                continue
-            self.tree.origins[below] = Origin(self.where(line))
-            result[name] = self.values(child, below, depth + 1)
+                self._problem(below, found, "each key once in a section", where)
+            else:
+                self.tree.origins[below] = Origin(where)
+                result[name] = self.values(child, below)
         return result
+
+    def _problem(self, path: KeyPath, found: str, accepted: str, where: str) -> None:
+        self.tree.problems.append(Problem(path, found, accepted, where=where))
 
     def _key(self, key: yaml.Node) -> str:
         if not isinstance(key, yaml.ScalarNode):
             raise self.refusal(_line(key), "a list or a mapping as a key", "keys that are text")
         if key.value == "<<" and key.style is None:
-            raise self.refusal(
-                _line(key), "the merge key <<", "each key written out, or a whole section as an alias"
-            )
+            accepted = "each key written out, or a whole section as an alias"
+            raise self.refusal(_line(key), "the merge key <<", accepted)
         return str(key.value)
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Value:
-        where = self.tree.origins[path].where if path in self.tree.origins else self.where(_line(node))
+        where = self.tree.origins[path].where
         text, is_plain = self._filled_in(node.value, path, where), node.style is None
         word = text if is_plain and text.lower() in AMBIGUOUS_WORDS else None
         self.tree.origins[path] = Origin(where, None if text == node.value else node.value, word)
         if any("\ud800" <= character <= "\udfff" for character in text):
             accepted = "text without halves of surrogate pairs (\\ud800 to \\udfff)"
-            self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
+            self._problem(path, shown(text), accepted, where)
             return ""
         return resolve_plain(text) if is_plain else text
 
@@ -249,17 +231,13 @@ class _Reader:
                 return "${"
             if name is None:
                 accepted = "${NAME} or ${NAME:-default}; $${ stands for the two characters themselves"
-                self.tree.problems.append(Problem(path, shown(text), accepted, where=where))
+                self._problem(path, shown(text), accepted, where)
                 return ""
             found = self._environment.get(name)
-            if default is not None:
-                return found or default
-            if found is None:
+            if found is None and default is None:
                 accepted = f"{name} set in the environment, or ${{{name}:-default}}"
-                problem = Problem(path, f"{text}, and {name} is not set", accepted, where=where)
-                self.tree.problems.append(problem)
-                return ""
-            return found
+                self._problem(path, f"{text}, and {name} is not set", accepted, where)
+            return found or default or ""
 
         return _VARIABLE.sub(value, text)
 
@@ -270,16 +248,13 @@ def _line(place: yaml.Event | yaml.Node) -> int:
     return int(place.start_mark.line) + 1
 
 
-def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
+def _in_words(error: yaml.MarkedYAMLError, mark: yaml.Mark, text: str) -> str:
     """What the parser says, and first what it most often means."""
     detail = "; ".join(part for part in (error.context, error.problem) if part)
-    assert error.problem_mark is not None
-    lines = text.splitlines()
-    line = lines[error.problem_mark.line] if error.problem_mark.line < len(lines) else ""
     if "'\\t'" in detail:
         return f"a tab, where YAML takes spaces only ({detail})"
     if "mapping values are not allowed" in detail:
         return f"a second colon, or a line indented under a value, or no colon in the line before ({detail})"
-    if "${" in line and "flow" in detail:
+    if "flow" in detail and any("${" in line for line in text.splitlines()[mark.line : mark.line + 1]):
         return f"${{...}} between {{ }} or [ ], where it must be in quotes ({detail})"
     return detail

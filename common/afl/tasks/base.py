@@ -29,12 +29,7 @@ Examples: TypeAlias = "Dataset[Any] | Sequence[Tensor]"
 
 @dataclass(frozen=True)
 class WorkerData:
-    """One worker's own examples, already split.
-
-    Attributes:
-        train: examples that minibatches are drawn from.
-        test: examples that the model is evaluated on at this worker.
-    """
+    """One worker's own examples: those that minibatches are drawn from, and those of its evaluations."""
 
     train: Examples
     test: Examples
@@ -45,9 +40,8 @@ class TaskContext:
     """What a task may depend on besides its options.
 
     Attributes:
-        workers: the number of workers m in the run.
-        randomness: the run's shared randomness; partitions are drawn from it, so that every worker
-            computes the same partition alone.
+        workers: m.
+        randomness: the run's; partitions are drawn from it, so that every worker computes the same one alone.
     """
 
     workers: int
@@ -132,7 +126,7 @@ class Classification(Task):
     def _scored(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits and mean cross-entropy."""
         inputs, labels = batch
-        logits = None
+        logits: Any = None
         try:
             logits = model(inputs)
             return logits, nn.functional.cross_entropy(logits, labels)
@@ -150,25 +144,24 @@ def _unfit(labels: object, logits: object) -> str:
     if labels.dtype != torch.int64:
         return f"the labels of a batch are {labels.dtype}; torch.int64 is needed: convert them in data()"
     classes = logits.shape[1] if logits.dim() > 1 else 0
-    if classes and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        return (
-            f"the labels of a batch go from {int(labels.min())} to {int(labels.max())}; the model gives "
-            f"{classes} classes, so they must be 0 to {classes - 1}"
-        )
+    if classes and labels.numel():
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= classes:
+            return (
+                f"the labels of a batch go from {least} to {most}; the model gives {classes} classes, so "
+                f"they must be 0 to {classes - 1}"
+            )
     return ""
 
 
 def form_problem(examples: object) -> str:
     """What keeps these from being a worker's examples; empty if nothing does."""
+    kind = f"it is a {type(examples).__name__}"
     if isinstance(examples, Dataset):
         has_length = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
-        return (
-            ""
-            if has_length
-            else f"it is a {type(examples).__name__} without a length, not a map-style dataset"
-        )
+        return "" if has_length else f"{kind} without a length, not a map-style dataset"
     if isinstance(examples, Tensor) or not isinstance(examples, Sequence):
-        return f"it is a {type(examples).__name__}, not a tuple of tensors or a map-style dataset"
+        return f"{kind}, not a tuple of tensors or a map-style dataset"
     if not examples or not all(isinstance(part, Tensor) for part in examples):
         kinds = ", ".join(type(part).__name__ for part in examples[:4]) or "nothing"
         return f"it is a sequence of {kinds}; tensors are needed (torch.from_numpy)"

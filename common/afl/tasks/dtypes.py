@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -57,61 +57,35 @@ def types_problem(model: nn.Module, batch: object, error: BaseException) -> str:
     own = {parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point}
     if not own or not _ABOUT_TYPES.search(text):
         return ""
+    words = {word.removesuffix("tensor") for word in _WORD.findall(text.lower())}
+    named = {dtype for dtype, names in _TORCH_NAMES.items() if words & set(names)}
     others = {name: part.dtype for name, part in _named(batch) if part.dtype not in own}
-    named = _types_in(text)
-    floating = {name: dtype for name, dtype in others.items() if dtype.is_floating_point}
-    if named & own:
-        found = {name: dtype for name, dtype in others.items() if dtype in named} or floating
-    else:
-        found = floating
+    found = {name: dtype for name, dtype in others.items() if named & own and dtype in named}
+    found = found or {name: dtype for name, dtype in others.items() if dtype.is_floating_point}
     if not found:
         return ""
-    by_type: dict[torch.dtype, list[str]] = {}
-    for name, dtype in found.items():
-        by_type.setdefault(dtype, []).append(name)
+    by_type = {dtype: [name for name in found if found[name] == dtype] for dtype in found.values()}
     parts = ", ".join(
         f"the {' and the '.join(names)} of a batch are {dtype}" for dtype, names in by_type.items()
     )
     if not named & own and torch.int64 in named:
         return f"{parts}, where torch needs integers; convert them in data() with .long()"
-    model_is = f"the model is {' and '.join(sorted(map(str, own)))}"
-    return f"{parts} and {model_is}; convert them in data(){_how(own)}"
+    # With several types in the model, only the task's author knows which.
+    how = f" with .to({next(iter(own))})" if len(own) == 1 else ""
+    if own == {torch.float32}:
+        how = ' with .float(), or .astype("float32") in numpy'
+    return f"{parts} and the model is {' and '.join(sorted(map(str, own)))}; convert them in data(){how}"
 
 
-def _how(own: set[torch.dtype]) -> str:
-    """To one type that the model has; with several, only the task's author knows which."""
-    if len(own) > 1:
-        return ""
-    (wanted,) = own
-    return (
-        ' with .float(), or .astype("float32") in numpy'
-        if wanted == torch.float32
-        else f" with .to({wanted})"
-    )
-
-
-def _types_in(text: str) -> set[torch.dtype]:
-    """The types that a message of torch's names."""
-    words = {word.removesuffix("tensor") for word in _WORD.findall(text.lower())}
-    return {dtype for dtype, names in _TORCH_NAMES.items() if words & set(names)}
-
-
-def _named(batch: object) -> Iterator[tuple[str, Tensor]]:
+def _named(part: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of a batch with what they are for a reader: of a pair the inputs and the targets."""
-    if isinstance(batch, Tensor):
-        yield "examples", batch
-    elif isinstance(batch, Mapping):
-        for key, part in batch.items():
-            yield from _within(f"values of {key!r}", part)
-    elif isinstance(batch, tuple | list):
-        names = ["inputs", "targets"] if len(batch) == 2 else [f"values at [{i}]" for i in range(len(batch))]
-        for name, part in zip(names, batch, strict=True):
-            yield from _within(name, part)
-
-
-def _within(name: str, part: object) -> Iterator[tuple[str, Tensor]]:
+    inner: Iterable[tuple[str, object]] = ()
     if isinstance(part, Tensor):
-        yield name, part
-    else:
-        for inner, tensor in _named(part):
-            yield f"{inner} in the {name}", tensor
+        yield name or "examples", part
+    elif isinstance(part, Mapping):
+        inner = ((f"values of {key!r}", value) for key, value in part.items())
+    elif isinstance(part, tuple | list):
+        names = ["inputs", "targets"] if len(part) == 2 else [f"values at [{i}]" for i in range(len(part))]
+        inner = zip(names, part, strict=True)
+    for own, value in inner:
+        yield from _named(value, f"{own} in the {name}" if name else own)

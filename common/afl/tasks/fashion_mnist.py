@@ -6,30 +6,14 @@ The paper's first label-skewed experiment (section "Communication Efficiency wit
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
-from torch import Tensor, nn
+from pydantic import PositiveInt
+from torch import nn
 
-from afl.errors import DataError
-from afl.optional_dependencies import require
-from afl.tasks.data.arrays import StoredArray, idx_array
-from afl.tasks.data.images import (
-    Concatenated,
-    ImageTask,
-    LabelledImagesOptions,
-    StoredImages,
-    download_into,
-    standardized,
-)
+from afl.tasks.data.arrays import StoredArray
+from afl.tasks.data.images import ImageSource, TorchvisionOptions, TorchvisionTask, stored
 from afl.tasks.data.models import mlp
 from afl.tasks.options import parse_options
-
-_MEAN, _STD = 0.2860, 0.3530
-"""Of the training images' brightness, as published with torchvision's examples."""
 
 _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Where the Debian package dataset-fashion-mnist puts the files."""
@@ -37,84 +21,52 @@ _DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 
 
-class FashionMnistOptions(LabelledImagesOptions):
+class FashionMnistOptions(TorchvisionOptions):
     """Options of ``fashion-mnist``."""
 
-    pool: Literal["train", "all"] = Field(
-        default="train",
-        description="divide and split the 60,000 training images, or those and the 10,000 test images",
-    )
-    hidden: tuple[PositiveInt, ...] = Field(
-        default=(256, 128), description="widths of the MLP's hidden layers"
-    )
+    hidden: tuple[PositiveInt, ...] = (256, 128)
+    """widths of the MLP's hidden layers"""
 
 
-class FashionMnist(ImageTask[Concatenated]):
-    """Fashion-MNIST as in the paper."""
+class FashionMnist(TorchvisionTask):
+    """Fashion-MNIST as in the paper, from its IDX files."""
 
-    local_options = frozenset({"data_dir", "download"})
+    # Of the training images' brightness, as published with torchvision's examples.
+    mean, std = (0.2860,), (0.3530,)
+    title, dataset, fetched = "Fashion-MNIST", "FashionMNIST", "FashionMNIST"
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FashionMnistOptions, options)
-        super().__init__(10, partition=self.options.partition, alpha=self.options.alpha, split=self.options)
+        super().__init__(10, self.options)
+        own = self.data_dir
+        self._folders = [own / "FashionMNIST" / "raw", own / "raw", own, _DEBIAN_FOLDER]
+        prefixes = [{"train": "train", "test": "t10k"}[split] for split in self.splits]
+        kinds = ("images-idx3", "labels-idx1")
+        self._names = [f"{prefix}-{kind}-ubyte" for prefix in prefixes for kind in kinds]
 
     def model(self) -> nn.Module:
         """The MLP; input ``[n, 1, 28, 28]``."""
         return mlp(28 * 28, self.options.hidden, self.classes)
 
-    def open_source(self) -> Concatenated:
-        """The IDX files, the first complete set of :meth:`_folders`."""
-        folder = self._find()
-        if folder is None and self.options.download:
-            torchvision = require("torchvision.datasets", "download Fashion-MNIST")
-            download_into(
-                self.options.folder(),
-                "FashionMNIST",
-                lambda root: torchvision.FashionMNIST(str(root), download=True),
-            )
-            folder = self._find()
-        if folder is None:
-            raise DataError(
-                f"Fashion-MNIST was not found: looked for {', '.join(self._names())} (each plain or .gz) in "
-                f"{', '.join(str(place) for place in self._folders())}. Download the files from "
-                f"{_SOURCE} into {self._folders()[0]}, or name another folder with --data-dir "
-                "(or AFL_DATA), or start the worker with --task-option download=true"
-            )
-        names = self._names()
-        return Concatenated(
-            [
-                StoredImages(_opened(folder, images), _opened(folder, labels), (28, 28))
-                for images, labels in zip(names[::2], names[1::2], strict=True)
-            ]
-        )
-
-    def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
-        """Standardized brightness, ``[n, 1, 28, 28]``."""
-        return standardized(torch.from_numpy(images).float().div_(255).unsqueeze(1), [_MEAN], [_STD])
-
-    def _names(self) -> list[str]:
-        prefixes = ["train"] if self.options.pool == "train" else ["train", "t10k"]
-        return [f"{prefix}-{kind}-ubyte" for prefix in prefixes for kind in ("images-idx3", "labels-idx1")]
-
-    def _folders(self) -> list[Path]:
-        own = self.options.folder().absolute()
-        return [own / "FashionMNIST" / "raw", own / "raw", own, _DEBIAN_FOLDER]
-
-    def _find(self) -> Path | None:
-        for folder in self._folders():
-            if all(_existing(folder, name) is not None for name in self._names()):
-                return folder
+    def find(self) -> list[ImageSource] | None:
+        """The first folder with all files, each plain or packed."""
+        for folder in self._folders:
+            files = [file for name in self._names for file in _existing(folder / name)]
+            if len(files) == len(self._names):
+                arrays = [StoredArray(file) for file in files]
+                return [
+                    stored(images, labels, (28, 28))
+                    for images, labels in zip(arrays[::2], arrays[1::2], strict=True)
+                ]
         return None
 
+    def missing(self) -> str:
+        """The files, and their source."""
+        return (
+            f"{', '.join(self._names)} (each plain or .gz) in {', '.join(map(str, self._folders))}. Download "
+            f"the files from {_SOURCE} into {self._folders[0]}"
+        )
 
-def _existing(folder: Path, name: str) -> Path | None:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
-    return None
 
-
-def _opened(folder: Path, name: str) -> StoredArray:
-    file = _existing(folder, name)
-    assert file is not None
-    return idx_array(file)
+def _existing(file: Path) -> list[Path]:
+    return [path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()][:1]

@@ -8,49 +8,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
 from afl.tasks.base import TaskContext
-from afl.tasks.data.images import ImageTask, standardized
-from afl.tasks.data.leaf_files import WriterSource, find_layout
+from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels
+from afl.tasks.data.leaf_files import find_layout
 from afl.tasks.data.models import femnist_cnn
 from afl.tasks.data.partitions import Indices, by_writer
-from afl.tasks.options import DataOptions, SplitOptions, parse_options
+from afl.tasks.options import DataOptions, parse_options
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")
 
 
-class FemnistOptions(DataOptions, SplitOptions):
+class FemnistOptions(ImageOptions, DataOptions):
     """Options of ``femnist``."""
 
-    file: Path | None = Field(
-        default=None,
-        description="npz, parquet or json file, or a folder of them, relative to data_dir; "
-        f"default: the first that exists of {', '.join(_PLACES)}",
-    )
-    partition: Literal["by-writer", "label-skew", "dirichlet", "iid"] = Field(
-        default="by-writer", description="how the images are divided among the workers"
-    )
-    alpha: float = Field(default=0.5, gt=0, description="concentration of the Dirichlet partition")
-    classes: int = Field(default=62, ge=2, description="62 characters, or 10 for digits alone")
-    hidden: int = Field(default=2048, ge=1, description="width of the CNN's hidden layer")
-    channels: tuple[PositiveInt, PositiveInt] = Field(
-        default=(32, 64), description="of the CNN's two convolutions"
-    )
-    ink: Literal["dark", "light"] = Field(
-        default="dark", description="dark on white as in LEAF, or light on black as in MNIST"
-    )
-    mean: float = Field(default=0.0385, ge=0, le=1, description="of the ink (0 paper, 1 full ink)")
-    std: float = Field(default=0.1641, gt=0, description="standard deviation of the ink")
+    file: Path | None = None
+    """npz, parquet or json file, or a folder of them, relative to data_dir; default: the first that exists of
+    femnist, femnist.npz, femnist-by-writer.npz, femnist.parquet and femnist.json"""
+    partition: Literal["by-writer", "label-skew", "dirichlet", "iid"] = "by-writer"
+    """how the images are divided among the workers"""
+    classes: int = Field(default=62, ge=2)
+    """62 characters, or 10 for digits alone"""
+    hidden: int = Field(default=2048, ge=1)
+    """width of the CNN's hidden layer"""
+    channels: tuple[PositiveInt, PositiveInt] = (32, 64)
+    """of the CNN's two convolutions"""
+    ink: Literal["dark", "light"] = "dark"
+    """dark on white as in LEAF, or light on black as in MNIST"""
+    mean: float = Field(default=0.0385, ge=0, le=1)
+    """of the ink (0 paper, 1 full ink)"""
+    std: float = Field(default=0.1641, gt=0)
+    """standard deviation of the ink"""
 
 
-class Femnist(ImageTask[WriterSource]):
+class Femnist(ImageTask):
     """FEMNIST as in the paper: the writers with the most examples, split 80/20 anew.
 
     Pixels become ink (0 for paper, so that the convolutions' zero padding is nearly paper too), then are
@@ -61,22 +56,19 @@ class Femnist(ImageTask[WriterSource]):
 
     def __init__(self, **options: object) -> None:
         self.options = parse_options(FemnistOptions, options)
-        by_labels = None if self.options.partition == "by-writer" else self.options.partition
-        super().__init__(
-            self.options.classes, partition=by_labels, alpha=self.options.alpha, split=self.options
-        )
+        super().__init__(self.options.classes, self.options)
+        self.mean, self.std = (self.options.mean,), (self.options.std,)
 
     def model(self) -> nn.Module:
         """LEAF's CNN; input ``[n, 1, 28, 28]``."""
         return femnist_cnn(self.options.hidden, self.classes, self.options.channels)
 
-    def open_source(self) -> WriterSource:
+    def open_source(self) -> ImageSource:
         """The first place at which data is found."""
         folder = self.options.folder().absolute()
         file = self.options.file
         places = [folder / file.expanduser()] if file else [folder / name for name in _PLACES]
-        for place in places:
-            source = find_layout(place)
+        for source in map(find_layout, places):
             if source is not None:
                 return source
         raise DataError(
@@ -86,21 +78,20 @@ class Femnist(ImageTask[WriterSource]):
             "with --data-dir (or AFL_DATA), or a file in it with --task-option file=NAME"
         )
 
-    def divide(self, source: WriterSource, context: TaskContext) -> list[Indices]:
+    def divide(self, source: ImageSource, context: TaskContext) -> list[Indices]:
         """The rows of each worker, by the option ``partition``; each ascending."""
         if self.options.partition == "by-writer":
+            assert source.writers is not None
             return by_writer(source.writers, workers=context.workers)
         return super().divide(source, context)
 
-    def inputs(self, images: NDArray[np.uint8] | NDArray[np.float32]) -> Tensor:
-        """Standardized ink, ``[n, 1, 28, 28]``.
+    def brightness(self, images: Pixels) -> Tensor:
+        """Ink, ``[n, 1, 28, 28]``: 0 is paper.
 
         Raises:
             afl.ConfigError: if most of the images would be ink: ``ink`` is the other way round.
         """
-        brightness = torch.from_numpy(images).float().unsqueeze(1)
-        if images.dtype == np.uint8:
-            brightness.div_(255)
+        brightness = super().brightness(images)
         ink = brightness if self.options.ink == "light" else 1 - brightness
         if ink.mean() > 0.5:
             other = "light" if self.options.ink == "dark" else "dark"
@@ -108,4 +99,4 @@ class Femnist(ImageTask[WriterSource]):
                 f"task.options.ink: the images are mostly {self.options.ink}, so their ink is {other}; "
                 f"set ink: {other}"
             )
-        return standardized(ink, [self.options.mean], [self.options.std])
+        return ink

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol, get_args
+from typing import get_args
 
 import torch
 from torch import nn
 
+from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
@@ -26,14 +27,13 @@ def build_module(task: Task, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         with calling(f"{type(task).__name__}.model()"):
             module = task.model()
+    kind = type(task).__name__
     if not isinstance(module, nn.Module):
+        raise TaskError(f"{kind}.model() returned {type(module).__name__}; it must return an nn.Module")
+    policies = get_args(BufferPolicy)
+    if task.buffers not in policies:
         raise TaskError(
-            f"{type(task).__name__}.model() returned {type(module).__name__}; it must return an nn.Module"
-        )
-    if task.buffers not in get_args(BufferPolicy):
-        raise TaskError(
-            f"{type(task).__name__}.buffers is {task.buffers!r}; it must be one of "
-            f"{', '.join(map(repr, get_args(BufferPolicy)))}"
+            f"{kind}.buffers is {task.buffers!r}; it must be one of {', '.join(map(repr, policies))}"
         )
     return module
 
@@ -56,8 +56,7 @@ def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
     """The examples of a worker.
 
     Raises:
-        TaskCodeError: if the task's code raises.
-        TaskError: if it returns something else.
+        TaskError: if the task's code raises (then a TaskCodeError), or returns something else.
     """
     what = f"{type(task).__name__}.data({worker})"
     with calling(what):
@@ -69,14 +68,6 @@ def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
     return data
 
 
-class Drawn(Protocol):
-    """Whatever draws from the shared randomness: a server's or a worker's half."""
-
-    def digest_material(self) -> bytes:
-        """Bytes that determine what is drawn in round 1."""
-        ...
-
-
-def realization_digest(drawn: Drawn) -> bytes:
+def realization_digest(drawn: ServerAlgorithm | WorkerSide) -> bytes:
     """16 bytes that server and worker share exactly if they draw the same in round 1."""
     return hashlib.blake2b(drawn.digest_material(), digest_size=DIGEST_BYTES).digest()

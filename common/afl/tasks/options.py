@@ -6,7 +6,6 @@ A task declares a :class:`TaskOptions` with one described field for each option 
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,45 +13,35 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from afl.config.problems import nearest
 from afl.errors import ConfigError
-
-DATA_VARIABLE = "AFL_DATA"
-"""The environment variable that names the data directory of all tasks on a machine."""
 
 
 class TaskOptions(BaseModel):
     """Base of every built-in task's options: unknown keys are refused, floats are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DataOptions(TaskOptions):
     """Options of a task that reads files."""
 
-    data_dir: Path | None = Field(
-        default=None,
-        description="where this machine keeps its data; default: the environment's AFL_DATA, or ./data",
-    )
+    data_dir: Path | None = None
+    """where this machine keeps its data; default: the environment's AFL_DATA, or ./data"""
 
     def folder(self) -> Path:
         """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
-        return (self.data_dir or Path(os.environ.get(DATA_VARIABLE) or "data")).expanduser()
+        return (self.data_dir or Path(os.environ.get("AFL_DATA") or "data")).expanduser()
 
 
 class SplitOptions(TaskOptions):
     """Options of a task that splits each worker's examples."""
 
-    evaluate_on: Literal["test", "validation"] = Field(
-        default="test",
-        description="each worker's test part, or a fifth of its training part, which is then not trained "
-        "on: to choose step sizes without looking at the test part",
-    )
-    data_seed: int | None = Field(
-        default=None,
-        ge=0,
-        lt=1 << 128,
-        description="draws the division among the workers and the splits; default: the run's seed",
-    )
+    evaluate_on: Literal["test", "validation"] = "test"
+    """each worker's test part, or a fifth of its training part, which is then not trained on: to choose step
+    sizes without looking at the test part"""
+    data_seed: int | None = Field(default=None, ge=0, lt=1 << 128)
+    """draws the division among the workers and the splits; default: the run's seed"""
 
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)
@@ -62,8 +51,7 @@ def parse_options(schema: type[OptionsT], values: Mapping[str, Any]) -> OptionsT
     """The checked options.
 
     Raises:
-        afl.ConfigError: naming every wrong option: for an unknown one the nearest right name, for a wrong
-            value what would be accepted.
+        afl.ConfigError: naming every wrong option, with the nearest right name or what would be accepted.
     """
     try:
         return schema.model_validate(dict(values))
@@ -72,29 +60,24 @@ def parse_options(schema: type[OptionsT], values: Mapping[str, Any]) -> OptionsT
         raise ConfigError("\n".join(problems)) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def hint_of(name: str, known: Iterable[str]) -> str:
     """``did you mean X?`` with the nearest of ``known``, or a list of them where none is near."""
-    choices = sorted(known)
-    match = difflib.get_close_matches(name, choices, n=1)
-    if match:
-        return f"did you mean {match[0]}?"
-    return f"known: {', '.join(choices)}" if choices else "there are none"
+    names = sorted(known)
+    if meant := nearest(name, names):
+        return f"did you mean {meant}?"
+    return f"known: {', '.join(names)}" if names else "there are none"
 
 
 def _explain(schema: type[TaskOptions], problem: Mapping[str, Any]) -> str:
     path = [str(step) for step in problem["loc"]]
     where = ".".join(["task.options", *path])
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown option; {nearest(path[-1], schema.model_fields)}"
-    accepted = problem["msg"].removeprefix("Value error, ")
-    accepted = accepted[:1].lower() + accepted[1:]
+        return f"{where}: unknown option; {hint_of(path[-1], schema.model_fields)}"
     field = schema.model_fields.get(path[0]) if path else None
-    purpose = f" ({field.description})" if field is not None and field.description else ""
+    purpose = f" ({' '.join(field.description.split())})" if field is not None and field.description else ""
     if problem["type"] == "missing":
         return f"{where}: is required{purpose}"
-    return f"{where}: {_shown(problem['input'])} is not accepted: {accepted}{purpose}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    accepted = problem["msg"].removeprefix("Value error, ")
+    value = repr(problem["input"])
+    value = value if len(value) <= 60 else f"{value[:57]}..."
+    return f"{where}: {value} is not accepted: {accepted[:1].lower()}{accepted[1:]}{purpose}"

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from afl.config.problems import nearest
 from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
-from afl.tasks.options import nearest
+from afl.tasks.options import hint_of
 from afl.user_code import SUFFIX, as_module_path, calling, users_line
 
 GROUP = "afl.tasks"
@@ -26,10 +28,19 @@ GROUP = "afl.tasks"
 
 def known_tasks() -> dict[str, str]:
     """The installed tasks' names, ascending, each with its ``package.module:Class``; imports none of them."""
-    return {name: entry.value for name, entry in sorted(_installed().items())}
+    found: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP)):
+        path = f"{entry.module}:{entry.attr}"
+        other = found.setdefault(entry.name, path)
+        if other != path:
+            raise ConfigError(
+                f"task {entry.name}: two installed packages give this name, to {other} and to {path}; "
+                "uninstall one"
+            )
+    return found
 
 
-def task_identity(task_name: str) -> str:
+def task_identity(name: str) -> str:
     """What two machines compare to know that they run the same task: its ``package.module:Class``.
 
     A name and the path of the class that it stands for have the same identity. Nothing is imported.
@@ -37,7 +48,20 @@ def task_identity(task_name: str) -> str:
     Raises:
         afl.ConfigError: if there is no such name.
     """
-    return as_module_path(task_name) if ":" in task_name else _named(task_name).value
+    if ":" in name:
+        return as_module_path(name)
+    if name.endswith(SUFFIX):
+        raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
+    known = known_tasks()
+    if name not in known:
+        meant = nearest(name, known)
+        hint = f"did you mean {meant}? " if meant else ""
+        raise ConfigError(
+            f"task {name}: no such task; {hint}installed: {', '.join(known) or 'none'}. A class of your own "
+            "is named with its file or module, as in task.py:MyTask (task.name of the configuration, --task "
+            "of a worker)"
+        )
+    return known[name]
 
 
 def load_task(
@@ -53,29 +77,33 @@ def load_task(
         name_or_path: an installed task's name, or ``package.module:Class``, or ``file.py:Class``. For a path,
             modules in and below the working directory are found too, and first.
         options: keyword arguments of the class (``task.options``).
-        allow_path: whether a path is accepted: only for what this machine's own command line said.
-        local: where given, ``options`` came from another machine: the class's ``local_options`` are taken
-            from here alone.
+        allow_path: whether this machine's own command line said it, so that it may be a path.
+        local: where ``options`` came from another machine, this one's values of the class's
+            ``local_options``, which replace the other's.
 
     Raises:
         afl.ConfigError: if there is no such task, it cannot be imported or made, or it is not a task.
     """
-    name_or_path = as_module_path(name_or_path)
-    is_path = ":" in name_or_path
-    if is_path and not allow_path:
-        raise ConfigError(
-            f"task {name_or_path}: a class that is named by its module is loaded only if this machine's own "
-            f"command line names it: add --task {name_or_path}"
-        )
-    if is_path:
-        loaded = _imported_path(name_or_path)
-    else:
-        entry = _named(name_or_path)
-        loaded = _imported(f"task {name_or_path}", entry.module, entry.attr)
-    cls = _checked_class(name_or_path, loaded)
+    path = task_identity(name_or_path)
+    name = path if ":" in name_or_path else name_or_path
+    if name == path:
+        if not allow_path:
+            raise ConfigError(
+                f"task {name}: a class that is named by its module is loaded only if this machine's own "
+                f"command line names it: add --task {name}"
+            )
+        _prepare_import(path)
+    cls = _checked_class(name, _imported(f"task {name}", path))
     if local is not None:
-        options = _with_local(cls, name_or_path, options, local)
-    return _made(cls, name_or_path, options)
+        foreign = sorted(set(local) - cls.local_options)
+        if foreign:
+            own = ", ".join(sorted(cls.local_options)) or "none"
+            raise ConfigError(
+                f"--task-option {foreign[0]}: not an option of this machine for the task {name} (those are: "
+                f"{own}); all others come from the run's configuration"
+            )
+        options = {key: value for key, value in options.items() if key not in cls.local_options} | dict(local)
+    return _made(cls, name, options)
 
 
 def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
@@ -88,49 +116,8 @@ def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
     return _made(_checked_class(name, cls), name, options)
 
 
-def _with_local(
-    cls: type[Task], name: str, options: Mapping[str, Any], local: Mapping[str, Any]
-) -> dict[str, Any]:
-    foreign = sorted(set(local) - cls.local_options)
-    if foreign:
-        own = ", ".join(sorted(cls.local_options)) or "none"
-        raise ConfigError(
-            f"--task-option {foreign[0]}: not an option of this machine for the task {name} (those are: "
-            f"{own}); all others come from the run's configuration"
-        )
-    return {key: value for key, value in options.items() if key not in cls.local_options} | dict(local)
-
-
-def _installed() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise ConfigError(
-                f"task {entry.name}: two installed packages give this name, to {other.value} and to "
-                f"{entry.value}; uninstall one"
-            )
-    return found
-
-
-def _named(name: str) -> EntryPoint:
-    if name.endswith(SUFFIX):
-        raise ConfigError(f"task {name}: a file; which class of it? Name it as in {name}:MyTask")
-    installed = _installed()
-    if name not in installed:
-        names = ", ".join(sorted(installed)) or "none"
-        hint = nearest(name, installed)
-        hint = f"{hint} " if hint.startswith("did") else ""
-        raise ConfigError(
-            f"task {name}: no such task; {hint}installed: {names}. A class of your own is named with its "
-            "file or module, as in task.py:MyTask (task.name of the configuration, --task of a worker)"
-        )
-    return installed[name]
-
-
-def _imported_path(path: str) -> object:
-    module, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+def _prepare_import(path: str) -> None:
+    if not all(map(str.isidentifier, re.split("[.:]", path))):
         raise ConfigError(
             f"task {path}: a class is written package.module:Class or file.py:Class, with letters, digits "
             "and underscores in each name"
@@ -140,10 +127,10 @@ def _imported_path(path: str) -> object:
         # First, as `python -m` has it, but only from here on: what a command itself needs was found without
         # it. It stays there: the user's module may import its neighbours later.
         sys.path.insert(0, here)
-    return _imported(f"task {path}", module, attribute)
 
 
-def _imported(what: str, module: str, attribute: str) -> object:
+def _imported(what: str, path: str) -> object:
+    module, _, attribute = path.partition(":")
     try:
         with calling(f"{what}: importing {module}"):
             value: Any = importlib.import_module(module)
@@ -154,10 +141,8 @@ def _imported(what: str, module: str, attribute: str) -> object:
         raise ConfigError(f"{what}: cannot import {module}: {error}{_import_hint(module, error)}") from error
     for step in attribute.split("."):
         if not hasattr(value, step):
-            classes = [
-                name for name, member in inspect.getmembers(value, inspect.isclass) if _is_task(member)
-            ]
-            raise ConfigError(f"{what}: {module} has no {attribute}; {nearest(step, classes)}")
+            classes = [name for name, member in inspect.getmembers(value, _is_task)]
+            raise ConfigError(f"{what}: {module} has no {attribute}; {hint_of(step, classes)}")
         value = getattr(value, step)
     return value
 
@@ -194,17 +179,13 @@ def _checked_class(name: str, loaded: object) -> type[Task]:
 
 def _made(cls: type[Task], name: str, options: Mapping[str, Any]) -> Task:
     signature = inspect.signature(cls)
-    accepted = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    for option in options:
-        if option not in accepted and not takes_any:
-            raise ConfigError(
-                f"task.options.{option}: unknown option of task {name}; {nearest(option, accepted)}"
-            )
+    parameters = signature.parameters.values()
+    accepted = [one.name for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}]
+    unknown = [option for option in options if option not in accepted]
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(
+            f"task.options.{unknown[0]}: unknown option of task {name}; {hint_of(unknown[0], accepted)}"
+        )
     try:
         signature.bind(**options)
     except TypeError as error:

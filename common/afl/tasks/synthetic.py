@@ -59,20 +59,21 @@ _INITIAL = 0.1
 class SyntheticOptions(TaskOptions):
     """Options of ``synthetic``."""
 
-    dim: int = Field(default=100, ge=1, description="number of parameters d")
-    examples: int = Field(
-        default=256, ge=2, multiple_of=2, description="training examples of each worker, in antithetic pairs"
-    )
-    scale: float = Field(default=1.0, gt=0, description="upper bound of each worker's risk R_i")
-    spread: float = Field(default=1.0, ge=0, description="centres are uniform in [-spread, spread)^d")
-    centres: int | None = Field(
-        default=None,
-        ge=1,
-        description="how many centres differ: workers beyond share the last one, so that the worst risk does"
-        " not depend on how many they are; by default each worker has its own",
-    )
-    noise_w: float = Field(default=0.5, ge=0, description="gradient noise: sigma_w is noise_w / sqrt(dim)")
-    noise_q: float = Field(default=0.1, ge=0, description="loss noise beside that of the gradient")
+    dim: int = Field(default=100, ge=1)
+    """number of parameters d"""
+    examples: int = Field(default=256, ge=2, multiple_of=2)
+    """training examples of each worker, in antithetic pairs"""
+    scale: float = Field(default=1.0, gt=0)
+    """upper bound of each worker's risk R_i"""
+    spread: float = Field(default=1.0, ge=0)
+    """centres are uniform in [-spread, spread)^d"""
+    centres: int | None = Field(default=None, ge=1)
+    """how many centres differ: workers beyond share the last one, so that the worst risk does not depend on
+    how many they are; by default each worker has its own"""
+    noise_w: float = Field(default=0.5, ge=0)
+    """gradient noise: sigma_w is noise_w / sqrt(dim)"""
+    noise_q: float = Field(default=0.1, ge=0)
+    """loss noise beside that of the gradient"""
 
 
 class Point(nn.Module):
@@ -91,27 +92,15 @@ class Synthetic(Task):
     """Quadratic risks with known constants; the module's docstring has the formulas."""
 
     def __init__(self, **options: object) -> None:
-        self.options = parse_options(SyntheticOptions, options)
-
-    @property
-    def smoothness(self) -> float:
+        self.options = given = parse_options(SyntheticOptions, options)
+        self.smoothness = 2 * given.scale / given.dim
         """``L`` of every worker's risk."""
-        return 2 * self.options.scale / self.options.dim
-
-    @property
-    def lipschitz(self) -> float:
+        self.lipschitz = 3 * math.sqrt(3) / 8 * given.scale / math.sqrt(given.dim)
         """``G``, a bound on the norm of every worker's risk's gradient."""
-        return 3 * math.sqrt(3) / 8 * self.options.scale / math.sqrt(self.options.dim)
-
-    @property
-    def sigma_w(self) -> float:
+        self.sigma_w = given.noise_w / math.sqrt(given.dim)
         """A bound on the standard deviation of a stochastic gradient (Euclidean norm)."""
-        return self.options.noise_w / math.sqrt(self.options.dim)
-
-    @property
-    def sigma_q(self) -> float:
+        self.sigma_q = given.noise_q + given.noise_w / 2
         """The sub-Gaussian parameter of a stochastic loss."""
-        return self.options.noise_q + self.options.noise_w / 2
 
     def model(self) -> nn.Module:
         """A :class:`Point`."""

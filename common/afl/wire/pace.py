@@ -37,7 +37,9 @@ class Pace:
 
     def piece_bytes(self) -> int:
         """The largest piece of a payload to send now: whole values, whatever their type."""
-        return min(self._chunk_bytes, self._window // ALIGNED_BYTES * ALIGNED_BYTES)
+        if self._window >= self._chunk_bytes:
+            return self._chunk_bytes
+        return self._window // ALIGNED_BYTES * ALIGNED_BYTES
 
     def is_question_due(self, size: int) -> bool:
         """Whether to ask, before a message of ``size`` bytes is sent, if what was sent has come."""

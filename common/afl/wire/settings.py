@@ -38,11 +38,6 @@ class RunSettings:
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
 
-    @property
-    def workers(self) -> int:
-        """m, the number of workers."""
-        return self.parameters.workers
-
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
         """The settings that a configuration gives, without the task's options that are this machine's own."""
@@ -90,17 +85,12 @@ class RunSettings:
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
         heartbeats and their limit may change with each start of the server."""
-        one, two = self._flat(), other._flat()
+        one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
             for name in sorted(one.keys() | two.keys())
             if one.get(name) != two.get(name) and name not in _OF_A_START
         ]
-
-    def _flat(self) -> dict[str, Any]:
-        values = asdict(self)
-        parameters = values.pop("parameters")
-        return dict(flat({**parameters.pop("own"), **parameters, **values}))
 
     def to_message(self) -> pb.RunSettings:
         """The message of a Welcome that carries the settings."""
@@ -150,6 +140,12 @@ class RunSettings:
                 downlink=_choice_of(message.downlink),
             ),
         )
+
+
+def _flat(settings: RunSettings) -> dict[str, Any]:
+    values = asdict(settings)
+    parameters = values.pop("parameters")
+    return dict(flat({**parameters.pop("own"), **parameters, **values}))
 
 
 _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(

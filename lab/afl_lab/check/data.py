@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from afl.errors import ExitCode
@@ -35,14 +35,8 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
             what, problem = ("train", train.problem) if train.problem else ("test", test.problem)
             report.error(f"{where}, {what}", problem, code=ExitCode.DATA)
             continue
-        _check_sizes(
-            report,
-            where,
-            train,
-            test,
-            batch_size=batch_size,
-            allows_smaller=task.allow_smaller_batch,
-        )
+        _check_sizes(report, where, train, test)
+        _check_batch(report, where, train.count, batch_size, allows_smaller=task.allow_smaller_batch)
         _check_values(report, where, train, test)
         _check_classes(report, where, train, test)
     if not report.errors:
@@ -50,91 +44,63 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
     _show(report, parts)
 
 
-def _check_sizes(
-    report: Report, where: str, train: Part, test: Part, *, batch_size: int, allows_smaller: bool
-) -> None:
-    for part, what in ((train, "training"), (test, "test")):
+def _check_sizes(report: Report, where: str, train: Part, test: Part) -> None:
+    for part, which in ((train, "training"), (test, "test")):
         if part.count == 0:
-            report.error(
-                where,
-                f"it has no {what} examples",
-                "every worker needs at least one of each; look at how data() divides them",
-                code=ExitCode.DATA,
-            )
-    if 0 < train.count < batch_size:
-        if allows_smaller:
-            report.note(
-                where,
-                f"all of its {train.count} training examples are used in every round (task.batch_size is"
-                f" {batch_size})",
-            )
-        else:
-            report.error(
-                where,
-                f"it has {train.count} training examples, fewer than task.batch_size ({batch_size})",
-                "lower task.batch_size, or set allow_smaller_batch = True in the task",
-                code=ExitCode.DATA,
-            )
+            advice = "every worker needs at least one of each; look at how data() divides them"
+            report.error(where, f"it has no {which} examples", advice, code=ExitCode.DATA)
     if 0 < test.count < FEW_TESTS:
-        report.note(
-            where,
-            f"it tests on {test.count} examples"
-            + (
-                ", which is few"
-                if test.classes is None
-                else f": its accuracy moves in steps of {1 / test.count:.3f}"
-            ),
+        steps = f": its accuracy moves in steps of {1 / test.count:.3f}"
+        few = ", which is few" if test.classes is None else steps
+        report.note(where, f"it tests on {test.count} examples{few}")
+
+
+def _check_batch(report: Report, where: str, count: int, batch_size: int, *, allows_smaller: bool) -> None:
+    if not 0 < count < batch_size:
+        return
+    if allows_smaller:
+        what = (
+            f"all of its {count} training examples are used in every round (task.batch_size is {batch_size})"
         )
+        report.note(where, what)
+    else:
+        what = f"it has {count} training examples, fewer than task.batch_size ({batch_size})"
+        advice = "lower task.batch_size, or set allow_smaller_batch = True in the task"
+        report.error(where, what, advice, code=ExitCode.DATA)
 
 
 def _check_values(report: Report, where: str, train: Part, test: Part) -> None:
-    for part, what in ((train, "training"), (test, "test")):
+    for part, which in ((train, "training"), (test, "test")):
         if part.non_finite >= 0:
-            report.error(
-                where,
-                f"the inputs of {what} example {part.non_finite} hold a number that is infinite or NaN",
-                "leave such examples out, or fill in what is missing",
-                code=ExitCode.DATA,
-            )
+            what = f"the inputs of {which} example {part.non_finite} hold a number that is infinite or NaN"
+            advice = "leave such examples out, or fill in what is missing"
+            report.error(where, what, advice, code=ExitCode.DATA)
         if not part.is_steady:
-            report.warn(
-                where,
-                f"its {what} examples change from one look to the next (random augmentation?)",
-                "a run can then not be repeated to the bit; draw from a generator seeded with the index",
-            )
-    if max(train.largest, test.largest) > LARGE_INPUT:
-        report.note(
-            where,
-            f"its inputs go up to {max(train.largest, test.largest):.3g}",
-            "scaled to about -1 to 1, larger steps (algorithm.eta_w) are stable",
-        )
-    both = Counter(train.digests) & Counter(test.digests)
-    if both:
-        count = sum(both.values())
-        report.warn(
-            where,
-            f"{count} of its {test.count} test examples are training examples too",
-            "its accuracy then says little about new examples; divide before that, or drop the copies",
-        )
+            what = f"its {which} examples change from one look to the next (random augmentation?)"
+            advice = "a run can then not be repeated to the bit; draw from a generator seeded with the index"
+            report.warn(where, what, advice)
+    if (largest := max(train.largest, test.largest)) > LARGE_INPUT:
+        advice = "scaled to about -1 to 1, larger steps (algorithm.eta_w) are stable"
+        report.note(where, f"its inputs go up to {largest:.3g}", advice)
+    if both := Counter(train.digests) & Counter(test.digests):
+        what = f"{both.total()} of its {test.count} test examples are training examples too"
+        advice = "its accuracy then says little about new examples; divide before that, or drop the copies"
+        report.warn(where, what, advice)
 
 
 def _check_classes(report: Report, where: str, train: Part, test: Part) -> None:
     if not train.classes or test.classes is None:
         return
     if len(train.classes) == 1:
-        (label,) = train.classes
-        report.warn(
-            where,
-            f"all of its training examples have the label {label}",
-            "right for extreme skew, and for a one-class problem; else look at how data() divides them",
-        )
-    unseen = sorted(set(test.classes) - set(train.classes)) if train.is_whole and test.is_whole else []
-    if unseen:
-        report.note(
-            where,
-            f"it is tested on labels that it has no training examples of: {_listed(unseen)}",
-            "others' examples must teach them; divide by label if that is not meant",
-        )
+        what = f"all of its training examples have the label {next(iter(train.classes))}"
+        advice = "right for extreme skew, and for a one-class problem; else look at how data() divides them"
+        report.warn(where, what, advice)
+    unseen = sorted(set(test.classes) - set(train.classes))
+    if unseen and train.is_whole and test.is_whole:
+        listed = ", ".join(map(str, unseen[:6])) + ", ..." * (len(unseen) > 6)
+        what = f"it is tested on labels that it has no training examples of: {listed}"
+        advice = "others' examples must teach them; divide by label if that is not meant"
+        report.note(where, what, advice)
 
 
 def _check_together(report: Report, parts: Parts) -> None:
@@ -147,54 +113,36 @@ def _check_together(report: Report, parts: Parts) -> None:
             "each takes the same batch in a round, so the small one's examples come around far more often and"
             " may be memorized; watch its test loss",
         )
-    by_digest: dict[bytes, list[int]] = {}
+    holders: defaultdict[bytes, list[int]] = defaultdict(list)
     for worker, (train, _) in parts.items():
         for digest in set(train.digests):
-            by_digest.setdefault(digest, []).append(worker)
+            holders[digest].append(worker)
     shared: Counter[tuple[int, int]] = Counter()
-    for workers in by_digest.values():
+    for workers in holders.values():
         shared.update(itertools.combinations(workers[:MOST_SHOWN], 2))
     if not shared:
         return
     (one, other), count = shared.most_common(1)[0]
-    is_same = set(parts[one][0].digests) == set(parts[other][0].digests)
+    what, advice = f"{count} training examples are at both", "each example should be at one worker"
+    if set(parts[one][0].digests) == set(parts[other][0].digests):
+        what, advice = "they have the same training examples", "does data() look at its argument `worker`?"
     more = f", and {len(shared) - 1} other pairs share some" if len(shared) > 1 else ""
-    report.warn(
-        f"workers {one} and {other}",
-        f"they have the same training examples{more}"
-        if is_same
-        else f"{count} training examples are at both{more}",
-        "does data() look at its argument `worker`?" if is_same else "each example should be at one worker",
-    )
+    report.warn(f"workers {one} and {other}", f"{what}{more}", advice)
 
 
 def _show(report: Report, parts: Parts) -> None:
-    rows = {}
-    for worker, (train, test) in itertools.islice(parts.items(), MOST_SHOWN):
-        text = f"{train.count} to train on, {test.count} to test on"
-        if train.classes:
-            text += f"; labels {_shown_classes(train.classes)}"
-        rows[f"worker {worker}"] = text
+    rows = report.facts["Data"] = {}
+    values = report.values["data"] = []
+    for worker, (train, test) in parts.items():
+        labels = None if train.classes is None else {str(k): v for k, v in sorted(train.classes.items())}
+        values.append({"worker": worker, "train": train.count, "test": test.count, "labels": labels})
+        if len(rows) < MOST_SHOWN:
+            shown = f"; labels {_shown_classes(train.classes)}" if train.classes else ""
+            rows[f"worker {worker}"] = f"{train.count} to train on, {test.count} to test on{shown}"
     if len(parts) > MOST_SHOWN:
         rows["..."] = f"{len(parts) - MOST_SHOWN} more"
-    report.facts["Data"] = rows
-    report.values["data"] = [
-        {
-            "worker": worker,
-            "train": train.count,
-            "test": test.count,
-            "labels": None
-            if train.classes is None
-            else {str(k): v for k, v in sorted(train.classes.items())},
-        }
-        for worker, (train, test) in parts.items()
-    ]
 
 
 def _shown_classes(classes: Counter[int]) -> str:
     shown = ", ".join(f"{label} ({count})" for label, count in classes.most_common(4))
     return shown + (f" and {len(classes) - 4} more" if len(classes) > 4 else "")
-
-
-def _listed(labels: list[int]) -> str:
-    return ", ".join(map(str, labels[:6])) + (", ..." if len(labels) > 6 else "")

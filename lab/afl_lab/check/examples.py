@@ -52,9 +52,7 @@ class Part:
     @property
     def digest(self) -> str:
         """Of all that was looked at, in order, and the count."""
-        joined = hashlib.blake2b(b"".join(self.digests), digest_size=_DIGEST_BYTES)
-        joined.update(str(self.count).encode())
-        return joined.hexdigest()
+        return _digest(*self.digests, str(self.count).encode()).hex()
 
 
 def look_at(examples: Examples) -> Part:
@@ -77,14 +75,11 @@ def _of_tensors(parts: Sequence[Tensor]) -> Part:
         is_finite = torch.isfinite(inputs.reshape(looked, -1)).all(dim=1)
         non_finite = -1 if bool(is_finite.all()) else int((~is_finite).nonzero()[0])
         largest = float(inputs.abs().max())
-    return Part(
-        count,
-        digests,
-        _classes(rows[1]) if len(rows) > 1 else None,
-        sum(part.numel() * part.element_size() for part in parts),
-        non_finite=non_finite,
-        largest=largest,
-    )
+    classes = None
+    if len(rows) > 1 and rows[1].dim() == 1 and _is_whole_number(rows[1]):
+        classes = Counter(rows[1].tolist())
+    nbytes = sum(part.nbytes for part in parts)
+    return Part(count, digests, classes, nbytes, non_finite=non_finite, largest=largest)
 
 
 def _of_dataset(dataset: Dataset[Any]) -> Part:
@@ -94,13 +89,12 @@ def _of_dataset(dataset: Dataset[Any]) -> Part:
     for index in range(looked):
         item = dataset[index]
         digests.append(_digest(*_bytes_of(item)))
-        if isinstance(item, tuple | list) and len(item) > 1:
-            label = item[1]
-            if isinstance(label, int | np.integer) or (
-                isinstance(label, Tensor) and label.numel() == 1 and not label.dtype.is_floating_point
-            ):
+        first, *others = item if isinstance(item, tuple | list) and item else (item,)
+        match others[:1]:
+            case [int() | np.integer() as label]:
                 labels.append(int(label))
-        first = item[0] if isinstance(item, tuple | list) and item else item
+            case [Tensor() as label] if label.numel() == 1 and _is_whole_number(label):
+                labels.append(int(label))
         if isinstance(first, Tensor) and first.dtype.is_floating_point and first.numel():
             if non_finite < 0 and not bool(torch.isfinite(first).all()):
                 non_finite = index
@@ -110,27 +104,23 @@ def _of_dataset(dataset: Dataset[Any]) -> Part:
     return Part(count, tuple(digests), classes, non_finite=non_finite, largest=largest, is_steady=is_steady)
 
 
-def _classes(labels: Tensor) -> Counter[int] | None:
-    """How many of each, if these are labels."""
-    if labels.dim() != 1 or labels.dtype.is_floating_point or labels.dtype.is_complex:
-        return None
-    return Counter(labels.tolist())
+def _is_whole_number(labels: Tensor) -> bool:
+    return not labels.dtype.is_floating_point and not labels.dtype.is_complex
 
 
 def _bytes_of(item: Any) -> list[bytes]:
-    if isinstance(item, Tensor):
-        return [item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()]
-    if isinstance(item, np.ndarray):
-        return [item.tobytes()]
-    if isinstance(item, dict):
-        return [part for key in item for part in (str(key).encode(), *_bytes_of(item[key]))]
-    if isinstance(item, tuple | list):
-        return [part for entry in item for part in _bytes_of(entry)]
-    return [repr(item).encode()]
+    match item:
+        case Tensor():
+            return [item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()]
+        case np.ndarray():
+            return [item.tobytes()]
+        case dict():
+            return [part for key in item for part in (str(key).encode(), *_bytes_of(item[key]))]
+        case tuple() | list():
+            return [part for entry in item for part in _bytes_of(entry)]
+        case _:
+            return [repr(item).encode()]
 
 
 def _digest(*parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
+    return hashlib.blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).digest()

@@ -6,7 +6,7 @@ import contextlib
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from afl.errors import AflError, ExitCode, TaskCodeError
 from afl.user_code import users_line
@@ -15,14 +15,9 @@ from afl.user_code import users_line
 class Level(enum.StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"
-    """A run would fail, or train on what is not meant."""
-
-    WARNING = "warning"
-    """A run would go, and is probably not what is meant."""
-
-    NOTE = "note"
-    """Worth knowing, and nothing is wrong."""
+    ERROR = "error"  # a run would fail, or train on what is not meant
+    WARNING = "warning"  # a run would go, and is probably not what is meant
+    NOTE = "note"  # worth knowing, and nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -42,10 +37,8 @@ class Finding:
     code: ExitCode = ExitCode.CONFIG
 
     def __str__(self) -> str:
-        lines = [f"{self.level}: {self.where}: {self.what}"]
-        if self.advice:
-            lines.append(f"    -> {self.advice}")
-        return "\n".join(lines)
+        advice = f"\n    -> {self.advice}" if self.advice else ""
+        return f"{self.level}: {self.where}: {self.what}{advice}"
 
 
 @dataclass
@@ -67,6 +60,16 @@ class Report:
         """Note that a run would fail."""
         self.findings.append(Finding(Level.ERROR, where, what, advice, code))
 
+    def fail(self, where: str, what: str, advice: str = "", code: ExitCode = ExitCode.CONFIG) -> NoReturn:
+        """Note that a run would fail, where the check cannot go on either."""
+        self.error(where, what, advice, code)
+        raise StoppedError
+
+    def stop_on_errors(self) -> None:
+        """Raise ``StoppedError`` if there are any."""
+        if self.errors:
+            raise StoppedError
+
     def warn(self, where: str, what: str, advice: str = "") -> None:
         """Note what is probably a mistake, though a run would start."""
         self.findings.append(Finding(Level.WARNING, where, what, advice))
@@ -75,9 +78,9 @@ class Report:
         """Note what is worth knowing."""
         self.findings.append(Finding(Level.NOTE, where, what, advice))
 
-    def of_level(self, level: Level) -> list[Finding]:
-        """The findings of one level."""
-        return [finding for finding in self.findings if finding.level is level]
+    def of_level(self, level: str) -> list[Finding]:
+        """The findings of one :class:`Level`."""
+        return [finding for finding in self.findings if finding.level == level]
 
     @property
     def errors(self) -> list[Finding]:
@@ -101,14 +104,9 @@ class Report:
 
     def as_json(self) -> Mapping[str, Any]:
         """The report as ``afl check --json`` prints it."""
-        findings = [{**asdict(finding), "code": int(finding.code)} for finding in self.findings]
-        return {
-            "task": self.task,
-            "ready": not self.errors,
-            "exit_code": int(self.exit_code),
-            "findings": findings,
-            **self.values,
-        }
+        findings = [asdict(finding) for finding in self.findings]
+        about = {"task": self.task, "ready": not self.errors, "exit_code": self.exit_code}
+        return {**about, "findings": findings, **self.values}
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -126,11 +124,7 @@ class StoppedError(Exception):
 
 @contextlib.contextmanager
 def blaming(report: Report, where: str) -> Iterator[None]:
-    """Turn what a task's code raises into an error of the report.
-
-    Raises:
-        StoppedError: if it raises anything.
-    """
+    """Turn what a task's code raises into an error of the report, and raise ``StoppedError``."""
     try:
         yield
     except StoppedError:
@@ -139,10 +133,8 @@ def blaming(report: Report, where: str) -> Iterator[None]:
         error = caught.__cause__ if isinstance(caught, TaskCodeError) else caught
         assert error is not None
         if isinstance(error, AflError):
-            report.error(where, str(error), code=error.exit_code)
-            raise StoppedError from error
-        line = users_line(error)
+            report.fail(where, str(error), code=error.exit_code)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        advice = f"{line[1]!r} raised it" if line else ""
-        report.error(f"{line[0]}, {where}" if line else where, what, advice, code=ExitCode.CONFIG)
-        raise StoppedError from error
+        if line := users_line(error):
+            report.fail(f"{line[0]}, {where}", what, f"{line[1]!r} raised it")
+        report.fail(where, what)

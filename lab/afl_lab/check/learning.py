@@ -14,7 +14,7 @@ from afl.errors import ExitCode
 from afl.tasks import Classification, Task
 from afl.tasks.base import Batch
 from afl.tasks.dtypes import telling_types
-from afl_lab.check.findings import Report, StoppedError, blaming
+from afl_lab.check.findings import Report, blaming
 from afl_worker.training.oracle import TaskOracle
 
 TRIED_WORKERS = 8
@@ -31,6 +31,12 @@ CLOSE = 1e-3
 """Sums of probabilities, and an example's outputs in two batches, differ by rounding alone: 1e-6 in float32,
 1e-3 where a part of the model has fewer bits."""
 
+BUFFERS_ADVICE = {
+    "local": "each worker keeps its own; saved models are without them (load_state_dict(..., strict=False))",
+    "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
+    "refuse": "",
+}
+
 MOST_NAMED = 6
 
 
@@ -38,28 +44,19 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     """Add the model's facts, and notes on what is special in it."""
     named = list(vector.module.named_parameters())
     frozen = [name for name, parameter in named if not parameter.requires_grad]
-    twice = [
-        name
-        for name, _ in vector.module.named_parameters(remove_duplicate=False)
-        if name not in {other for other, _ in named}
-    ]
+    first = dict(named)
+    twice = [name for name, _ in vector.module.named_parameters(remove_duplicate=False) if name not in first]
     kinds = Counter(str(p.dtype).removeprefix("torch.") for _, p in named if p.requires_grad)
-    report.facts["Model"] = {
-        "class": type(vector.module).__name__,
-        "trainable": f"{vector.dim:,} parameters in {sum(kinds.values())} tensors, "
-        f"{shown_bytes(4 * vector.dim)} as float32",
-    }
+    size = f"{vector.dim:,} parameters in {kinds.total()} tensors, {shown_bytes(4 * vector.dim)} as float32"
+    report.facts["Model"] = {"class": type(vector.module).__name__, "trainable": size}
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
-        report.note(
-            "the model",
-            f"{len(frozen)} parameters are frozen: {_names(frozen)}",
-            "they are sent once, with the first model, and never change",
-        )
+        what = f"{len(frozen)} parameters are frozen: {_names(frozen)}"
+        advice = "they are sent once, with the first model, and never change"
+        report.note("the model", what, advice)
     if twice:
         report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")
-    others = sorted(set(kinds) - {"float32"})
-    if others:
+    if others := sorted(set(kinds) - {"float32"}):
         report.note(
             "the model",
             f"{sum(kinds[kind] for kind in others)} trainable tensors are {', '.join(others)}",
@@ -67,34 +64,19 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
         )
     floats = [name for name, buffer in vector.module.named_buffers() if buffer.dtype.is_floating_point]
     if floats:
-        advice = {
-            "local": "each worker keeps its own, and saved models are without them"
-            " (load_state_dict(..., strict=False))",
-            "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
-            "refuse": "",
-        }[task.buffers]
-        report.note(
-            "the model",
-            f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}",
-            advice,
-        )
+        what = f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}"
+        report.note("the model", what, BUFFERS_ADVICE[task.buffers])
 
 
 def check_learning(
     report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
 ) -> None:
-    """Try loss, gradient and metrics at some workers.
-
-    Raises:
-        StoppedError: if one of them cannot be computed.
-    """
-    tried = workers[:TRIED_WORKERS]
+    """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed."""
     seen: dict[str, str] = {}
     """By parameter the best that any worker's gradient was: missing, zero or good."""
-    for worker in tried:
+    for worker in workers:
         batch = oracle.minibatch(worker, 1)
-        if worker == tried[0]:
-            report.facts["Model"]["a batch"] = _shape(batch)
+        report.facts["Model"].setdefault("a batch", _shape(batch))
         with blaming(report, f"loss of worker {worker}'s first batch"):
             vector.clear_gradient()
             module = oracle.module(worker, training=True)
@@ -106,35 +88,35 @@ def check_learning(
         with blaming(report, f"metrics of worker {worker}'s test examples"):
             metrics, _ = oracle.evaluate(worker)
         _check_metrics(report, worker, metrics)
-    _report_gradients(report, seen)
+    if missing := [name for name, state in seen.items() if state == "missing"]:
+        what = f"no loss depends on {_names(missing)}"
+        advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"
+        report.warn("the gradient", what, advice)
+    if zero := [name for name, state in seen.items() if state == "zero"]:
+        what = f"it is zero at every worker for {_names(zero)}"
+        advice = "is what they compute multiplied by zero, cut by .detach(), or are all units dead?"
+        report.warn("the gradient", what, advice)
 
 
 def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tensor:
     where = f"{type(task).__name__}.loss"
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        report.error(
-            where,
-            f"it returns {got} where a scalar tensor is needed",
-            "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()",
-        )
-        raise StoppedError
+        what = f"it returns {got} where a scalar tensor is needed"
+        advice = "take the mean over the batch (loss.mean(), or reduction='mean'), and do not call .item()"
+        report.fail(where, what, advice)
     if not loss.requires_grad:
-        report.error(
-            where,
-            "its value does not depend on the parameters",
-            "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?",
-        )
-        raise StoppedError
+        what = "its value does not depend on the parameters"
+        advice = "does it call .detach(), .item() or .numpy(), or work under torch.no_grad()?"
+        report.fail(where, what, advice)
     if not bool(torch.isfinite(loss)):
-        report.error(
+        report.fail(
             f"{where}, worker {worker}'s first batch",
             f"it is {float(loss.detach())}",
             "look for a logarithm or a division of zero, for inputs that are not scaled, and for labels that"
             " are out of range",
             code=ExitCode.DIVERGED,
         )
-        raise StoppedError
     return loss
 
 
@@ -153,30 +135,9 @@ def _check_gradient(report: Report, module: nn.Module, worker: int, seen: dict[s
         elif seen.get(name) != "good":
             seen[name] = "zero"
     if infinite:
-        report.error(
-            f"worker {worker}'s first gradient",
-            f"it is infinite or NaN for {_names(infinite)}",
-            "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero",
-            code=ExitCode.DIVERGED,
-        )
-        raise StoppedError
-
-
-def _report_gradients(report: Report, seen: dict[str, str]) -> None:
-    missing = [name for name, state in seen.items() if state == "missing"]
-    zero = [name for name, state in seen.items() if state == "zero"]
-    if missing:
-        report.warn(
-            "the gradient",
-            f"no loss depends on {_names(missing)}",
-            "they are sent and never learned: use them, remove them, or set requires_grad = False",
-        )
-    if zero:
-        report.warn(
-            "the gradient",
-            f"it is zero at every worker for {_names(zero)}",
-            "is what they compute multiplied by zero, cut by .detach(), or are all units dead?",
-        )
+        what = f"it is infinite or NaN for {_names(infinite)}"
+        advice = "the loss is finite and its derivative is not: look for sqrt, norm, log or division at zero"
+        report.fail(f"worker {worker}'s first gradient", what, advice, code=ExitCode.DIVERGED)
 
 
 def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, batch: Batch) -> None:
@@ -191,20 +152,19 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
         once, again = (float(task.loss(module, batch)) for _ in range(2))
         twice = float(task.loss(module, tuple(torch.cat([part, part]) for part in batch)))
     if abs(twice) > SUM_LIKE * abs(once) and abs(once) > 0:
-        report.warn(
-            where,
-            f"a batch repeated twice has {twice / once:.2f} times the loss: it looks like a sum",
-            "return the mean over the batch; otherwise step sizes depend on task.batch_size",
-        )
+        what = f"a batch repeated twice has {twice / once:.2f} times the loss: it looks like a sum"
+        advice = "return the mean over the batch; otherwise step sizes depend on task.batch_size"
+        report.warn(where, what, advice)
         return
     count = len(batch[0])
+    half = count // 2
     # A loss that draws gives other numbers anyway.
     if count < 2 or once != again:
         return
     with torch.no_grad(), blaming(report, "loss of half a batch"):
-        halves = [(part[: count // 2], part[count // 2 :]) for part in batch]
-        first, second = (float(task.loss(module, tuple(half[side] for half in halves))) for side in (0, 1))
-    mean = (first * (count // 2) + second * (count - count // 2)) / count
+        first = float(task.loss(module, tuple(part[:half] for part in batch)))
+        second = float(task.loss(module, tuple(part[half:] for part in batch)))
+    mean = (first * half + second * (count - half)) / count
     if abs(mean - once) > MEAN_LIKE * max(abs(first), abs(second), abs(once)):
         report.warn(
             where,
@@ -218,19 +178,14 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
 def _check_metrics(report: Report, worker: int, metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         if not abs(value) < float("inf"):
-            report.error(
-                f"the metric {name} of worker {worker}",
-                f"it is {value} on the test examples",
-                "what is evaluated must be finite",
-                code=ExitCode.DIVERGED,
-            )
+            what = f"it is {value} on the test examples"
+            advice = "what is evaluated must be finite"
+            report.error(f"the metric {name} of worker {worker}", what, advice, code=ExitCode.DIVERGED)
     accuracy = metrics.get("accuracy")
     if accuracy is not None and not 0 <= accuracy <= 1:
-        report.warn(
-            f"the metric accuracy of worker {worker}",
-            f"it is {accuracy:.4g}, and an accuracy is from 0 to 1",
-            "return the mean of what is right, not a sum or a percentage",
-        )
+        what = f"it is {accuracy:.4g}, and an accuracy is from 0 to 1"
+        advice = "return the mean of what is right, not a sum or a percentage"
+        report.warn(f"the metric accuracy of worker {worker}", what, advice)
 
 
 def check_outputs(report: Report, task: Task, oracle: TaskOracle, worker: int) -> None:
@@ -243,35 +198,25 @@ def check_outputs(report: Report, task: Task, oracle: TaskOracle, worker: int) -
         outputs: object = module(inputs)
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or min(outputs.shape) < 2:
             return
-        if _are_probabilities(outputs):
+        found = [
+            f" ({name}, Softmax)" for name, part in module.named_modules() if isinstance(part, nn.Softmax)
+        ]
+        softmax = "".join(found[:1])
+        if bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < CLOSE).all()):
             report.warn(
                 "the model",
-                f"its outputs are probabilities: they sum to 1 over the classes{_softmax_in(module)}",
+                f"its outputs are probabilities: they sum to 1 over the classes{softmax}",
                 "afl.Classification's loss takes logits, and has a softmax of its own: leave the model's out,"
                 " or it learns slowly and not well",
             )
-        if _mixes(module, inputs, outputs):
+        half = max(1, len(inputs) // 2)
+        difference = float((module(inputs[:half]) - outputs[:half]).abs().max())
+        if difference > CLOSE * max(float(outputs.abs().max()), CLOSE):
             report.warn(
                 "the model",
-                f"what it gives for an example depends on the others in the batch{_softmax_in(module)}",
+                f"what it gives for an example depends on the others in the batch{softmax}",
                 "does an operation run over the first dimension, which is the batch's? Softmax takes dim=1",
             )
-
-
-def _are_probabilities(outputs: Tensor) -> bool:
-    return bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < CLOSE).all())
-
-
-def _mixes(module: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
-    half = len(inputs) // 2
-    alone: Tensor = module(inputs[:half])
-    scale = float(outputs.abs().max())
-    return float((alone - outputs[:half]).abs().max()) > CLOSE * max(scale, CLOSE)
-
-
-def _softmax_in(module: nn.Module) -> str:
-    found = [f"{name}, Softmax" for name, part in module.named_modules() if isinstance(part, nn.Softmax)]
-    return f" ({found[0]})" if found else ""
 
 
 def _shape(batch: Batch) -> str:
@@ -285,6 +230,5 @@ def _shape(batch: Batch) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (
-        f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    )
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -11,14 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from afl.config import Config, dump_config, load_config
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.tasks import Task, TaskContext
+from afl.tasks import TaskContext
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl_lab.check.data import Parts
@@ -55,14 +53,24 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        answer = _asked(path, workers)
+        answer = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, str(path), *map(str, workers)],
+            # Where this process finds modules, that one does too; but its sets have an order of their own.
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        report.error(
-            "a second process",
-            f"it cannot make the task: {said[-1]}",
-            "each worker is a process of its own: what does the task need that a new process lacks?",
-        )
+        what = f"it cannot make the task: {said[-1]}"
+        advice = "each worker is a process of its own: what does the task need that a new process lacks?"
+        report.error("a second process", what, advice)
         return
     theirs = json.loads(answer.stdout.splitlines()[-1])
     ours = digests(vector, {worker: parts[worker] for worker in workers})
@@ -80,32 +88,13 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
             "every worker is sent the server's, so nothing is wrong; but another run begins elsewhere."
             " torch's own generator is seeded, numpy's and Python's are not",
         )
-    data = [name for name in different if name not in {"layout", "parameters"}]
-    if data:
-        _, worker = data[0].split()
+    if data := [name for name in different if name not in {"layout", "parameters"}]:
         report.error(
-            f"worker {worker}'s data",
+            f"worker {data[0].split()[1]}'s data",
             f"another process finds other examples, or in another order ({', '.join(data)})",
             "draw the split from context.randomness or from fixed seeds, and sort what comes from a set or"
             " a folder: a worker that is started again must find the same",
         )
-
-
-def _asked(config: Path, workers: Sequence[int]) -> subprocess.CompletedProcess[str]:
-    # Where this process finds modules, that one does too; but its sets have an order of their own.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
-    }
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "afl_lab.check.repeating", str(config), *map(str, workers)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def digests(vector: ParameterVector, parts: Parts) -> dict[str, str]:
@@ -116,30 +105,17 @@ def digests(vector: ParameterVector, parts: Parts) -> dict[str, str]:
     return found
 
 
-def looked_at(task: Task, context: TaskContext, workers: Sequence[int]) -> Parts:
-    """The workers' examples, asked of the task once more."""
-    parts = {}
-    for worker in workers:
-        data = task.data(worker, context)
-        parts[worker] = (look_at(data.train), look_at(data.test))
-    return parts
-
-
-def made_anew(config: Config, workers: Sequence[int]) -> Mapping[str, str]:
-    """:func:`digests` of a task that is made from its configuration."""
+def main(path: str, *workers: str) -> None:
+    """Print as JSON the digests of what a configuration's task makes, for these workers."""
+    config = load_config(Path(path), environment={})
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
     task = load_task(config.task.name, config.task.options, allow_path=True)
-    context = TaskContext(config.workers, randomness)
-    return digests(build_vector(task, randomness), looked_at(task, context, workers))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Print the digests of a configuration's task as JSON: ``CONFIG.yaml WORKER...``."""
-    path, *workers = arguments
-    found: Mapping[str, Any] = made_anew(load_config(Path(path), environment={}), [int(w) for w in workers])
-    print(json.dumps(found))
+    vector, context = build_vector(task, randomness), TaskContext(config.workers, randomness)
+    data = {worker: task.data(worker, context) for worker in map(int, workers)}
+    parts = {worker: (look_at(own.train), look_at(own.test)) for worker, own in data.items()}
+    print(json.dumps(digests(vector, parts)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -13,32 +13,14 @@ from rich.table import Table
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, DataError, StorageError, why_unwritable
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE
-from afl.terminal.view import make_console
+from afl.terminal.view import make_console, table
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
 from afl_lab.plots.points import COSTS, Measure, Point, points_of
 
 _MOST_HINTED = 5
 
-
-@dataclass(frozen=True)
-class PlottedRun:
-    """A run with at least one evaluation."""
-
-    label: str
-    points: Sequence[Point]
-
-    def curves(self, measure: Measure) -> dict[str, Curve]:
-        """The measure by each cost; without the evaluations that have no finite one."""
-        points = [point for point in self.points if _is_drawable(getattr(point, measure))]
-        means = np.array([getattr(point, measure) for point in points], dtype=np.float64)
-        return {
-            cost: {
-                "x": np.array([getattr(point, cost) for point in points], dtype=np.float64),
-                "mean": means,
-                "deviation": np.zeros(len(points)),
-            }
-            for cost in COSTS
-        }
+_Runs = Mapping[str, Sequence[Point]]
+"""By label, the evaluations of each run, at least one."""
 
 
 def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str) -> None:
@@ -57,7 +39,7 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
     if len(set(labels)) < len(labels):
         raise ConfigError("--label: two runs have the same label")
     files = [metrics_file(path) for path in paths]
-    runs, empty = [], []
+    found = {}
     for file, label in zip(files, labels or labels_of(files), strict=True):
         try:
             points = points_of(file)
@@ -65,63 +47,60 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
             raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
         except (KeyError, TypeError) as error:
             raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
-        if points:
-            is_over = (file.parent / SUMMARY_FILE).exists()
-            runs.append(PlottedRun(label if is_over else f"{label} (unfinished)", points))
-        else:
-            empty.append(label)
+        is_over = (file.parent / SUMMARY_FILE).exists()
+        found[label if is_over or not points else f"{label} (unfinished)"] = points
+    runs = {label: points for label, points in found.items() if points}
     if not runs:
         raise ConfigError(f"nothing to draw: no evaluation yet in {', '.join(map(str, files))}")
+    # First what may fail without a folder: an extra that is missing leaves none behind.
+    figures = _drawn(runs, title)
+    written: list[Path] = []
     try:
-        written = _drawn(runs, out, title)
+        for measure, figure in figures.items():
+            out.mkdir(parents=True, exist_ok=True)
+            written += save(figure, out / measure.replace("_", "-"))
     except OSError as error:
-        raise StorageError(
-            f"--out {out} cannot be written: {why_unwritable(error)}; name another folder"
-        ) from error
+        why = f"--out {out} cannot be written: {why_unwritable(error)}"
+        raise StorageError(f"{why}; name another folder") from error
     console = make_console()
     console.print(_table(runs))
-    for label in empty:
-        console.print(f"{label}: no evaluation yet, so it is left out")
+    for label, points in found.items():
+        if not points:
+            console.print(f"{label}: no evaluation yet, so it is left out")
     for file in written:
         console.print(f"written: {file}")
 
 
-def _drawn(runs: Sequence[PlottedRun], out: Path, title: str) -> list[Path]:
-    """A figure of each measure that any run has; the files."""
-    # First what may fail without a folder: an extra that is missing leaves none behind.
+def _drawn(runs: _Runs, title: str) -> dict[Measure, Any]:
+    """A figure of each measure that any run has."""
     figures = {}
     for measure in MEASURES:
-        curves = [(run.label, run.curves(measure)) for run in runs]
-        drawn = [(label, own) for label, own in curves if len(own["round"]["x"])]
-        if drawn:
-            figures[measure] = cost_figure(title, drawn, measure)
-    if figures:
-        out.mkdir(parents=True, exist_ok=True)
-    return [
-        file for measure, figure in figures.items() for file in save(figure, out / measure.replace("_", "-"))
-    ]
+        curves = []
+        for label, points in runs.items():
+            values = [getattr(point, measure) for point in points]
+            own = [p for p, v in zip(points, values, strict=True) if v is not None and math.isfinite(v)]
+            if own:
+                curves.append((label, {cost: _curve(own, cost, measure) for cost in COSTS}))
+        if curves:
+            figures[measure] = cost_figure(title, curves, measure)
+    return figures
 
 
-def _is_drawable(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _curve(points: Sequence[Point], cost: str, measure: Measure) -> Curve:
+    x, mean = (np.array([getattr(p, name) for p in points], dtype=np.float64) for name in (cost, measure))
+    return {"x": x, "mean": mean, "deviation": np.zeros(len(points))}
 
 
 def metrics_file(path: Path) -> Path:
-    """The metrics of a run directory, or the file itself.
-
-    Raises:
-        ConfigError: if ``path`` is neither.
-    """
+    """The metrics of a run directory, or the file itself; ConfigError if ``path`` is neither."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
-    if path.is_file():
-        if path.suffix != ".jsonl":
-            raise ConfigError(
-                f"{path}: not a run directory, and not a run's {METRICS_FILE}; name one of them"
-            )
-        return path
-    if (path / METRICS_FILE).is_file():
-        return path / METRICS_FILE
+    file = path if path.is_file() else path / METRICS_FILE
+    if file.suffix != ".jsonl":
+        wrong = f"{path}: not a run directory, and not a run's {METRICS_FILE}"
+        raise ConfigError(f"{wrong}; name one of them")
+    if file.is_file():
+        return file
     below = sorted(str(found.parent) for found in path.rglob(METRICS_FILE))
     more = f" and {len(below) - _MOST_HINTED} more" if len(below) > _MOST_HINTED else ""
     hint = f"; runs are in {', '.join(below[:_MOST_HINTED])}{more}" if below else ""
@@ -134,42 +113,34 @@ def labels_of(files: Sequence[Path]) -> list[str]:
     if len(set(parts)) < len(parts):
         twice = [file for file, own in zip(files, parts, strict=True) if parts.count(own) > 1]
         raise ConfigError(f"a run is named twice: {' and '.join(map(str, twice))}; name each once")
-    for depth in range(1, max(map(len, parts)) + 1):
-        labels = ["/".join(own[-depth:]) for own in parts]
-        if len(set(labels)) == len(labels):
-            return labels
-    raise AssertionError("different paths have different names in full")
+    depths = range(1, max(map(len, parts)) + 1)
+    candidates = (["/".join(own[-depth:]) for own in parts] for depth in depths)
+    return next(labels for labels in candidates if len(set(labels)) == len(labels))
 
 
-def _table(runs: Sequence[PlottedRun]) -> Table:
+def _table(runs: _Runs) -> Table:
     """The runs' last and best; without a column for accuracies if no run has any."""
-    has_accuracy = any(_accuracies(run) for run in runs)
-    table = Table(title="Runs", title_justify="left", title_style="bold")
-    # Folded, not cut: it may be a path.
-    table.add_column("run", overflow="fold")
-    for name in _HEADS:
-        if name != _ACCURACY or has_accuracy:
-            table.add_column(name, justify="right", overflow="fold")
-    for run in runs:
-        accuracies = _accuracies(run)
-        last = run.points[-1]
-        best = [f"{max(accuracies):.4f}" if accuracies else ""] if has_accuracy else []
-        table.add_row(
-            run.label,
+    accuracies = {
+        label: [point.worst_accuracy for point in points if point.worst_accuracy is not None]
+        for label, points in runs.items()
+    }
+    has_accuracy = any(accuracies.values())
+    # In lines so short that at 80 columns each is whole.
+    accuracy = ["best\nworst\naccuracy>"] if has_accuracy else []
+    heads = ("update\nrounds>", "syncs>", *accuracy, "least\nworst\nloss>", "float\nequivalents>", "sent>")
+    found = table("run", *heads, title="Runs")
+    for column in found.columns:
+        # Folded, not cut: it may be a path.
+        column.overflow = "fold"
+    for label, points in runs.items():
+        last, own = points[-1], accuracies[label]
+        found.add_row(
+            label,
             str(last.round),
             str(last.synchronization),
-            *best,
-            f"{min(point.max_loss for point in run.points):.5g}",
+            *([f"{max(own):.4f}" if own else ""] if has_accuracy else []),
+            f"{min(point.max_loss for point in points):.5g}",
             f"{last.float_equivalents:,.0f}",
             shown_bytes(last.wire_bytes),
         )
-    return table
-
-
-def _accuracies(run: PlottedRun) -> list[float]:
-    return [point.worst_accuracy for point in run.points if point.worst_accuracy is not None]
-
-
-_ACCURACY = "best\nworst\naccuracy"
-_HEADS = ("update\nrounds", "syncs", _ACCURACY, "least\nworst\nloss", "float\nequivalents", "sent")
-"""In lines so short that at 80 columns each is whole."""
+    return found

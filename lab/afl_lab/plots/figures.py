@@ -71,11 +71,7 @@ def save(figure: Any, path: Path) -> list[Path]:
 
 
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, which needs no screen.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
+    """``matplotlib.pyplot``, which needs no screen; ConfigError if it is not installed."""
     mpl = require("matplotlib", "draw", "lab")
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "afl"

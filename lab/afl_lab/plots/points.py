@@ -43,24 +43,19 @@ class Point:
 
 
 def points_of(path: Path) -> list[Point]:
-    """The evaluations of a run directory, or of its metrics file; whether or not the run goes on.
-
-    Raises:
-        DataError: if the metrics are damaged.
-    """
+    """The evaluations of a run directory, or of its metrics file; DataError if they are damaged."""
     entries, _ = metrics_entries(path / METRICS_FILE if path.is_dir() else path)
     # A round that restarted servers made again stands there once more; the last is right.
     closed = of_event(entries, "round")
     rounds = [line["round"] for line in closed]
     points = []
     for line in of_event(entries, "evaluation"):
-        round_ = int(line["round"])
-        before = bisect_right(rounds, round_)
+        before = bisect_right(rounds, line["round"])
         mean_accuracy = line["mean_accuracy"]
         points.append(
             Point(
-                round_,
-                int(closed[before - 1]["synchronization"]) if before else 0,
+                line["round"],
+                closed[before - 1]["synchronization"] if before else 0,
                 line["worst_accuracy"],
                 round(line["max_loss"], 6),
                 None if mean_accuracy is None else round(mean_accuracy, 6),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from afl import __version__
-from afl.config import load_config
+from afl.config import dump_config, load_config
 from afl.errors import ConfigError, ExitCode, StorageError
 from afl.runs.files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
-from afl_lab.simulation.pool import POLL_S, Outcome, Watcher, found_done, interrupts, outcome_of
+from afl_lab.simulation.pool import POLL_S, Outcome, Watch, found_done, interrupts, outcome_of
 
 LOCAL = "local"
 """In place of a cluster's address: one that is started on this machine, and ends with the command."""
@@ -27,7 +27,7 @@ NOT_SENT = [".?*", "?*.*", "!*.py"]
 with an extension but Python's. Whole folders go by their names too, so all others must be let through."""
 
 
-def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watcher) -> list[Outcome]:
+def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watch: Watch) -> list[Outcome]:
     """Simulate on a Ray cluster, with a CPU for each thread of a run.
 
     Nodes need the same version of ``afl``, and the tasks' data, where their own ``AFL_DATA`` or the
@@ -47,7 +47,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
         import ray  # noqa: PLC0415  # an optional extra
     except ModuleNotFoundError:
         raise ConfigError("the package ray is needed for --ray: pip install 'afl[ray]'") from None
-    outcomes = found_done(jobs, watcher)
+    outcomes = found_done(jobs, watch)
     todo = [job for job in jobs if job.name not in outcomes]
     with _cluster(ray, address, processes, sends_code=any(":" in job.config.task.name for job in todo)):
         most = max((node["Resources"].get("CPU", 0) for node in ray.nodes()), default=0)
@@ -56,13 +56,10 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
         for job in todo:
             threads = job.config.worker.threads
             if threads > most:
-                raise ConfigError(
-                    f"{job.name}: worker.threads is {threads}, and no node has more than {most:g} CPUs"
-                )
-            reference = function.options(num_cpus=threads).remote(
-                job.text(), __version__, saves_models=job.saves_models
-            )
-            pending[reference] = job
+                limit = f"no node has more than {most:g} CPUs"
+                raise ConfigError(f"{job.name}: worker.threads is {threads}, and {limit}")
+            there = function.options(num_cpus=threads)
+            pending[there.remote(dump_config(job.config), __version__, saves_models=job.saves_models)] = job
         # Ray has handlers of its own, which would abort at once.
         with interrupts() as seen:
             while pending:
@@ -74,7 +71,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
                     except ray.exceptions.RayError as error:
                         outcome = Outcome(job, None, str(error).strip(), ExitCode.INTERNAL)
                     outcomes[job.name] = outcome
-                    watcher.ended(outcome)
+                    watch(job, outcome)
                 if seen:
                     raise KeyboardInterrupt
     return [outcomes[job.name] for job in jobs]
@@ -82,14 +79,14 @@ def run_on_ray(jobs: Sequence[Job], address: str, processes: int, watcher: Watch
 
 @contextlib.contextmanager
 def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Iterator[None]:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
-        options = {"num_cpus": processes, "include_dashboard": False}
+        options |= {"num_cpus": processes, "include_dashboard": False}
     elif sends_code:
-        options = {"runtime_env": {"working_dir": str(Path.cwd()), "excludes": NOT_SENT}}
+        options["runtime_env"] = {"working_dir": str(Path.cwd()), "excludes": NOT_SENT}
     try:
         knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+        ray.init(**options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
     try:
@@ -99,12 +96,7 @@ def _cluster(ray: Any, address: str, processes: int, *, sends_code: bool) -> Ite
 
 
 def knock(address: str) -> None:
-    """Ray itself would try for minutes where nothing listens.
-
-    Raises:
-        OSError: if nothing does.
-        ValueError: if it is no address.
-    """
+    """Raise OSError where nothing listens, ValueError for no address: Ray itself would try for minutes."""
     if address in {LOCAL, "auto"}:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

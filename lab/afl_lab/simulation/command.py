@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
-from afl.terminal.view import make_console
+from afl.terminal.view import make_console, table
 from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
-from afl_lab.simulation.pool import Outcome, run_here
+from afl_lab.simulation.pool import Outcome, Watch, run_here
 
 
 def execute(options: argparse.Namespace) -> ExitCode:
     """Simulate what is missing, then show all runs."""
-    jobs = plan(
-        options.configs,
-        options.seeds,
-        options.out,
-        options.set,
-        batched=options.batched,
-        saves_models=not options.no_models,
-    )
-    with ProgressView(jobs) as view:
+    given, saves = (options.configs, options.seeds, options.out, options.set), not options.no_models
+    jobs = plan(*given, batched=options.batched, saves_models=saves)
+    with shown_progress(jobs) as watch:
         if options.ray is None:
-            outcomes = run_here(jobs, min(options.jobs, len(jobs)), view)
+            outcomes = run_here(jobs, min(options.jobs, len(jobs)), watch)
         else:
-            outcomes = run_on_ray(jobs, options.ray, options.jobs, view)
+            outcomes = run_on_ray(jobs, options.ray, options.jobs, watch)
     console = make_console()
     console.print(table_of(outcomes))
     console.print(where_written(jobs, options.out), soft_wrap=True, highlight=False)
@@ -47,44 +40,26 @@ def execute(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DIVERGED if diverged else ExitCode.OK
 
 
-class ProgressView:
+@contextlib.contextmanager
+def shown_progress(jobs: Sequence[Job]) -> Iterator[Watch]:
     """On a terminal a bar for each run that is going on, and one for all; a line when one ends."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=make_console(), disable=not sys.stdout.isatty()) as progress:
+        all_runs = progress.add_task("runs", total=len(jobs))
+        bars = {}
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=make_console(),
-            disable=not sys.stdout.isatty(),
-        )
-        self._all = self._progress.add_task("runs", total=len(jobs))
-        self._bars: dict[str, TaskID] = {}
+        def watch(job: Job, news: int | Outcome) -> None:
+            if isinstance(news, int):
+                if job.name not in bars:
+                    bars[job.name] = progress.add_task(job.name, total=job.config.algorithm.rounds)
+                progress.update(bars[job.name], completed=news)
+                return
+            if job.name in bars:
+                progress.remove_task(bars.pop(job.name))
+            progress.advance(all_runs)
+            progress.console.print(f"{job.name}: {news.summary['result'] if news.summary else 'failed'}")
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def progressed(self, job: Job, rounds: int) -> None:
-        """Move the run's bar."""
-        if job.name not in self._bars:
-            self._bars[job.name] = self._progress.add_task(job.name, total=job.config.algorithm.rounds)
-        self._progress.update(self._bars[job.name], completed=rounds)
-
-    def ended(self, outcome: Outcome) -> None:
-        """Replace the run's bar by its result."""
-        name = outcome.job.name
-        if name in self._bars:
-            self._progress.remove_task(self._bars.pop(name))
-        self._progress.advance(self._all)
-        result = outcome.summary["result"] if outcome.summary else "failed"
-        self._progress.console.print(f"{name}: {result}")
+        yield watch
 
 
 def where_written(jobs: Sequence[Job], out: Path) -> str:
@@ -99,28 +74,23 @@ def where_written(jobs: Sequence[Job], out: Path) -> str:
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
     """What each run reached."""
-    table = Table(title="Simulated runs", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    table.add_column("result")
-    for name in ("rounds", "worst worker, last", "worst worker, best", "bytes up", "bytes down", "time"):
-        table.add_column(name, justify="right")
+    numbers = ("rounds>", "worst worker, last>", "worst worker, best>", "bytes up>", "bytes down>", "time>")
+    found = table("run", "result", *numbers, title="Simulated runs")
+    found.columns[0].no_wrap = True
     for outcome in outcomes:
         summary = outcome.summary
         if summary is None:
-            table.add_row(outcome.job.name, "failed", *[""] * 6)
+            found.add_row(outcome.job.name, "failed")
             continue
-        up, down = (summary["communication"][way]["wire_bytes"] for way in ("uplink", "downlink"))
-        table.add_row(
+        found.add_row(
             outcome.job.name,
             summary["result"],
             str(summary["rounds"]),
-            _standing(summary["last"]),
-            _standing(summary["best"]),
-            shown_bytes(up),
-            shown_bytes(down),
+            *(_standing(summary[which]) for which in ("last", "best")),
+            *(shown_bytes(summary["communication"][way]["wire_bytes"]) for way in ("uplink", "downlink")),
             shown_seconds(summary["seconds"]),
         )
-    return table
+    return found
 
 
 def _standing(standing: dict[str, float] | None) -> str:

@@ -9,7 +9,7 @@ from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.engine import Opening, RoundEngine
-from afl.core.messages import Ack, AckStatus, CommittedStep, Payload, Report, Step
+from afl.core.messages import AckStatus, CommittedStep, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
@@ -28,7 +28,6 @@ class Driver:
     """One run.
 
     Attributes:
-        vector: the server's model.
         engine: the round engine, whose records of the last round and evaluation stand while
             :meth:`steps` is suspended.
         model: the workers' copy; at a step's end, the model that the step was taken at.
@@ -67,10 +66,11 @@ class Driver:
         skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers, randomness)
+        data = {worker: worker_data(task, worker, context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
-            {worker: worker_data(task, worker, context) for worker in workers},
+            data,
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
@@ -95,13 +95,10 @@ class Driver:
                 self.meter.step(opening)
             self._answer(opening)
             closed = opening.step
-            following = engine.advance()
-            # What follows may be in the sum's own memory, which whoever looks at the model frees.
-            opening = (
-                None
-                if following is None
-                else replace(following, payloads=tuple(payload.copied() for payload in following.payloads))
-            )
+            opening = engine.advance()
+            if opening is not None:
+                # It may be in the sum's own memory, which whoever looks at the model frees.
+                opening = replace(opening, payloads=tuple(payload.copied() for payload in opening.payloads))
             yield closed
 
     def _answer(self, opening: Opening) -> None:
@@ -127,31 +124,24 @@ class Driver:
             reports.append(report)
             ack = self.engine.begin_report(report)
             for index, payload in enumerate(payloads):
-                ack = self._deliver(report.worker, index, payload)
+                offset = 0
+                for section in payload.sections:
+                    if len(section):
+                        ack = self.engine.add_piece(worker, index, offset, section)
+                    offset += len(section)
             assert ack is not None
             assert ack.status is AckStatus.ACCEPTED, ack
-            self._participant.forget(report.worker)
+            self._participant.forget(worker)
         if self.meter is not None:
             self.meter.reports(opening.step.kind, reports)
-
-    def _deliver(self, worker: int, index: int, payload: Payload) -> Ack | None:
-        ack: Ack | None = None
-        offset = 0
-        for section in payload.sections:
-            if len(section):
-                ack = self.engine.add_piece(worker, index, offset, section)
-            offset += len(section)
-        return ack
 
 
 def metered(
     config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
 ) -> tuple[Driver, WireMeter]:
-    """A run as configured, and its meter, which has counted the first models.
+    """A run as configured but for ``rounds`` and ``evaluate_every`` other than 0, both in update rounds.
 
-    Args:
-        rounds: update rounds; 0 for as many as configured.
-        evaluate_every: likewise.
+    Its meter has counted the first models.
     """
     settings = RunSettings.of_config(config, task.local_options)
     driver = Driver(

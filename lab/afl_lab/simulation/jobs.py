@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afl.config import Config, dump_config, load_config
+from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
@@ -38,19 +38,13 @@ class Job:
         assert self.config.run.seed is not None
 
     def summary(self) -> dict[str, Any] | None:
-        """The run's summary, if it has been simulated to its end, with models where they are wanted.
-
-        Raises:
-            ConfigError: if the directory holds another run.
-        """
+        """That of a run that was simulated to its end, with models if wanted; ConfigError for another run."""
         config, summary = self.directory / CONFIG_FILE, self.directory / SUMMARY_FILE
         if not config.exists():
             return None
         if load_config(config, environment={}) != self.config:
-            raise ConfigError(
-                f"{self.directory} holds a run of another configuration (see {config}); "
-                "name another directory with --out, or delete it"
-            )
+            held = f"{self.directory} holds a run of another configuration (see {config})"
+            raise ConfigError(f"{held}; name another directory with --out, or delete it")
         if not summary.exists():
             return None
         found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
@@ -59,26 +53,20 @@ class Job:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """The directory for this process alone.
-
-        Raises:
-            StorageError: if another process is simulating the run, or there can be no such directory.
-        """
+        """The directory for this process alone; StorageError if another process has it, or it cannot be."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY)
         except OSError as error:
-            raise StorageError(
-                f"{self.directory} cannot be made: {why_unwritable(error)}; name another folder with --out"
-            ) from error
+            why = f"{self.directory} cannot be made: {why_unwritable(error)}"
+            raise StorageError(f"{why}; name another folder with --out") from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StorageError(
-                    f"another process is simulating the run in {self.directory}; wait for it, or name "
-                    "another folder with --out"
-                ) from None
+                claimed = f"another process is simulating the run in {self.directory}"
+                advice = "wait for it, or name another folder with --out"
+                raise StorageError(f"{claimed}; {advice}") from None
             yield
         finally:
             os.close(handle)
@@ -88,13 +76,8 @@ class Job:
         names = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE]
         for path in (*map(self.directory.joinpath, names), *self.directory.glob("model-*.safetensors")):
             path.unlink(missing_ok=True)
-        trackers = self.directory / TRACKERS_FOLDER
-        if trackers.exists():
+        if (trackers := self.directory / TRACKERS_FOLDER).exists():
             shutil.rmtree(trackers)
-
-    def text(self) -> str:
-        """The configuration, to be sent to another process."""
-        return dump_config(self.config)
 
 
 def plan(
@@ -118,22 +101,16 @@ def plan(
     """
     jobs: list[Job] = []
     names = [path.stem for path in configs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"two configurations are called {twice}; each needs a file name of its own")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two configurations are called {name}; each needs a file name of its own")
     overrides = [*overrides, *(["worker.batch_oracles=true"] if batched else [])]
     for path in configs:
         config = load_config(path, overrides)
         own = [config.run.seed] if config.run.seed is not None else []
         if not seeds and not own:
             raise ConfigError(f"{path}: run.seed is not given; give it there, or --seeds")
-        jobs += [
-            Job(
-                f"{path.stem}, seed {seed}",
-                config.with_seed(seed),
-                out / path.stem / f"seed-{seed}",
-                saves_models,
-            )
-            for seed in seeds or own
-        ]
+        for seed in seeds or own:
+            directory = out / path.stem / f"seed-{seed}"
+            jobs.append(Job(f"{path.stem}, seed {seed}", config.with_seed(seed), directory, saves_models))
     return jobs

@@ -17,18 +17,9 @@ from afl.core.engine import Opening
 from afl.core.messages import Kind, PayloadHeader, Position, Report, Step
 from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
+from afl.wire import frames
 from afl.wire.accounting import FrameContent
-from afl.wire.frames import (
-    JOIN_BELOW_BYTES,
-    Frame,
-    chunk_content,
-    chunk_head,
-    commit_frame,
-    is_sent,
-    joined_content,
-    report_frame,
-    step_frame,
-)
+from afl.wire.frames import JOIN_BELOW_BYTES, Frame, is_sent
 from afl_server.federation.broadcast import model_payloads
 from afl_server.federation.counters import Counters
 
@@ -65,7 +56,7 @@ class WireMeter:
 
     def _send(self, step: Step, sessions: int, weights: Sequence[float]) -> None:
         # A double takes eight bytes, whatever it is: all commits are as long.
-        commit = commit_frame(step.position, step.kind, weights[:1])
+        commit = frames.commit_frame(step.position, step.kind, weights[:1])
         for length, content in step_costs(step, commit, self._chunk_bytes):
             self.counters.downlink.add(length, content, times=sessions)
         self.counters.charge_step(step.payloads, sessions, has_weights=bool(weights), sessions=sessions)
@@ -83,32 +74,19 @@ def report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]
     if report.metrics or report.model_digest or report.missing:
         return _report_costs(report, kind, chunk_bytes)
     # A double takes eight bytes, or none for zero; a number as many as the widest of its length.
-    return _alike_costs(
-        _widest(report.worker),
-        Position(_widest(report.position.round), report.position.phase),
-        report.examples,
-        report.payloads,
-        loss=float(is_sent(report.loss)),
-        weight=float(is_sent(report.weight)),
-        kind=kind,
-        chunk_bytes=chunk_bytes,
-    )
+    worker, position = _widest(report.worker), Position(_widest(report.position.round), report.position.phase)
+    alike = worker, position, float(is_sent(report.loss)), report.examples, report.payloads
+    return _alike_costs(alike, float(is_sent(report.weight)), kind, chunk_bytes)
 
 
 @lru_cache(maxsize=256)
 def _alike_costs(
-    worker: int,
-    position: Position,
-    examples: int,
-    headers: tuple[PayloadHeader, ...],
-    *,
-    loss: float,
+    alike: tuple[int, Position, float, int, tuple[PayloadHeader, ...]],
     weight: float,
     kind: Kind,
     chunk_bytes: int,
 ) -> Sequence[Cost]:
-    report = Report(worker, position, loss, examples, headers, weight=weight)
-    return _report_costs(report, kind, chunk_bytes)
+    return _report_costs(Report(*alike, weight=weight), kind, chunk_bytes)
 
 
 def _widest(number: int) -> int:
@@ -117,17 +95,15 @@ def _widest(number: int) -> int:
 
 
 def _report_costs(report: Report, kind: Kind, chunk_bytes: int) -> Sequence[Cost]:
-    costs = [
-        _of(report_frame(report, kind)),
-        *_chunks(report.payloads, chunk_bytes, pb.WorkerFrame, report.worker),
-    ]
+    opening = _of(frames.report_frame(report, kind))
+    costs = [opening, *_chunks(report.payloads, chunk_bytes, pb.WorkerFrame, report.worker)]
     small = sum(header.total_bytes for header in report.payloads) < JOIN_BELOW_BYTES
     return [_joined(costs)] if small else costs
 
 
 def step_costs(step: Step, commit: Frame, chunk_bytes: int) -> list[Cost]:
     """The frames of a step for one session, the commit among them, as the server sends them."""
-    costs = [_of(step_frame(step)), *_chunks(step.payloads, chunk_bytes, pb.ServerFrame)]
+    costs = [_of(frames.step_frame(step)), *_chunks(step.payloads, chunk_bytes, pb.ServerFrame)]
     if sum(cost.length for cost in costs) < JOIN_BELOW_BYTES:
         costs = [_joined(costs)]
     if costs[-1].length < JOIN_BELOW_BYTES:
@@ -146,8 +122,8 @@ def _chunks(
         for section in (header.index_bytes, header.value_bytes):
             for start in range(0, section, chunk_bytes):
                 size = min(chunk_bytes, section - start)
-                head = chunk_head(sender, offset, size, worker=worker, index=index)
-                yield Cost(len(head) + size, chunk_content(header, offset, size))
+                head = frames.chunk_head(sender, offset, size, worker=worker, index=index)
+                yield Cost(len(head) + size, frames.chunk_content(header, offset, size))
                 offset += size
 
 
@@ -156,4 +132,4 @@ def _of(frame: Frame) -> Cost:
 
 
 def _joined(costs: Sequence[Cost]) -> Cost:
-    return Cost(sum(cost.length for cost in costs), joined_content([cost.content for cost in costs]))
+    return Cost(sum(cost.length for cost in costs), frames.joined_content([cost.content for cost in costs]))

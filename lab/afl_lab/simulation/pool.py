@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -13,8 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
 from afl.user_code import worth_tracing
@@ -49,17 +49,11 @@ class Outcome:
     code: ExitCode = ExitCode.OK
 
 
-class Watcher(Protocol):
-    """Receives the progress of jobs."""
-
-    def progressed(self, job: Job, rounds: int) -> None:
-        """``rounds`` update rounds of a job are complete."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """A job is over, well or badly."""
+Watch: TypeAlias = Callable[[Job, int | Outcome], None]
+"""Is told of a job how many update rounds are complete, and at last how it ended."""
 
 
-def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outcome]:
+def run_here(jobs: Sequence[Job], processes: int, watch: Watch) -> list[Outcome]:
     """Simulate in ``processes`` processes; jobs that were simulated before are not simulated again.
 
     A job whose process dies takes no other with it.
@@ -68,37 +62,38 @@ def run_here(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Outc
         ConfigError: if a job's directory holds another run.
         KeyboardInterrupt: after SIGINT or SIGTERM, when all processes are gone.
     """
-    outcomes = found_done(jobs, watcher)
+    outcomes = found_done(jobs, watch)
     waiting = deque(job for job in jobs if job.name not in outcomes)
-    with interrupts() as seen, _Crew() as crew:
-        while waiting or crew.busy:
-            while waiting and len(crew.busy) < processes:
-                crew.give(waiting.popleft())
-            for worker in crew.heard():
-                job, message = worker.job, worker.receive()
-                assert job is not None
-                if isinstance(message, int):
-                    watcher.progressed(job, message)
-                    continue
-                crew.release(worker)
-                outcomes[job.name] = message
-                watcher.ended(message)
+    idle: list[_Worker] = []
+    busy: dict[Any, tuple[_Worker, Job]] = {}
+    with interrupts() as seen, contextlib.ExitStack() as crew:
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                worker, job = idle.pop() if idle else crew.enter_context(_started()), waiting.popleft()
+                busy[worker.connection] = worker, job
+                # One that has died since is noticed when it is listened to.
+                with contextlib.suppress(OSError):
+                    worker.connection.send(job)
+            for connection in wait(list(busy), POLL_S):
+                worker, job = busy[connection]
+                news = worker.receive(job)
+                if isinstance(news, Outcome):
+                    del busy[connection]
+                    outcomes[job.name] = news
+                    idle += [worker] if worker.process.exitcode is None else []
+                watch(job, news)
             if seen:
                 raise KeyboardInterrupt
     return [outcomes[job.name] for job in jobs]
 
 
-def found_done(jobs: Sequence[Job], watcher: Watcher) -> dict[str, Outcome]:
-    """The outcomes, by name, of what has been simulated before.
-
-    Raises:
-        ConfigError: if a job's directory holds another run.
-    """
-    summaries = {job.name: (job, job.summary()) for job in jobs}
-    assert len(summaries) == len(jobs), "two jobs share a name"
-    done = {name: Outcome(job, found) for name, (job, found) in summaries.items() if found is not None}
+def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
+    """The outcomes, by name, of what has been simulated before."""
+    assert len({job.name for job in jobs}) == len(jobs), "two jobs share a name"
+    summaries = [(job, job.summary()) for job in jobs]
+    done = {job.name: Outcome(job, summary) for job, summary in summaries if summary is not None}
     for outcome in done.values():
-        watcher.ended(outcome)
+        watch(outcome.job, outcome)
     return done
 
 
@@ -109,115 +104,66 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
             summary = job.summary()
             if summary is None:
                 job.clear()
-                summary = simulate(
-                    job.config, job.directory, saves_models=job.saves_models, on_round=on_round
-                )
+                wanted = job.saves_models
+                summary = simulate(job.config, job.directory, saves_models=wanted, on_round=on_round)
     except AflError as error:
-        return Outcome(job, None, "\n".join([str(error), *_trace(error)]), error.exit_code)
+        # With the traceback where the message does not say all.
+        raised = worth_tracing(error)
+        trace = "" if raised is None else "".join(["\n", *traceback.format_exception(raised)]).rstrip()
+        return Outcome(job, None, f"{error}{trace}", error.exit_code)
     except (Exception, SystemExit):  # noqa: BLE001  # a task's own code may raise anything; the others go on
         return Outcome(job, None, traceback.format_exc().rstrip(), ExitCode.INTERNAL)
     return Outcome(job, summary)
 
 
-def _trace(error: AflError) -> list[str]:
-    """The lines of the traceback, where the message does not say all."""
-    raised = worth_tracing(error)
-    return [] if raised is None else ["".join(traceback.format_exception(raised)).rstrip()]
-
-
+@dataclass(frozen=True)
 class _Worker:
-    """A process that simulates one job after the other.
+    """A process that simulates one job after the other."""
 
-    Attributes:
-        job: the one it has now.
-    """
+    process: SpawnProcess
+    connection: Connection[Job, int | Outcome]
 
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        context = multiprocessing.get_context("spawn")
-        self.connection, its = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(its,))
-        with _environment(ONE_THREAD), _without_interrupts():
-            self.process.start()
-        # Its end is now its alone: when it dies, this one says so.
-        its.close()
-
-    def receive(self) -> int | Outcome:
-        """How many update rounds are complete, or the job's outcome."""
-        assert self.job is not None
+    def receive(self, job: Job) -> int | Outcome:
+        """How many of the job's update rounds are complete, or its outcome."""
         try:
-            message: int | Outcome = self.connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
             why = f"its process ended with exit code {self.process.exitcode}"
             if self.process.exitcode == -signal.SIGKILL:
                 why = "its process was killed; the machine may have too little memory for so many at a time"
-            return Outcome(self.job, None, why, ExitCode.INTERNAL)
-        return message
+            return Outcome(job, None, why, ExitCode.INTERNAL)
 
 
-class _Crew:
-    """The processes; none outlives the ``with`` block."""
-
-    def __init__(self) -> None:
-        self.busy: list[_Worker] = []
-        self._idle: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        workers = [*self.busy, *self._idle]
-        for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join(END_GRACE_S)
-            worker.process.kill()
-            self._close(worker)
-
-    def give(self, job: Job) -> None:
-        """Have a process simulate it, a new one if all are busy."""
-        worker = self._idle.pop() if self._idle else _Worker()
-        worker.job = job
-        self.busy.append(worker)
-        # One that has died since is noticed when it is listened to.
-        with contextlib.suppress(OSError):
-            worker.connection.send(job)
-
-    def heard(self) -> list[_Worker]:
-        """Those with something to say, or that have died; waits a moment for one."""
-        ready = wait([worker.connection for worker in self.busy], POLL_S)
-        return [worker for worker in self.busy if worker.connection in ready]
-
-    def release(self, worker: _Worker) -> None:
-        """Take a worker's finished job from it."""
-        worker.job = None
-        self.busy.remove(worker)
-        if worker.process.exitcode is None:
-            self._idle.append(worker)
-        else:
-            self._close(worker)
-
-    @staticmethod
-    def _close(worker: _Worker) -> None:
-        worker.connection.close()
-        worker.process.join()
-        worker.process.close()
+@contextlib.contextmanager
+def _started() -> Iterator[_Worker]:
+    """A new process, which does not outlive the ``with`` block."""
+    context = multiprocessing.get_context("spawn")
+    connection, its = context.Pipe()
+    process = context.Process(target=_serve, args=(its,))
+    with _environment(ONE_THREAD), _without_interrupts():
+        process.start()
+    # Its end is now its alone: when it dies, this one says so.
+    its.close()
+    try:
+        yield _Worker(process, connection)
+    finally:
+        process.terminate()
+        process.join(END_GRACE_S)
+        process.kill()
+        process.join()
+        process.close()
+        connection.close()
 
 
 def _serve(connection: Connection[int | Outcome, Job]) -> None:
     """A process's life: until the other end is closed, or its process gone."""
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            job = connection.recv()
-            reports = 0
+            job, counted = connection.recv(), itertools.count(1)
 
-            def report(rounds: int) -> None:
-                nonlocal reports
-                reports += 1
-                if reports % REPORT_EVERY == 0:
+            def report(rounds: int, counted: Iterator[int] = counted) -> None:
+                if next(counted) % REPORT_EVERY == 0:
                     connection.send(rounds)
 
             connection.send(outcome_of(job, report))
@@ -227,13 +173,9 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
 def interrupts() -> Iterator[Sequence[int]]:
     """The signals that have come meanwhile and ask to end: to be looked at where nothing can be lost."""
     seen: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        seen.append(number)
-
     # Ignored signals stay ignored: of a job in the background, or under nohup.
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, lambda came, _: seen.append(came)) for number in numbers}
     try:
         yield seen
     finally:
@@ -256,13 +198,10 @@ def _without_interrupts() -> Iterator[None]:
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for the processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

@@ -16,8 +16,7 @@ from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl.tasks.registry import load_task
-from afl_lab.simulation.driver import Driver, metered
-from afl_lab.simulation.meter import WireMeter
+from afl_lab.simulation.driver import metered
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.storage.records import RunRecords, new_run_id
 
@@ -44,65 +43,50 @@ def simulate(
         ConfigError: if the directory holds a run, or the task or a compressor cannot be made.
         DataError: if the task's data is missing or too small.
     """
-    seed = config.run.seed
-    assert seed is not None
-    randomness = SharedRandomness.from_int(seed)
+    assert config.run.seed is not None
+    randomness = SharedRandomness.from_int(config.run.seed)
     torch.set_num_threads(config.worker.threads)
     trackers = load_trackers(config.run.trackers)
     task = load_task(config.task.name, config.task.options, allow_path=True)
     started = time.monotonic()
     driver, meter = metered(config, task, randomness)
+    engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
+    random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
     records = RunRecords.create(new_run_id(), directory, config)
     following = Following(trackers, records.run_id, directory, config)
     following.start()
     code = ExitCode.INTERNAL
+
+    def save(name: str) -> None:
+        if saves_models:
+            records.save_model(name, ModelCopy(engine.model), engine.updates_applied)
+
     try:
-        code, reason = _drive(
-            driver, meter, records, randomness, saves_models=saves_models, on_round=on_round
-        )
+        if random_round == 1:
+            save("random")
+        closed_at = time.monotonic()
+        try:
+            for closed in driver.steps():
+                now = time.monotonic()
+                if closed.kind is Kind.EVALUATE:
+                    assert engine.last_evaluation is not None
+                    is_best = records.ranking.see(engine.last_evaluation)
+                    records.evaluation(engine.last_evaluation, up=up, down=down)
+                    if is_best:
+                        save("best")
+                    records.ranking.require_convergence()
+                elif engine.last_round is not records.round and engine.last_round is not None:
+                    records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
+                    closed_at = now
+                    on_round(engine.last_round.round)
+                if engine.step.position == Position(random_round, 0):
+                    save("random")
+            ending = ExitCode.OK, "the run is complete"
+        except (NonFiniteError, DivergedError) as error:
+            ending = ExitCode.DIVERGED, str(error)
+        save("final")
+        code, reason = ending
         return records.summarize(code, reason, time.monotonic() - started, meter.counters)
     finally:
         records.close()
         following.end(status_of(code, can_go_on=False))
-
-
-def _drive(
-    driver: Driver,
-    meter: WireMeter,
-    records: RunRecords,
-    randomness: SharedRandomness,
-    *,
-    saves_models: bool,
-    on_round: Callable[[int], None],
-) -> tuple[ExitCode, str]:
-    engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
-    random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
-
-    def save(name: str) -> None:
-        if saves_models:
-            records.save_model(name, ModelCopy(driver.engine.model), engine.updates_applied)
-
-    if random_round == 1:
-        save("random")
-    closed_at = time.monotonic()
-    try:
-        for closed in driver.steps():
-            now = time.monotonic()
-            if closed.kind is Kind.EVALUATE:
-                assert engine.last_evaluation is not None
-                is_best = records.ranking.see(engine.last_evaluation)
-                records.evaluation(engine.last_evaluation, up=up, down=down)
-                if is_best:
-                    save("best")
-                records.ranking.require_convergence()
-            elif engine.last_round is not records.round and engine.last_round is not None:
-                records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
-                closed_at = now
-                on_round(engine.last_round.round)
-            if engine.step.position == Position(random_round, 0):
-                save("random")
-    except (NonFiniteError, DivergedError) as error:
-        save("final")
-        return ExitCode.DIVERGED, str(error)
-    save("final")
-    return ExitCode.OK, "the run is complete"

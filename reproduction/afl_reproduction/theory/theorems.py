@@ -111,40 +111,18 @@ def bound(theorem: Theorem, constants: Constants, *, workers: int, rounds: int, 
     root4, root2 = fourth_root(rounds), math.sqrt(rounds)
     drift, drift_formula, residual, residual_formula = _compression(theorem, delta)
     terms = [
-        Term(
-            "start",
-            "32 L Delta_Phi / T^(1/4)",
-            32 * smoothness * constants.delta_phi / root4,
-        ),
-        Term(
-            "drift",
-            drift_formula,
-            drift * gradient * gamma / root4,
-        ),
+        Term("start", "32 L Delta_Phi / T^(1/4)", 32 * smoothness * constants.delta_phi / root4),
+        Term("drift", drift_formula, drift * gradient * gamma / root4),
         Term(
             "dual weights",
             "16 L sigma_q sqrt(ln m) / T^(1/4)",
             16 * smoothness * constants.sigma_q * math.sqrt(math.log(workers)) / root4,
         ),
-        Term(
-            "restarts",
-            "10 Gamma_w^2 / T^(1/2)",
-            10 * gamma**2 / root2,
-        ),
-        Term(
-            "gradient noise",
-            "Gamma_w^2 / (2 T^(3/4))",
-            gamma**2 / (2 * root2 * root4),
-        ),
+        Term("restarts", "10 Gamma_w^2 / T^(1/2)", 10 * gamma**2 / root2),
+        Term("gradient noise", "Gamma_w^2 / (2 T^(3/4))", gamma**2 / (2 * root2 * root4)),
     ]
     if residual:
-        terms.append(
-            Term(
-                "residuals",
-                residual_formula,
-                residual * gradient * gamma / (root2 * root4),
-            )
-        )
+        terms.append(Term("residuals", residual_formula, residual * gradient * gamma / (root2 * root4)))
     return Bound(theorem, delta, tuple(terms), gradient**2)
 
 
@@ -169,12 +147,7 @@ def _compression(theorem: Theorem, delta: float) -> tuple[float, str, float, str
     if theorem is Theorem.AFL_BR:
         return 4.0, "4 G Gamma_w / T^(1/4)", 0.0, ""
     if theorem is Theorem.AFL_COM_AI:
-        return (
-            16 / delta,
-            "16 G Gamma_w / (delta T^(1/4))",
-            6 / delta,
-            "6 G Gamma_w / (delta T^(3/4))",
-        )
+        return (16 / delta, "16 G Gamma_w / (delta T^(1/4))", 6 / delta, "6 G Gamma_w / (delta T^(3/4))")
     return (
         4 * (16 + 4 * delta - delta**2) / delta**2,
         "4 G Gamma_w (16 + 4 delta - delta^2) / (delta^2 T^(1/4))",

@@ -28,23 +28,22 @@ def options(*arguments: str) -> argparse.Namespace:
 def test_every_worker_is_hosted_once() -> None:
     for workers in range(1, 13):
         for processes in range(1, workers + 1):
-            plan = demo.Plan.of(options("--workers", str(workers), "--processes", str(processes)))
-            assert [worker for group in plan.groups for worker in group] == list(range(workers))
-            assert len(plan.groups) == processes
-            sizes = [len(group) for group in plan.groups]
+            groups = demo.checked_groups(options("--workers", str(workers), "--processes", str(processes)))
+            assert [worker for group in groups for worker in group] == list(range(workers))
+            assert len(groups) == processes
+            sizes = [len(group) for group in groups]
             assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("compressor", ["rand-k", "top-k", "identity"])
 @pytest.mark.parametrize("rounds", ["1", "150"])
 def test_the_configuration_is_valid(compressor: str, rounds: str) -> None:
-    plan = demo.Plan.of(options("--compressor", compressor, "--rounds", rounds))
-    config = config_from_mapping(plan.config())
+    chosen = options("--compressor", compressor, "--rounds", rounds)
+    config = config_from_mapping(demo.configuration(chosen))
     assert config.algorithm.rounds == int(rounds)
     assert config.algorithm.uplink_compressor.name == compressor
     assert config.server.listen.is_loopback
     assert config.server.listen.port == 0
-    assert "digits" in plan.introduction()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"afl\[tasks\]"):
-        demo.Plan.of(options())
+        demo.checked_groups(options())
 
 
 def _module(folder: Path, name: str, text: str) -> str:
@@ -160,7 +159,13 @@ def test_a_real_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments = ["--workers", "3", "--processes", "2", "--rounds", "6", "--compressor", "identity"]
     assert main(["demo", *arguments, "--keep", str(directory)]) == 0
     shown = capsys.readouterr().out
-    for expected in ("worst worker, at the start", "worst worker, at the end", "1.0 times", "afl inspect"):
+    for expected in (
+        "3 workers hold handwritten digits",
+        "worst worker, at the start",
+        "worst worker, at the end",
+        "1.0 times",
+        "afl inspect",
+    ):
         assert expected in shown
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["rounds"] == 6

@@ -15,7 +15,7 @@ from afl.config.address import Address
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import SERVICE
 from afl_worker.network import connection
-from afl_worker.network.connection import LARGEST_CHUNK_BYTES, Connection, Lost
+from afl_worker.network.connection import LARGEST_CHUNK_BYTES, Connection, Ended
 from afl_worker.network.credentials import CredentialFiles
 
 ANSWER_S = 30.0
@@ -50,7 +50,7 @@ def test_events_come_in_order_and_then_that_the_stream_has_ended() -> None:
         connected(address) as stream,
     ):
         assert stream.next_event(ANSWER_S) == pb.Welcome(run_id="run-1")
-        assert stream.next_event(ANSWER_S) == Lost("the server closed the stream")
+        assert stream.next_event(ANSWER_S) == Ended("the server closed the stream")
 
 
 def test_the_largest_chunk_that_any_server_may_send_is_taken() -> None:
@@ -63,7 +63,7 @@ def test_the_largest_chunk_that_any_server_may_send_is_taken() -> None:
 def test_bytes_that_are_no_frame_end_the_connection() -> None:
     with serving(b"\xff") as address, connected(address) as stream:
         ended = stream.next_event(ANSWER_S)
-        assert isinstance(ended, Lost)
+        assert isinstance(ended, Ended)
         assert ended.reason == "the server broke the protocol: a frame of 1 bytes that cannot be parsed"
 
 
@@ -75,6 +75,8 @@ def test_a_receiving_thread_that_fails_says_that_nothing_more_will_come(
 
     monkeypatch.setattr(connection, "lone_chunk_of_server", fails)
     with caplog.at_level(logging.ERROR), serving(b"frame") as address, connected(address) as stream:
-        assert stream.next_event(ANSWER_S) == Lost("the receiving thread failed: RuntimeError('out of luck')")
+        assert stream.next_event(ANSWER_S) == Ended(
+            "the receiving thread failed: RuntimeError('out of luck')"
+        )
     (record,) = [record for record in caplog.records if record.name.startswith("afl.")]
     assert (record.event, record.exc_info is not None) == ("receiver_failed", True)  # type: ignore[attr-defined]

@@ -500,6 +500,12 @@ def test_a_good_task_and_what_its_run_really_costs(module: Path, capsys: pytest.
     assert summary["uncompressed_bytes"] > 2 * whole
 
 
+def test_batches_of_one_example_can_be_checked(module: Path) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))
+    assert not report.errors, report
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 
 from afl.errors import ExitCode
 from afl_cli.main import main
+from support.commands import started_simulation
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -78,17 +78,6 @@ def task_of(name: str) -> dict[str, Any]:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "my_tasks.py").write_text(TASKS)
     return tmp_path
-
-
-def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture
@@ -247,7 +236,7 @@ def started_slowly(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Pro
     for name in ("slow", "slower"):
         algorithm = {**DIGITS["algorithm"], "rounds": 10**6}
         configs.append(written(folder, name, task=task_of("Slow"), algorithm=algorithm))
-    process = started([*configs, "--seeds", "1", "--jobs", "2"], folder)
+    process = started_simulation([*configs, "--seeds", "1", "--jobs", "2"], folder)
     try:
         deadline = time.monotonic() + 3 * DEADLINE_S
         while not going_on(folder, ["slow", "slower"]):

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,12 @@ import psutil
 import pytest
 import yaml
 
-from afl.config import config_from_mapping
+from afl.config import config_from_mapping, dump_config
 from afl.errors import ExitCode
 from afl_lab.simulation import cluster
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome, outcome_of
+from support.commands import started_simulation
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'afl[ray]'")
@@ -65,19 +64,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "afl_cli", "simulate", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def simulate(*arguments: str, folder: Path) -> tuple[int, str, str]:
-    process = started([*arguments], folder)
+    process = started_simulation(arguments, folder)
     out, error = process.communicate()
     return process.returncode, out, error
 
@@ -149,7 +137,7 @@ def test_a_run_that_fits_on_no_node(folder: Path) -> None:
 @needs_ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: Path) -> None:
-    process = started([written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"], folder)
+    process = started_simulation([written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"], folder)
     try:
         command = psutil.Process(process.pid)
         deadline = time.monotonic() + 120
@@ -170,9 +158,11 @@ def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: 
 # What a node does and what is made of it, without Ray.
 
 
-def test_a_node_gives_a_run_s_files_and_they_arebrought_home(tmp_path: Path) -> None:
+def test_a_node_gives_a_run_s_files_and_they_are_brought_home(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    files, error, code = cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
+    files, error, code = cluster.simulate_there(
+        dump_config(job.config), cluster.__version__, saves_models=True
+    )
     assert (error, code) == ("", ExitCode.OK)
     outcome = cluster.brought_home(job, files, error, code)
     assert outcome.summary == json.loads(files["summary.json"])
@@ -181,7 +171,7 @@ def test_a_node_gives_a_run_s_files_and_they_arebrought_home(tmp_path: Path) -> 
 
 def test_a_node_of_another_version_refuses(tmp_path: Path) -> None:
     job = Job("a, seed 1", config_from_mapping(DIGITS), tmp_path / "a")
-    answer = cluster.simulate_there(job.text(), "0.0.9", saves_models=True)
+    answer = cluster.simulate_there(dump_config(job.config), "0.0.9", saves_models=True)
     outcome = cluster.brought_home(job, *answer)
     assert outcome == Outcome(
         job,
@@ -198,7 +188,7 @@ def test_a_node_s_failure_is_told(tmp_path: Path) -> None:
         pytest.skip("this machine has Fashion-MNIST where Debian puts it")
     job = Job("a, seed 1", config_from_mapping({**DIGITS, "task": task}), tmp_path / "a")
     outcome = cluster.brought_home(
-        job, *cluster.simulate_there(job.text(), cluster.__version__, saves_models=True)
+        job, *cluster.simulate_there(dump_config(job.config), cluster.__version__, saves_models=True)
     )
     assert outcome.code is ExitCode.DATA
     assert "Fashion-MNIST was not found" in outcome.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from afl.config import (
+from afl.config.address import (
     Address,
     check_plaintext,
     is_loopback,
@@ -183,5 +183,5 @@ def test_plaintext_stays_on_loopback_unless_it_is_written_out() -> None:
         "read and alter the model and the updates; set server.tls, or use a loopback address such as "
         "127.0.0.1:5, or set server.insecure to true if the network itself is trusted"
     )
-    with pytest.raises(ConfigError, match="or set --insecure to true"):
-        check_plaintext(Address("silo", 5), insecure=False, option="--insecure")
+    with pytest.raises(ConfigError, match="silo:5 is reachable"):
+        check_plaintext(Address("silo", 5), insecure=False)

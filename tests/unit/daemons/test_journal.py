@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Report, Role
 from afl.core.participant import Kept
 from afl.errors import ConfigError, StorageError
+from afl.runs import durable
 from afl.runs.durable import InUseError, read_record
 from afl_worker import journal as journal_module
 from afl_worker.journal import Journal, Journals, Owner, remove_left_behind
@@ -251,7 +252,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 @pytest.mark.parametrize("level", ["process", "machine"])
 def test_folders_that_are_made_outlive_a_loss_of_power_where_they_must(tmp_path, monkeypatch, level):
     synced: list[Path] = []
-    monkeypatch.setattr(journal_module, "sync_folder", synced.append)
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
     Journals(tmp_path / "some" / "where", "run-1", b"layout", (3,), level).close()
     made = [tmp_path / "some" / "where", tmp_path / "some", tmp_path]
     assert synced == (made if level == "machine" else [])

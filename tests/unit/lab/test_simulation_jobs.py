@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_seeds_as_a_person_writes_them(text: str, seeds: list[int]) -> None:
     ],
 )
 def test_what_are_no_seeds(text: str, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ArgumentTypeError, match=what):
         seeds_of(text)
 
 

@@ -22,6 +22,7 @@ from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks import cifar10 as cifar10_module
 from afl.tasks import fashion_mnist as fashion_mnist_module
 from afl.tasks.cifar10 import Cifar10
+from afl.tasks.data import images as images_module
 from afl.tasks.data.leaf_files import CHARACTERS
 from afl.tasks.digits import Digits
 from afl.tasks.fashion_mnist import FashionMnist
@@ -185,7 +186,7 @@ class TestFashionMnist:
             write_fashion(Path(root) / "FashionMNIST" / "raw", "train", 50)
 
         monkeypatch.setattr(
-            fashion_mnist_module, "require", lambda module, purpose: SimpleNamespace(FashionMNIST=fetch)
+            images_module, "require", lambda module, purpose: SimpleNamespace(FashionMNIST=fetch)
         )
         task = FashionMnist(data_dir=tmp_path / "data", download=True, partition="iid")
         assert len(all_inputs(task, with_workers(2))) == 50
@@ -196,7 +197,7 @@ class TestFashionMnist:
             raise RuntimeError("no route to host")
 
         monkeypatch.setattr(
-            fashion_mnist_module, "require", lambda module, purpose: SimpleNamespace(FashionMNIST=fetch)
+            images_module, "require", lambda module, purpose: SimpleNamespace(FashionMNIST=fetch)
         )
         with pytest.raises(DataError, match=r"could not download FashionMNIST into .*no route to host"):
             FashionMnist(data_dir=tmp_path, download=True).data(0, with_workers(10))
@@ -350,9 +351,8 @@ class TestCifar10OfTorchvision:
             rows = slice(0, 40) if train else slice(40, 60)
             return SimpleNamespace(data=images[rows], targets=(np.arange(60) % 10)[rows].tolist())
 
-        monkeypatch.setattr(
-            cifar10_module, "require", lambda module, purpose: SimpleNamespace(CIFAR10=cifar10)
-        )
+        for module in (cifar10_module, images_module):
+            monkeypatch.setattr(module, "require", lambda name, purpose: SimpleNamespace(CIFAR10=cifar10))
         task = Cifar10(data_dir=tmp_path, download=True, pool="all", partition="dirichlet", alpha=10)
         inputs = all_inputs(task, with_workers(4))
         assert len(inputs.unique(dim=0)) == 60

@@ -40,26 +40,20 @@ LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Lost:
-    """The stream ended without a goodbye."""
+class Ended:
+    """The stream is over: with the server's goodbye, whose status it has, or without one. ``run_id`` names
+    the run that is complete, if that is why."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """The server said goodbye; ``run_id`` names the run that is complete, if that is why."""
-
-    status: GoodbyeStatus
-    reason: str
+    status: GoodbyeStatus | None = None
     run_id: str = ""
 
 
-Event = pb.Welcome | CommittedStep | Ack | Farewell | Lost
+Event = pb.Welcome | CommittedStep | Ack | Ended
 
 
 class Connection:
-    """One stream to the server. Events come from :meth:`next_event`; after ``Lost`` or ``Farewell``, none.
+    """One stream to the server. Events come from :meth:`next_event`; after ``Ended``, none.
 
     Proxy environment variables never apply for loopback. Raises ConfigError if one of the files cannot be
     used.
@@ -75,9 +69,10 @@ class Connection:
         self._address = address
         self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
-        self._assembler: StepAssembler | None = None
         self._is_careful = is_careful
         self._sending = Sending()
+        self.assembler = StepAssembler((), 0)
+        """To be replaced by one of the run, before any step is asked for."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._opened = self._heard = time.monotonic()
         self._ended = 0.0
@@ -137,10 +132,6 @@ class Connection:
         self._sending.keep_pace(Pace(settings.chunk_bytes, is_careful=self._is_careful))
         self._hurry.set()
 
-    def expect_steps(self, assembler: StepAssembler) -> None:
-        """Collect steps from now on."""
-        self._assembler = assembler
-
     def close(self, *, drain_s: float = 0.0) -> None:
         """End the stream, after up to ``drain_s`` seconds for what is queued to be sent."""
         self._sending.put(None)
@@ -160,19 +151,19 @@ class Connection:
                 self._heard = time.monotonic()
                 self._received_bytes += len(data)
                 chunk = lone_chunk_of_server(data)
-                if chunk is not None and self._assembler is not None:
-                    self._assembler.add(chunk)
+                if chunk is not None:
+                    self.assembler.add(chunk)
                 elif self._handle(parse_server_frame(data)):
                     return
-            self._inbox.put(Lost("the server closed the stream"))
+            self._inbox.put(Ended("the server closed the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(Lost(self._silence or self._described(error)))
+            self._inbox.put(Ended(self._silence or self._described(error)))
         except ProtocolError as error:
-            self._inbox.put(Lost(f"the server broke the protocol: {error}"))
+            self._inbox.put(Ended(f"the server broke the protocol: {error}"))
         except Exception as error:
             # Whatever it is, who waits for the next event must hear that none will come.
             LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
-            self._inbox.put(Lost(f"the receiving thread failed: {error!r}"))
+            self._inbox.put(Ended(f"the receiving thread failed: {error!r}"))
         finally:
             self._ended = time.monotonic()
             # Or gRPC's thread would wait for answers for ever.
@@ -182,12 +173,11 @@ class Connection:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
             self._inbox.put(frame.welcome)
-        if self._assembler is not None:
-            committed = self._assembler.feed(frame)
-            if committed is not None:
-                if committed.step.kind is not Kind.MODEL:
-                    self._sending.all_arrived()
-                self._inbox.put(committed)
+        committed = self.assembler.feed(frame)
+        if committed is not None:
+            if committed.step.kind is not Kind.MODEL:
+                self._sending.all_arrived()
+            self._inbox.put(committed)
         for message in frame.acks:
             self._inbox.put(ack_of(message))
         if frame.heartbeat.reply_wanted:
@@ -196,7 +186,7 @@ class Connection:
             self._sending.answered()
         if frame.HasField("goodbye"):
             status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
-            self._inbox.put(Farewell(status, frame.goodbye.reason, frame.goodbye.run_id))
+            self._inbox.put(Ended(frame.goodbye.reason, status, frame.goodbye.run_id))
             return True
         return False
 

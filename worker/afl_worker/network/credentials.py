@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afl.daemon import events
-from afl.security.certificates import (
-    EXPIRES_SOON_S,
-    KeyPair,
-    read_authorities,
-    read_file,
-    read_pair,
-    shown_time,
-    validity,
-    warn_if_open,
-)
+from afl.security import certificates
 from afl.security.identity import checked_token
 
 LOG = logging.getLogger("afl.worker")
@@ -31,7 +22,7 @@ class Credentials:
     """What the files hold now, as :class:`CredentialFiles` names it; authorities are PEM."""
 
     authorities: bytes | None = None
-    pair: KeyPair | None = None
+    pair: certificates.KeyPair | None = None
     token: str = field(default="", repr=False)
     server_name: str = ""
 
@@ -57,24 +48,23 @@ class CredentialFiles:
         """What they hold now. Raises ConfigError if one cannot be used."""
         authorities, pair, token = None, None, self.token
         if self.certificate is not None and self.key is not None:
-            pair = read_pair(self.certificate, self.key, names=("--certificate", "--key"))
+            pair = certificates.read_pair(self.certificate, self.key, names=("--certificate", "--key"))
         if self.token_file is not None:
-            text = read_file(self.token_file, "--token-file").decode(errors="replace")
+            text = certificates.read_file(self.token_file, "--token-file").decode(errors="replace")
             token = checked_token(text, f"--token-file {self.token_file}")
         if self.authorities is not None:
-            authorities = read_authorities(self.authorities, "--ca")
+            authorities = certificates.read_authorities(self.authorities, "--ca")
         return Credentials(authorities, pair, token, self.server_name)
 
     def warn(self) -> None:
         """Log what may go wrong: secrets that others can read, a certificate that expires soon or has."""
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
             if path is not None:
-                warn_if_open(LOG, option, path)
+                certificates.warn_if_open(LOG, option, path)
         end, text = self._expiry()
-        if end - time.time() < EXPIRES_SOON_S:
-            LOG.warning(
-                "%s", text, extra=events.CertificateExpires(file=str(self.certificate), expires=end).extra
-            )
+        if end - time.time() < certificates.EXPIRES_SOON_S:
+            event = events.CertificateExpires(file=str(self.certificate), expires=end)
+            LOG.warning("%s", text, extra=event.extra)
 
     def expired(self) -> str:
         """That this worker's own certificate has expired, by this machine's clock; empty if it has not.
@@ -86,9 +76,7 @@ class CredentialFiles:
         """When this worker's certificate expires, in Unix time, and how a message says that."""
         if self.certificate is None:
             return math.inf, ""
-        end = validity(read_file(self.certificate, "--certificate"), str(self.certificate)).not_after
-        verb = "expires" if end > time.time() else "expired"
-        return (
-            end,
-            f"--certificate {self.certificate} {verb} on {shown_time(end)}; put a new one in its place",
-        )
+        pem = certificates.read_file(self.certificate, "--certificate")
+        end = certificates.validity(pem, str(self.certificate)).not_after
+        when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
+        return end, f"--certificate {self.certificate} {when}; put a new one in its place"

@@ -15,7 +15,7 @@ from afl.core.vectors import scale as multiply
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
-from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle, mapped
 
 
 class BatchedOracle(TaskOracle):
@@ -78,7 +78,8 @@ class BatchedOracle(TaskOracle):
         stacked = buffers.stacked(workers) if buffers.has_floats else {}
         inputs = {f"module.{name}": buffer for name, buffer in stacked.items()}
         with telling_types(module, batches[0]):
-            gradients, (losses, changed) = self._call(trained, inputs, _stacked(batches))
+            stacked_batch = mapped(lambda *tensors: torch.stack(tensors), *batches)
+            gradients, (losses, changed) = self._call(trained, inputs, stacked_batch)
         buffers.unstack(workers, {name: changed[f"module.{name}"] for name in stacked})
         parts = [gradients[name].reshape(len(batches), -1) for name in trained]
         torch.cat(parts, dim=1, out=self._gradients)
@@ -102,13 +103,3 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._task.loss(self.module, batch).reshape(())
-
-
-def _stacked(batches: list[Any]) -> Any:
-    """The batches with a first dimension for the workers."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.stack(batches)
-    if isinstance(first, dict):
-        return {key: _stacked([batch[key] for batch in batches]) for key in first}
-    return tuple(_stacked([batch[part] for batch in batches]) for part in range(len(first)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -224,14 +224,20 @@ def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: 
 
 
 def _on_device(data: Batch, device: torch.device) -> Batch:
-    """Tensors, also in tuples, lists and mappings, moved; anything else as it is."""
-    if isinstance(data, Tensor):
-        return data.to(device)
-    if isinstance(data, tuple | list):
-        return tuple(_on_device(part, device) for part in data)
-    if isinstance(data, dict):
-        return {key: _on_device(part, device) for key, part in data.items()}
-    return data
+    return mapped(lambda tensor: tensor.to(device), data)
+
+
+def mapped(change: Callable[..., Tensor], *batches: Batch) -> Batch:
+    """Tensors, also in tuples, lists and mappings, changed, those at one place of all batches together;
+    anything else as it is in the first."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return change(*batches)
+    if isinstance(first, tuple | list):
+        return tuple(mapped(change, *parts) for parts in zip(*batches, strict=True))
+    if isinstance(first, dict):
+        return {key: mapped(change, *(batch[key] for batch in batches)) for key in first}
+    return first
 
 
 def _described(value: object) -> str:

@@ -47,6 +47,7 @@ def set_up(
     The welcome's seed and run id were checked. Raises whatever the task's own code raises, and an AflError if
     the task, the algorithm's compressors or the journals cannot be used.
     """
+    run, workers, skips = settings.parameters, options.workers, settings.skips_non_finite
     randomness = SharedRandomness(welcome.seed)
     torch.set_num_threads(settings.threads)
     task = load_task(
@@ -56,18 +57,17 @@ def set_up(
         local=options.task_options,
     )
     vector = build_vector(task, randomness, device)
-    context = TaskContext(settings.workers, randomness)
+    context = TaskContext(run.workers, randomness)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
-        {worker: worker_data(task, worker, context) for worker in options.workers},
+        {worker: worker_data(task, worker, context) for worker in workers},
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
         spent=spent,
     )
-    workers, skips = options.workers, settings.skips_non_finite
-    side = worker_side(settings.parameters, vector.dim, randomness, workers, device, keeps_old=skips)
+    side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
     if settings.journal != "off":
         journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
@@ -75,16 +75,12 @@ def set_up(
     kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     for worker, entry in kept.items():
-        round_ = entry.report.position.round
-        extra = events.JournalRead(worker=worker, round=round_).extra
-        named = settings.parameters.named(round_)
-        LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=extra)
-    extra = events.Joined(run_id=welcome.run_id, device=str(device)).extra
-    what = f"{settings.parameters.name} on {settings.task}"
-    named = WorkerIds.of(workers).named
-    LOG.info(
-        "run %s: %s as %s of %d, on %s", welcome.run_id, what, named, settings.workers, device, extra=extra
-    )
+        resumed = events.JournalRead(worker=worker, round=entry.report.position.round)
+        named = run.named(resumed.round)
+        LOG.info("worker %d resumes from its journal: its report of %s", worker, named, extra=resumed.extra)
+    what = f"{run.name} on {settings.task} as {WorkerIds.of(workers).named} of {run.workers}, on {device}"
+    event = events.Joined(run_id=welcome.run_id, device=str(device))
+    LOG.info("run %s: %s", welcome.run_id, what, extra=event.extra)
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()

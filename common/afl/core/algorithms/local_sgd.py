@@ -21,7 +21,7 @@ from afl.errors import NonFiniteError
 
 def model_header(dim: int, role: Role = Role.ITERATE) -> PayloadHeader:
     """A whole model's header."""
-    return DENSE.header(dim, role)
+    return DENSE.header(dim, dim, role)
 
 
 def model_payload(values: NDArray[np.float32], role: Role = Role.ITERATE) -> Payload:

@@ -7,7 +7,6 @@ bit of a stream in the lowest bit of its first byte.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,40 +89,18 @@ def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, wid
     return values
 
 
-@functools.cache
-def _lanes(lane: int, low: int, high: int) -> np.uint64:
-    """A 64-bit mask of the bits ``low`` to ``high - 1`` of every lane of ``lane`` bits."""
-    field = (1 << high) - (1 << low)
-    return np.uint64(sum(field << shift for shift in range(0, 64, lane)))
-
-
 def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros.
-
-    Eight values are one 64-bit word. Neighbouring lanes are pushed together in three steps, to lanes of 16,
-    32 and 64 bits, after which the word's low ``width`` bytes are the packed ones.
-    """
-    words = np.zeros(bytes_for(values.size), dtype="<u8")
-    words.view(np.uint8)[: values.size] = values
-    for lane, used in ((8, width), (16, 2 * width), (32, 4 * width)):
-        low = words & _lanes(2 * lane, 0, used)
-        words >>= np.uint64(lane - used)
-        words &= _lanes(2 * lane, used, 2 * used)
-        words |= low
-    packed = words.view(np.uint8).reshape(-1, 8)[:, :width].reshape(-1)
-    return packed[: bytes_for(values.size * width)]
+    """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros."""
+    bits = np.empty((values.size, width), dtype=np.uint8)
+    for place in range(width):
+        np.bitwise_and(values >> place, 1, out=bits[:, place])
+    return np.packbits(bits, bitorder="little")
 
 
 def _unpack(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.uint8]:
     """The inverse of :func:`_pack`: uint8 ``[bytes_for(count * width)]`` to uint8 ``[count]``."""
-    groups = bytes_for(count)
-    padded = np.zeros(groups * width, dtype=np.uint8)
-    padded[: packed.size] = packed
-    words = np.zeros(groups, dtype="<u8")
-    words.view(np.uint8).reshape(groups, 8)[:, :width] = padded.reshape(groups, width)
-    for lane, used in ((32, 4 * width), (16, 2 * width), (8, width)):
-        low = words & _lanes(2 * lane, 0, used)
-        words <<= np.uint64(lane - used)
-        words &= _lanes(2 * lane, lane, lane + used)
-        words |= low
-    return words.view(np.uint8)[:count]
+    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    values = bits[:, 0].copy()
+    for place in range(1, width):
+        values |= bits[:, place] << place
+    return values

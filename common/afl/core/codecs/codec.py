@@ -25,6 +25,9 @@ class Codec(abc.ABC):
 
     value_type: ClassVar[ValueType] = ValueType.FLOAT32
 
+    count_varies: ClassVar[bool] = False
+    """Whether the sender chooses how many values travel, up to the compressor's count."""
+
     in_runs: ClassVar[bool] = False
     """Whether any run of whole values can be read without the others (:meth:`values`): pieces of a payload
     are then checked, and summed, as they come."""
@@ -51,12 +54,8 @@ class Codec(abc.ABC):
         """The length of ``count`` values, in bytes."""
 
     def values(self, data: bytes | memoryview) -> NDArray[Any]:  # noqa: ARG002
-        """A run of whole values, without a copy.
-
-        Raises:
-            ProtocolError: if it ends within a value.
-            NonFiniteError: if a value is not finite.
-        """
+        """A run of whole values, without a copy. Raises ProtocolError if it ends within a value,
+        NonFiniteError if one is not finite."""
         raise AssertionError(f"a part of a payload in the form {self.encoding.name} cannot be read alone")
 
     def sum_of(self, count: int, participants: Sequence[int]) -> Sum:
@@ -73,17 +72,10 @@ class Codec(abc.ABC):
 
     def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
         """The header of a compressor's payloads; ``index_bytes`` is the most that is accepted."""
-        return self._expected(compressor.dim, compressor.count, role)
+        return self.header(compressor.dim, compressor.count, role)
 
-    def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:  # noqa: ARG002
-        """What ``header`` must be, where what is expected leaves a choice to the sender.
-
-        Raises:
-            ProtocolError: if the choice is out of bounds.
-        """
-        return expected
-
-    def _expected(self, dim: int, count: int, role: Role) -> PayloadHeader:
+    def header(self, dim: int, count: int, role: Role) -> PayloadHeader:
+        """Of a payload of ``count`` values; ``index_bytes`` is the most that is accepted."""
         return PayloadHeader(
             role=role,
             encoding=self.encoding,
@@ -101,7 +93,7 @@ class Codec(abc.ABC):
         coded = None if indices is None or not len(indices) else encode(indices, dim)
         coding, parameter, data = coded or (0, 0, b"")
         header = dataclasses.replace(
-            self._expected(dim, count, role),
+            self.header(dim, count, role),
             index_coding=int(coding),
             index_parameter=parameter,
             index_bytes=len(data),
@@ -110,11 +102,8 @@ class Codec(abc.ABC):
 
 
 def decoded_indices(header: PayloadHeader, data: memoryview, count: int) -> NDArray[np.int64]:
-    """``count`` ascending indices below the header's dimension, int64 ``[count]``.
-
-    Raises:
-        ProtocolError: if the bytes are not those of so many.
-    """
+    """``count`` ascending indices below the header's dimension, int64 ``[count]``. Raises ProtocolError if
+    the bytes are not those of so many."""
     if count == 0 and header.index_coding == header.index_parameter == len(data) == 0:
         return np.zeros(0, dtype=np.int64)
     return decode(header.index_coding, header.index_parameter, data, count, header.dim)

@@ -160,9 +160,7 @@ def decode(
     )
     stream = np.frombuffer(data, dtype=np.uint8)
     if coding == Coding.BITMAP:
-        size = _bits.bytes_for(dim)
-        _check_length(f"bitmap of {dim} bits", stream, size, size)
-        _check_padding("bitmap", stream, dim)
+        _check_fixed("bitmap", f"of {dim} bits", stream, dim)
         return _read_ones("bitmap", stream, count)
     if coding == Coding.PACKED:
         return _read_packed(stream, count, dim)
@@ -280,6 +278,11 @@ def _check_padding(name: str, stream: NDArray[np.uint8], bits: int) -> None:
     _require(not padding, f"{name} has padding bits {padding:#b} after its last bit, expected zeros")
 
 
+def _check_fixed(name: str, detail: str, stream: NDArray[np.uint8], bits: int) -> None:
+    _check_length(f"{name} {detail}", stream, _bits.bytes_for(bits), _bits.bytes_for(bits))
+    _check_padding(name, stream, bits)
+
+
 def _read_ones(name: str, stream: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     """The positions of exactly ``count`` ones; the stream's length has been checked."""
     positions = np.empty(count, dtype=np.int64)
@@ -291,9 +294,7 @@ def _read_ones(name: str, stream: NDArray[np.uint8], count: int) -> NDArray[np.i
 
 def _read_packed(stream: NDArray[np.uint8], count: int, dim: int) -> NDArray[np.int64]:
     width = index_width(dim)
-    size = _bits.bytes_for(count * width)
-    _check_length(f"packed ({count} indices of {width} bits)", stream, size, size)
-    _check_padding("packed", stream, count * width)
+    _check_fixed("packed", f"({count} indices of {width} bits)", stream, count * width)
     indices = np.empty(count, dtype=np.int64)
     previous = -1
     for start, stop in _bits.blocks(count):

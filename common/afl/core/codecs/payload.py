@@ -42,8 +42,11 @@ def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
 def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
     """Raise a ProtocolError unless ``header`` is what is expected, before anything is allocated for it."""
     right = expected_header
-    if header.encoding is right.encoding:
-        right = codec_of(right).fitting(header, right)
+    codec = codec_of(right)
+    if codec.count_varies and header.encoding is right.encoding:
+        if header.count > right.count:
+            raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {right.count}")
+        right = codec.header(right.dim, header.count, right.role)
     for name in ("role", "encoding", "value_type", "dim", "count", "value_bytes"):
         found, due = getattr(header, name), getattr(right, name)
         if found != due:

@@ -49,10 +49,6 @@ class Plain(Codec):
         """The payload of values, whose memory it shares; float32 ``[count]``."""
         return self._payload(role, dim, len(values), bytes_of(values))
 
-    def header(self, dim: int, role: Role) -> PayloadHeader:
-        """Of a payload with a value for each coordinate."""
-        return self._expected(dim, dim, role)
-
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The values, without a copy."""
         return Compressed(values_of(values))

@@ -19,6 +19,8 @@ class Signs(Codec):
     """``count`` signs after their scale. The indices are those of the zeros, or of the others if they are
     fewer."""
 
+    count_varies = True
+
     def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
         """A copy of scale and signs, one after the other."""
         zeros, signs, dim = compressed.indices, compressed.signs, compressor.dim
@@ -59,12 +61,6 @@ class Signs(Codec):
         """The count varies; the compressor's is the most. Indices are longest for half of the coordinates."""
         most = super().expected(compressor, role)
         return dataclasses.replace(most, index_bytes=max_size(most.dim // 2, most.dim))
-
-    def fitting(self, header: PayloadHeader, expected: PayloadHeader) -> PayloadHeader:
-        """The expected header for as many signs as the sender says."""
-        if not 0 <= header.count <= expected.count:
-            raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {expected.count}")
-        return self._expected(expected.dim, header.count, expected.role)
 
 
 SIGNS = Signs(Encoding.SIGNS)

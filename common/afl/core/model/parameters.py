@@ -65,7 +65,8 @@ class ParameterVector:
                 )
         trainable = [(name, p) for name, p in named if p.requires_grad]
         self._frozen = [p for _, p in named if not p.requires_grad and p.numel()]
-        self.dim = sum(p.numel() for _, p in trainable)
+        sizes = [p.numel() for _, p in trainable]
+        self.dim = sum(sizes)
         if self.dim == 0:
             raise TaskError(
                 f"the model {type(module).__name__} has no trainable parameter "
@@ -74,22 +75,21 @@ class ParameterVector:
         self.values = torch.empty(self.dim, dtype=torch.float32, device=device)
         self.gradient = torch.zeros(self.dim, dtype=torch.float32, device=device)
         self._entries: list[_Entry] = []
-        start = 0
-        for name, parameter in trainable:
+        parts = zip(
+            trainable, torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True
+        )
+        for (name, parameter), values, gradient in parts:
             if not parameter.dtype.is_floating_point:
                 raise TaskError(
                     f"the parameter {name} is {parameter.dtype}; trainable parameters are real "
                     "floating-point: convert it, or set requires_grad = False"
                 )
-            part = slice(start, start + parameter.numel())
-            shape = parameter.shape
-            entry = _Entry(parameter, self.values[part].view(shape), self.gradient[part].view(shape))
+            entry = _Entry(parameter, values.view(parameter.shape), gradient.view(parameter.shape))
             entry.values.copy_(parameter.detach())
             if parameter.dtype == torch.float32:
                 parameter.data = entry.values
                 parameter.grad = None
             self._entries.append(entry)
-            start = part.stop
         self._copied = [entry for entry in self._entries if entry.parameter.dtype != torch.float32]
 
     def publish(self) -> None:

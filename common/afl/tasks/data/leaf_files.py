@@ -1,6 +1,6 @@
 """The layouts in which FEMNIST is found on disk: LEAF's json, parquet with a writer column, npz.
 
-Each is an :class:`afl.tasks.data.images.ImageSource` that also knows each row's writer. Images are either
+Each is made an :class:`afl.tasks.data.images.ImageSource` that knows each row's writer. Images are either
 uint8, 0 to 255, or float32, 0 to 1, ``[n, 28, 28]``.
 """
 
@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
-from afl.tasks.data.arrays import npz_array
-from afl.tasks.data.images import ImageSource, Labelled, StoredImages
+from afl.tasks.data.arrays import StoredArray
+from afl.tasks.data.images import ImageSource, Pixels, decoded, labelled, stored
 from afl.tasks.data.partitions import Indices
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -29,15 +29,12 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 _SIDE = 28
 
-
-class WriterSource(ImageSource, Protocol):
-    """Images of known writers."""
-
-    writers: NDArray[np.str_]
-    """The writer's name for each row."""
+_OBJECT = re.compile(rb'("[^",:\[\]{}]*")\s*:\s*\{')
+"""A key and an object's brace. A writer's name has no punctuation, so the search never runs from a closing
+quote through an image."""
 
 
-def find_layout(place: Path) -> WriterSource | None:
+def find_layout(place: Path) -> ImageSource | None:
     """The data at ``place``, or None where nothing is.
 
     ``place`` is an npz, parquet or json file, or a folder that holds them directly or in LEAF's
@@ -56,27 +53,26 @@ def find_layout(place: Path) -> WriterSource | None:
     return None
 
 
-def _opened(files: Sequence[Path]) -> WriterSource:
+def _opened(files: Sequence[Path]) -> ImageSource:
     suffix = files[0].suffix
     if suffix == ".json":
-        return LeafJson(files)
+        leaf = LeafJson(files)
+        return ImageSource(len(leaf.writers), leaf.labels, leaf.images, leaf.writers)
     if suffix == ".parquet":
-        return WriterParquet(files)
+        return _parquet_source(files)
     if suffix != ".npz" or len(files) > 1:
         raise DataError(
             f"{', '.join(map(str, files))}: FEMNIST is read from one npz, from parquet or from json"
         )
-    return WriterNpz(files[0])
+    return _npz_source(files[0])
 
 
-class WriterNpz(StoredImages):
+def _npz_source(path: Path) -> ImageSource:
     """An npz with ``images`` (uint8 ``[n, 28, 28]``), ``labels`` and ``writer`` (names or numbers)."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(npz_array(path, "images"), npz_array(path, "labels"), (_SIDE, _SIDE))
-        self.writers: NDArray[np.str_] = npz_array(path, "writer").whole().astype(np.str_)
-        if len(self.writers) != len(self._labels):
-            raise DataError(f"{path}: {len(self._labels)} labels, but {len(self.writers)} writers")
+    images, labels, writer = (StoredArray(path, name) for name in ("images", "labels", "writer"))
+    if labels.shape[0] != writer.shape[0]:
+        raise DataError(f"{path}: {labels.shape[0]} labels, but {writer.shape[0]} writers")
+    return stored(images, labels, (_SIDE, _SIDE), writer.whole().astype(np.str_))
 
 
 class LeafJson:
@@ -98,25 +94,17 @@ class LeafJson:
             self._spans += [(path, str(user)) for user in users]
             counts += samples
         self._starts = np.cumsum([0, *counts])
-        self.writers: NDArray[np.str_] = np.repeat(
-            np.array([user for _, user in self._spans], np.str_), counts
-        )
+        self.writers = np.repeat(np.array([user for _, user in self._spans], np.str_), counts)
 
-    def labels(self, rows: Indices | None = None) -> Indices:
-        """The labels of ``rows``, or of all."""
-        wanted = np.arange(len(self.writers), dtype=np.int64) if rows is None else rows
-        return np.concatenate(
-            [np.zeros(0, np.int64), *(part[places] for part, places in self._parts(wanted, "y"))]
-        ).astype(np.int64)
+    def labels(self, rows: Indices) -> Indices:
+        """The labels of ``rows``, int64."""
+        parts = (part[places] for part, places in self._parts(rows, "y"))
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def images(self, rows: Indices) -> NDArray[np.float32]:
         """float32, as stored: 0 is black, 1 is white."""
-        return np.concatenate(
-            [
-                np.zeros((0, _SIDE, _SIDE), np.float32),
-                *(part[places].reshape(-1, _SIDE, _SIDE) for part, places in self._parts(rows, "x")),
-            ]
-        ).astype(np.float32)
+        parts = (part[places].reshape(-1, _SIDE, _SIDE) for part, places in self._parts(rows, "x"))
+        return np.concatenate([np.zeros((0, _SIDE, _SIDE), np.float32), *parts])
 
     def _parts(self, rows: Indices, key: str) -> Iterator[tuple[NDArray[Any], Indices]]:
         """For each writer among ``rows``: the writer's array under ``key``, and the places asked for."""
@@ -130,7 +118,8 @@ class LeafJson:
         shape = (count, _SIDE * _SIDE) if key == "x" else (count,)
         with _mapped(path) as text:
             if path not in self._objects:
-                self._objects[path] = _objects_after(text, _after(text, path, "user_data", 0, bracket=b"{"))
+                first = _after(text, path, "user_data", 0, bracket=b"{")
+                self._objects[path] = {match[1]: match.end() for match in _OBJECT.finditer(text, first)}
             start = self._objects[path].get(json.dumps(user).encode())
             if start is None:
                 raise DataError(f"{path} is not in LEAF's layout: no user_data of user {user}")
@@ -160,63 +149,48 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
             yield text
 
 
-def _after(
-    text: mmap.mmap, path: Path, key: str, start: int, *, bracket: bytes, stop: int | None = None
-) -> int:
+def _after(text: mmap.mmap, path: Path, key: str, start: int, *, bracket: bytes, stop: int = 0) -> int:
     """The position behind ``"key": <bracket>``, the first one from ``start`` on."""
     pattern = re.escape(json.dumps(key).encode()) + rb"\s*:\s*" + re.escape(bracket)
-    match = re.compile(pattern).search(text, start, len(text) if stop is None else stop)
+    match = re.compile(pattern).search(text, start, stop or len(text))
     if match is None:
         raise DataError(f"{path} is not in LEAF's layout: no {key!r} followed by {bracket.decode()}")
     return match.end()
 
 
-def _list_after(text: mmap.mmap, path: Path, key: str) -> list[Any]:
+def _list_after(text: mmap.mmap, path: Path, key: str) -> Any:
     start = _after(text, path, key, 0, bracket=b"[")
     try:
-        values: list[Any] = json.loads(text[start - 1 : text.find(b"]", start) + 1])
+        return json.loads(text[start - 1 : text.find(b"]", start) + 1])
     except ValueError as error:
         raise DataError(f"{path} is not in LEAF's layout: {key} is not a list: {error}") from error
-    return values
 
 
-def _objects_after(text: mmap.mmap, start: int) -> dict[bytes, int]:
-    """Each quoted key of an object behind ``start``, and the position behind the object's brace."""
-    # A writer's name has no punctuation, so the search never runs from a closing quote through an image.
-    pattern = re.compile(rb'("[^",:\[\]{}]*")\s*:\s*\{')
-    return {match[1]: match.end() for match in pattern.finditer(text, start)}
-
-
-class WriterParquet(Labelled):
+def _parquet_source(paths: Sequence[Path]) -> ImageSource:
     """Parquet files with a writer column, as the Hugging Face hub's copies of FEMNIST have.
 
     Columns: ``writer_id`` (or ``writer``); ``character`` (or ``label``), a number or the character itself;
     ``image``, an encoded image (bytes, or a struct with ``bytes``) or 784 numbers: integers from 0 to 255,
     or floats from 0 to 1.
     """
+    arrow, parquet = (require(name, "read parquet files") for name in ("pyarrow", "pyarrow.parquet"))
+    files = [(path, parquet.ParquetFile(path)) for path in paths]
+    writers: list[str] = []
+    labels: list[int] = []
+    for path, file in files:
+        names = file.schema_arrow.names
+        writer = _column(path, names, "writer_id", "writer")
+        label = _column(path, names, "character", "label")
+        _column(path, names, "image")
+        table = file.read(columns=[writer, label])
+        writers += map(str, table.column(writer).to_pylist())
+        labels += [_class_number(path, value) for value in table.column(label).to_pylist()]
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        parquet = require("pyarrow.parquet", "read parquet files")
-        self._files = [(path, parquet.ParquetFile(path)) for path in files]
-        writers: list[str] = []
-        labels: list[int] = []
-        for path, file in self._files:
-            names = file.schema_arrow.names
-            writer = _column(path, names, "writer_id", "writer")
-            label = _column(path, names, "character", "label")
-            _column(path, names, "image")
-            table = file.read(columns=[writer, label])
-            writers += map(str, table.column(writer).to_pylist())
-            labels += [_class_number(path, value) for value in table.column(label).to_pylist()]
-        self.writers: NDArray[np.str_] = np.array(writers, dtype=np.str_)
-        super().__init__(np.array(labels, dtype=np.int64))
-
-    def images(self, rows: Indices) -> NDArray[np.uint8] | NDArray[np.float32]:
+    def images(rows: Indices) -> Pixels:
         """Only the row groups that hold one of ``rows`` are read."""
-        arrow = require("pyarrow", "read parquet files")
         kept: list[NDArray[Any]] = []
         start = 0
-        for path, file in self._files:
+        for path, file in files:
             for group in range(file.num_row_groups):
                 end = start + file.metadata.row_group(group).num_rows
                 inside = rows[(rows >= start) & (rows < end)] - start
@@ -224,14 +198,16 @@ class WriterParquet(Labelled):
                     column = file.read_row_group(group, columns=["image"]).column("image")
                     kept += [_pixels(path, value) for value in column.take(arrow.array(inside)).to_pylist()]
                 start = end
-        return np.stack(kept) if kept else np.zeros((0, _SIDE, _SIDE), np.uint8)
+        return np.stack(kept)
+
+    return labelled(np.array(labels, dtype=np.int64), images, np.array(writers, dtype=np.str_))
 
 
 def _column(path: Path, names: Sequence[str], *accepted: str) -> str:
-    for name in accepted:
-        if name in names:
-            return name
-    raise DataError(f"{path} has no column {' or '.join(accepted)}; it has {', '.join(names)}")
+    found = [name for name in accepted if name in names]
+    if not found:
+        raise DataError(f"{path} has no column {' or '.join(accepted)}; it has {', '.join(names)}")
+    return found[0]
 
 
 def _class_number(path: Path, value: object) -> int:
@@ -242,16 +218,11 @@ def _class_number(path: Path, value: object) -> int:
     raise DataError(f"{path}: the label {value!r} is neither a number nor one of {CHARACTERS}")
 
 
-def _pixels(path: Path, value: Any) -> NDArray[np.uint8] | NDArray[np.float32]:
+def _pixels(path: Path, value: Any) -> Pixels:
     content = value["bytes"] if isinstance(value, dict) else value
     pixels: NDArray[Any]
     if isinstance(content, bytes):
-        image_module = require("PIL.Image", "read the images inside parquet files")
-        try:
-            with image_module.open(io.BytesIO(content)) as image:
-                pixels = np.asarray(image.convert("L"))
-        except OSError as error:
-            raise DataError(f"{path} holds an image that cannot be read: {error}") from error
+        pixels = decoded(io.BytesIO(content), f"{path} holds an image that cannot be read", "L")
     else:
         numbers = np.asarray(content)
         pixels = numbers.astype(np.uint8 if numbers.dtype.kind in "iu" else np.float32)

@@ -13,20 +13,15 @@ from torch import nn
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
-    """A perceptron with layer normalization and ReLU after each hidden layer.
+    """A perceptron from ``[n, ...]``, flattened to ``[n, inputs]``, to logits ``[n, classes]``.
 
-    With two hidden layers it is the paper's three-layer MLP for Fashion-MNIST.
-
-    Args:
-        inputs: features of one example; the input ``[n, ...]`` is flattened to ``[n, inputs]``.
-        hidden: widths of the hidden layers.
-        classes: logits; the output is ``[n, classes]``.
+    Layer normalization and ReLU follow each layer of the widths ``hidden``. With two it is the paper's
+    three-layer MLP for Fashion-MNIST.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs, *hidden]):
         layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU()]
-    last = hidden[-1] if hidden else inputs
-    return nn.Sequential(*layers, nn.Linear(last, classes))
+    return nn.Sequential(*layers, nn.Linear([inputs, *hidden][-1], classes))
 
 
 def cifar_cnn(channels: tuple[int, int] = (32, 64), classes: int = 10) -> nn.Sequential:
@@ -35,13 +30,8 @@ def cifar_cnn(channels: tuple[int, int] = (32, 64), classes: int = 10) -> nn.Seq
     One block is a 3x3 convolution that keeps the size, ReLU, and 2x2 max pooling. No batch normalization:
     its statistics would have to be averaged apart from the parameters.
     """
-    first, second = channels
-    return nn.Sequential(
-        *_block(3, first, kernel=3),
-        *_block(first, second, kernel=3),
-        nn.Flatten(),
-        nn.Linear(second * 8 * 8, classes),
-    )
+    blocks = [*_block(3, channels[0], kernel=3), *_block(*channels, kernel=3)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels[1] * 8 * 8, classes))
 
 
 def femnist_cnn(hidden: int = 2048, classes: int = 62, channels: tuple[int, int] = (32, 64)) -> nn.Sequential:
@@ -50,15 +40,9 @@ def femnist_cnn(hidden: int = 2048, classes: int = 62, channels: tuple[int, int]
     Two 5x5 convolutions (LEAF: 32 and 64 channels) that keep the size, each with ReLU and 2x2 max pooling,
     then one hidden layer. LEAF's hidden layer of 2048 and 62 classes make 6,603,710 parameters.
     """
-    first, second = channels
-    return nn.Sequential(
-        *_block(1, first, kernel=5),
-        *_block(first, second, kernel=5),
-        nn.Flatten(),
-        nn.Linear(second * 7 * 7, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
-    )
+    blocks = [*_block(1, channels[0], kernel=5), *_block(*channels, kernel=5)]
+    head = [nn.Flatten(), nn.Linear(channels[1] * 7 * 7, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+    return nn.Sequential(*blocks, *head)
 
 
 def _block(inputs: int, outputs: int, *, kernel: int) -> list[nn.Module]:

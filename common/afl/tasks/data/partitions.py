@@ -24,7 +24,7 @@ LabelPartition: TypeAlias = Literal["label-skew", "dirichlet", "iid"]
 
 
 def partition_by_labels(
-    name: LabelPartition,
+    name: str,
     labels: Indices,
     *,
     classes: int,
@@ -48,6 +48,7 @@ def partition_by_labels(
         return label_skew(labels, classes=classes, workers=workers, stream=stream)
     if name == "dirichlet":
         return dirichlet(labels, classes=classes, workers=workers, alpha=alpha, stream=stream)
+    assert name == "iid", name
     return iid(len(labels), workers=workers, stream=stream)
 
 
@@ -55,9 +56,8 @@ def label_skew(labels: Indices, *, classes: int, workers: int, stream: Stream) -
     """Worker ``i`` gets 80 % of label ``i``; the other 20 % go to the other workers in equal parts.
 
     This is the paper's partition for Fashion-MNIST and CIFAR-10 (appendix "Communication Efficiency with
-    Compression"). 80 % is rounded to the nearest example; the parts of the rest differ by at most one
-    example, the larger ones going to workers ``i+1, i+2, ...`` (cyclically), so that no worker collects
-    the remainders of all labels. One permutation is drawn for each label, in ascending order.
+    Compression"). 80 % is rounded to the nearest example; of the rest, the parts larger by one go to workers
+    ``i+1, i+2, ...`` (cyclically). One permutation is drawn for each label, in ascending order.
 
     Raises:
         afl.ConfigError: unless there are as many workers as classes.
@@ -80,14 +80,10 @@ def label_skew(labels: Indices, *, classes: int, workers: int, stream: Stream) -
 
 
 def by_writer(writers: Sequence[str] | NDArray[np.str_], *, workers: int) -> list[Indices]:
-    """Worker ``i`` gets all examples of the writer with the ``i``-th most examples.
+    """Worker ``i`` gets all examples of the writer with the ``i``-th most examples; others' are left out.
 
-    This is the paper's partition for FEMNIST (section "Scaling with the Number of Workers"). Equal counts
-    are ordered by the writer's name, whatever the order of the data. Nothing is random.
-
-    Args:
-        writers: the name of each example's writer.
-        workers: how many of the largest writers to keep; the others' examples are left out.
+    This is the paper's partition for FEMNIST (section "Scaling with the Number of Workers"). ``writers`` has
+    the name of each example's. Equal counts are ordered by it, whatever the order of the data.
 
     Raises:
         afl.ConfigError: if there are fewer writers than workers.
@@ -107,12 +103,11 @@ def by_writer(writers: Sequence[str] | NDArray[np.str_], *, workers: int) -> lis
 def dirichlet(labels: Indices, *, classes: int, workers: int, alpha: float, stream: Stream) -> list[Indices]:
     """Each class is divided among the workers in proportions drawn from a symmetric Dirichlet(``alpha``).
 
-    Given the proportions, each example of the class goes to a worker independently. Both steps are drawn
-    together, by Blackwell and MacQueen's urn (Annals of Statistics, 1973): the ``s``-th example of the
-    class (from 0) copies the worker of an earlier one, uniform among them, with probability
-    ``s / (workers * alpha + s)``, and otherwise takes a worker uniformly. The result has exactly the
-    Dirichlet-multinomial law, without the logarithms and cosines of gamma variates, whose last bits
-    differ between machines. One uniform is drawn for each example, class by class.
+    Proportions and examples are drawn together, by Blackwell and MacQueen's urn (Annals of Statistics, 1973):
+    the ``s``-th example of the class (from 0) copies the worker of an earlier one, uniform among them, with
+    probability ``s / (workers * alpha + s)``, and otherwise takes a worker uniformly. This is exactly the
+    Dirichlet-multinomial law, without the logarithms and cosines of gamma variates, whose last bits differ
+    between machines. One uniform is drawn for each example, class by class.
 
     Raises:
         afl.DataError: if a worker gets nothing (a small ``alpha``, many workers, few examples).
@@ -149,10 +144,7 @@ def train_test_split(
 ) -> tuple[Indices, Indices]:
     """A worker's examples, 80 % to train on and 20 % to test on (both of the paper's experiments).
 
-    20 % is rounded to the nearest example, and is at least one.
-
-    Returns:
-        Training and test indices, each ascending.
+    20 % is rounded to the nearest example, and is at least one. Both parts are ascending.
 
     Raises:
         afl.DataError: if there are fewer than two examples.
@@ -171,16 +163,12 @@ def train_test_split(
 def _checked(parts: Sequence[Indices], examples: int) -> list[Indices]:
     """``parts`` in ascending order each, refused if one is empty."""
     counts = [len(part) for part in parts]
-    for worker, count in enumerate(counts):
-        if count == 0:
-            raise DataError(
-                f"worker {worker} gets none of the {examples} examples; the workers' counts would be "
-                f"{_shown(counts)}: use fewer workers, a larger task.options.alpha, or another partition"
-            )
+    if 0 in counts:
+        shown = ", ".join(map(str, counts[:20]))
+        if len(counts) > 20:
+            shown += f", ... ({len(counts)} workers, {counts.count(0)} of them empty)"
+        raise DataError(
+            f"worker {counts.index(0)} gets none of the {examples} examples; the workers' counts would be "
+            f"{shown}: use fewer workers, a larger task.options.alpha, or another partition"
+        )
     return [np.sort(part).astype(np.int64) for part in parts]
-
-
-def _shown(counts: Sequence[int]) -> str:
-    if len(counts) <= 20:
-        return ", ".join(map(str, counts))
-    return f"{', '.join(map(str, counts[:20]))}, ... ({len(counts)} workers, {counts.count(0)} of them empty)"
