@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import datetime as dt
 import logging
 import re
@@ -20,7 +19,9 @@ EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 
-_SEQUENCE, _EXPLICIT_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+_TIME: Final = rb"(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))"
+_VALIDITY: Final = re.compile(rb"\x30[\x1e-\x22]" + _TIME + _TIME, re.DOTALL)
+"""A certificate's two dates in DER (RFC 5280, 4.1.2.5): a sequence of UTCTime or GeneralizedTime."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +114,18 @@ def validity(pem: bytes, source: str) -> Validity:
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
-        return _validity(ssl.PEM_cert_to_DER_cert(match[0]))
-    except (ValueError, IndexError) as error:
+        dates = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(match[0]))
+        if dates is None:
+            raise ValueError("a certificate has two dates")
+        begin, end = (_unix(text) for text in dates.groups() if text)
+    except ValueError as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
+    return Validity(begin, end)
 
 
 def shown_time(unix: float) -> str:
     """A Unix time as messages show it, in UTC."""
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def is_open_to_others(path: Path) -> str:
-    """The mode of a private file that every user of this machine can read; empty if it is not one."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return ""
-    return f"{stat.S_IMODE(mode):04o}" if mode & stat.S_IROTH else ""
 
 
 def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
@@ -138,13 +134,16 @@ def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
     Args:
         name: how the file is called where it is given.
     """
-    mode = is_open_to_others(path)
-    if mode:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IROTH:
         logger.warning(
-            "%s %s can be read by every user of this machine (mode %s); chmod 600 it",
+            "%s %s can be read by every user of this machine (mode %04o); chmod 600 it",
             name,
             path,
-            mode,
+            stat.S_IMODE(mode),
             extra=events.SecretIsReadable(file=str(path)).extra,
         )
 
@@ -158,44 +157,9 @@ def _no_password() -> str:
     raise _PasswordError("the key is encrypted")
 
 
-def _validity(der: bytes) -> Validity:
-    """Walk to a certificate's two dates: RFC 5280, 4.1.
-
-    Raises:
-        ValueError: if it is no certificate.
-        IndexError: if it ends early.
-    """
-    _, certificate, _ = _element(der, _SEQUENCE)
-    _, fields, _ = _element(certificate, _SEQUENCE)
-    tag, _, rest = _element(fields)
-    if tag == _EXPLICIT_VERSION:
-        _, _, rest = _element(rest)
-    # The serial number was the last; the signature's algorithm and the issuer come before the dates.
-    for _ in range(2):
-        _, _, rest = _element(rest)
-    _, dates, _ = _element(rest, _SEQUENCE)
-    first, begin, dates = _element(dates)
-    last, end, _ = _element(dates)
-    return Validity(_time(first, begin), _time(last, end))
-
-
-def _element(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first element, and what follows it."""
-    tag, length, start = data[0], data[1], 2
-    if length & 0x80:
-        start += length & 0x7F
-        length = int.from_bytes(data[2:start], "big")
-    if len(data) < start + length or (expected is not None and tag != expected):
-        raise ValueError("not the expected element")
-    return tag, data[start : start + length], data[start + length :]
-
-
-def _time(tag: int, content: bytes) -> float:
-    text = content.decode("ascii")
-    if tag == _UTC_TIME:
+def _unix(text: bytes) -> float:
+    digits = text.decode("ascii")
+    if len(digits) < len("YYYYMMDDHHMMSSZ"):
         # Two digits of the year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
-        text = ("19" if text[:2] >= "50" else "20") + text
-    elif tag != _GENERALIZED_TIME:
-        raise ValueError("not a time")
-    parsed = dt.datetime.strptime(text, "%Y%m%d%H%M%SZ")
-    return float(calendar.timegm(parsed.timetuple()))
+        digits = ("19" if digits[:2] >= "50" else "20") + digits
+    return dt.datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC).timestamp()

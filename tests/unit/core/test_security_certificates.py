@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from afl.errors import ConfigError
-from afl.security.certificates import is_open_to_others, read_authorities, read_pair, shown_time, validity
+from afl.security.certificates import read_authorities, read_pair, shown_time, validity, warn_if_open
 from support.identities import Identities
 
 NAMES = ("--certificate", "--key")
@@ -91,10 +92,14 @@ def test_a_damaged_certificate(body: str) -> None:
         validity(pem, "x")
 
 
-def test_who_can_read_a_file(tmp_path: Path) -> None:
+def test_who_can_read_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "key"
     path.touch()
     for mode, said in ((0o600, ""), (0o640, ""), (0o644, "0644"), (0o604, "0604")):
         path.chmod(mode)
-        assert is_open_to_others(path) == said
-    assert not is_open_to_others(tmp_path / "nowhere")
+        caplog.clear()
+        warn_if_open(logging.getLogger("afl.test"), "--key", path)
+        wanted = f"--key {path} can be read by every user of this machine (mode {said}); chmod 600 it"
+        assert caplog.messages == ([wanted] if said else [])
+    warn_if_open(logging.getLogger("afl.test"), "--key", tmp_path / "nowhere")
+    assert len(caplog.messages) == 1
