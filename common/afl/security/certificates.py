@@ -114,11 +114,9 @@ def validity(pem: bytes, source: str) -> Validity:
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
-        dates = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(match[0]))
-        if dates is None:
-            raise ValueError("a certificate has two dates")
-        begin, end = (_unix(text) for text in dates.groups() if text)
-    except ValueError as error:
+        dates = _VALIDITY.findall(ssl.PEM_cert_to_DER_cert(match[0]))
+        begin, end = (_unix(text) for text in dates[0] if text)
+    except (ValueError, IndexError) as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
     return Validity(begin, end)
 

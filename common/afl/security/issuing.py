@@ -38,7 +38,7 @@ class Authority:
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(signs_certificates=True), True),
         )
-        return cls(_signed(name, key, name, key, now, AUTHORITY_DAYS, own), key)
+        return cls(_signed(name, key, name, key, now, days=AUTHORITY_DAYS, extensions=own), key)
 
     @classmethod
     def read(cls, certificate: bytes, key: bytes) -> Self:
@@ -103,7 +103,7 @@ class Authority:
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
         )
         subject, issuer = _name(common_name), self._certificate.subject
-        return _as_pem(_signed(subject, key, issuer, self._key, now, days, extensions), key)
+        return _as_pem(_signed(subject, key, issuer, self._key, now, days=days, extensions=extensions), key)
 
 
 def hosts_of(certificate: bytes) -> list[str]:
@@ -147,7 +147,8 @@ def _signed(
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Name,
     issuer_key: ec.EllipticCurvePrivateKey,
-    now: dt.datetime,
+    begin: dt.datetime,
+    *,
     days: int,
     extensions: Sequence[tuple[x509.ExtensionType, bool]],
 ) -> x509.Certificate:
@@ -158,8 +159,8 @@ def _signed(
         subject,
         key.public_key(),
         x509.random_serial_number(),
-        now - _CLOCKS,
-        now + dt.timedelta(days),
+        begin - _CLOCKS,
+        begin + dt.timedelta(days),
     )
     for extension, is_critical in ((identifier, False), *extensions):
         builder = builder.add_extension(extension, critical=is_critical)
