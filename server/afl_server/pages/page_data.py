@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
@@ -18,7 +20,7 @@ from afl.runs.metrics import own_metrics_line
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow
-from afl_server.pages.history import SPREAD, History, View
+from afl_server.pages.history import SPREAD, History, Point, View
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import seconds_left
 
@@ -125,7 +127,7 @@ class PageData:
         snapshot, stamp = self._stamped()
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
-        metrics: Sequence[dict[str, float]] = evaluation.metrics if evaluation is not None else ()
+        metrics = evaluation.metrics if evaluation else ()
         accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
         loss = [entry.get("loss", math.nan) for entry in metrics]
         rows = _worst_first(snapshot.run.workers, accuracy, loss)[:MOST_ROWS]
@@ -140,7 +142,7 @@ class PageData:
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
-            "evaluated": evaluation.round if evaluation is not None else None,
+            "evaluated": evaluation and evaluation.round,
             "id": rows,
             "accuracy": _picked(accuracy, rows),
             "loss": _picked(loss, rows),
@@ -160,31 +162,28 @@ class PageData:
             raise KeyError(worker)
         connection = snapshot.connections.get(worker)
         evaluation, last = snapshot.evaluation, snapshot.last_round
-        found: dict[str, Any] = {
+        metrics = evaluation.metrics[worker] if evaluation else {}
+        found = {
             "id": worker,
-            "peer": connection.peer if connection is not None else None,
-            "hosted_with": len(connection.workers) if connection is not None else None,
+            "peer": connection and connection.peer,
+            "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
-            "examples": evaluation.examples[worker] if evaluation is not None else None,
-            "metrics": {name: _number(value) for name, value in evaluation.metrics[worker].items()}
-            if evaluation is not None
-            else {},
-            "train_loss": _number(last.losses[worker]) if last is not None else None,
+            "examples": evaluation and evaluation.examples[worker],
+            "metrics": {name: _number(value) for name, value in metrics.items()},
+            "train_loss": last and _number(last.losses[worker]),
             "weight": _number(snapshot.dual_weights[worker]),
             "seconds": _number(snapshot.report_seconds[worker]),
         }
-        if self._history.follows:
-            found |= self._curves(self._history.view([worker]), [worker])
-        return found
+        return found | self._curves(self._history.view(), [worker]) if self._history.follows else found
 
     # The curves.
 
     def history(self) -> dict[str, Any]:
         """The curves of the first view."""
         snapshot, stamp = self._stamped()
-        shown = self._shown_workers()
-        view = self._history.view(shown)
-        points, whole = view.evaluations, _uncompressed(snapshot)
+        view, whole = self._history.view(), _uncompressed(snapshot)
+        buckets, points = view.buckets, view.points
+        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -192,51 +191,44 @@ class PageData:
             "follows": self._history.follows,
             "rounds_a_point": view.width,
             "evaluations_a_point": view.spacing,
-            "weight_max": _short(bucket.weight_max for bucket in view.buckets),
-            "bytes": [bucket.sent for bucket in view.buckets],
-            "uncompressed": None
-            if whole is None
-            else [round(whole * bucket.round / snapshot.closed) for bucket in view.buckets],
-            "worst_worker": [point.worst_worker for point in points],
-            "worst_accuracy": _short(point.worst_accuracy for point in points),
-            "mean_accuracy": _short(point.mean_accuracy for point in points),
-            "max_loss": _short(point.max_loss for point in points),
-            "mean_loss": _short(point.mean_loss for point in points),
+            "weight_max": _short(bucket.weight_max for bucket in buckets),
+            "bytes": [bucket.sent for bucket in buckets],
+            "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
+            "worst_worker": [point.summary.worst_worker for point in points],
+            **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
             "spread": {
-                name: [_short(view.spread[:, kind, place].tolist()) for place in range(len(SPREAD))]
+                name: [_short(point.spread[kind, place] for point in points) for place in range(len(SPREAD))]
                 for kind, name in enumerate(("accuracy", "loss"))
             },
-            **self._curves(view, shown),
+            **self._curves(view, self._shown_workers(points)),
         }
 
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
-        """Of the workers that the view is of, with their axes."""
+        """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
         recent_rounds, recent = self._dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
             "recent_round": recent_rounds,
-            "evaluation_round": [point.round for point in view.evaluations],
+            "evaluation_round": [point.summary.round for point in view.points],
             "curves": [
                 {
                     "worker": worker,
-                    "weight_low": _short(view.low[:, place].tolist()),
-                    "weight_high": _short(view.high[:, place].tolist()),
-                    "recent_weight": _short(recent[:, place].tolist()),
-                    "accuracy": _short(view.accuracy[:, place].tolist()),
-                    "loss": _short(view.loss[:, place].tolist()),
+                    "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
+                    "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
+                    "recent_weight": _short(recent[:, place]),
+                    "accuracy": _short(point.accuracy[worker] for point in view.points),
+                    "loss": _short(point.loss[worker] for point in view.points),
                 }
                 for place, worker in enumerate(followed)
             ],
         }
 
-    def _shown_workers(self) -> list[int]:
-        history = self._history
-        if history.workers <= MOST_CURVES:
-            return list(range(history.workers))
-        points = history.view().evaluations
-        worst = [points[-1].worst_worker] if points else []
-        others = [worker for worker in history.heaviest(MOST_CURVES) if worker not in worst]
+    def _shown_workers(self, points: Sequence[Point]) -> list[int]:
+        if self._history.workers <= MOST_CURVES:
+            return list(range(self._history.workers))
+        worst = [points[-1].summary.worst_worker] if points else []
+        others = [worker for worker in self._history.heaviest(MOST_CURVES) if worker not in worst]
         return [*worst, *others][:MOST_CURVES]
 
 
@@ -311,16 +303,12 @@ class Rate:
 
 def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
     """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
-
-    def key(worker: int) -> tuple[float, float, int]:
-        own, lost = accuracy[worker], loss[worker]
-        return (
-            math.inf if math.isnan(own) else own,
-            math.inf if math.isnan(lost) else -lost,
-            worker,
-        )
-
-    return sorted(range(workers), key=key) if accuracy else list(range(workers))
+    if not accuracy:
+        return list(range(workers))
+    # As keys of a sort, which is stable; NaN would be in no order.
+    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
+    rows: list[int] = order.tolist()
+    return rows
 
 
 def _picked(values: Sequence[float], rows: Sequence[int]) -> list[float | None]:
