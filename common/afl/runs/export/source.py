@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, DataError, ExitCode
 from afl.runs.durable import is_locked
 from afl.runs.export import shapes
+from afl.runs.export.shapes import EvaluationLine, Line, RoundLine
 from afl.runs.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -21,11 +22,12 @@ from afl.runs.files import (
     StoredModel,
     metrics_entries,
     model_file,
-    of_event,
     read_model,
 )
 
 State: TypeAlias = Literal["finished", "stopped", "aborted", "running", "unfinished"]
+
+_LINES: Mapping[str, type[RoundLine | EvaluationLine]] = {"round": RoundLine, "evaluation": EvaluationLine}
 
 _STOPPED = frozenset({ExitCode.INTERRUPTED.name.lower(), ExitCode.LOST_WORKERS.name.lower()})
 
@@ -49,8 +51,8 @@ class Source:
     config: Config
     state: State
     state_words: str
-    evaluation: Mapping[str, Any] | None
-    sent: Mapping[str, Any] | None
+    evaluation: EvaluationLine | None
+    sent: Line | None
     synchronizations: int
 
 
@@ -83,29 +85,34 @@ def find(directory: Path, name: str, copy: Path) -> Source:
     except DataError as error:
         raise DataError(str(error).replace(str(copy), str(file))) from error
     # After the model: what the metrics then lack, it cannot have seen.
-    entries, _ = metrics_entries(directory / METRICS_FILE)
+    metrics = directory / METRICS_FILE
+    entries, _ = metrics_entries(metrics)
     try:
         rounds = int(model.metadata["rounds_applied"])
     except (KeyError, ValueError) as error:
         raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
-    before = _up_to(rounds, entries, directory / METRICS_FILE)
-    evaluations, closed = of_event(before, "evaluation"), of_event(before, "round")
-    if rounds and not closed:
+    lines = [
+        shapes.checked(entry, _LINES[entry["event"]], f"{metrics}:{number}")
+        for number, entry in enumerate(entries, start=1)
+        if entry.get("event") in list(_LINES)
+    ]
+    seen = [line for line in lines if line.round <= rounds]
+    closed = next((line for line in reversed(seen) if isinstance(line, RoundLine)), None)
+    if rounds and closed is None:
         raise DataError(
-            f"{directory / METRICS_FILE} has no line of a round up to {rounds}, which the {name} model has "
-            "seen; restore it from a backup"
+            f"{metrics} has no line of a round up to {rounds}, which the {name} model has seen; restore it "
+            "from a backup"
         )
-    synchronizations = int(closed[-1]["synchronization"]) if closed else 0
     return Source(
-        name,
-        model,
-        rounds,
-        config,
-        state,
-        words,
-        evaluations[-1] if evaluations else None,
-        before[-1] if before else None,
-        synchronizations,
+        name=name,
+        model=model,
+        rounds=rounds,
+        config=config,
+        state=state,
+        state_words=words,
+        evaluation=next((line for line in reversed(seen) if isinstance(line, EvaluationLine)), None),
+        sent=seen[-1] if seen else None,
+        synchronizations=closed.synchronization if closed else 0,
     )
 
 
@@ -118,35 +125,16 @@ def state_of(directory: Path) -> tuple[State, str]:
     try:
         summary = shapes.read(directory / SUMMARY_FILE, shapes.Summary)
     except FileNotFoundError:
-        return _without_summary([directory, directory / STATE_FOLDER / "lock"])
+        locks = (directory, directory / STATE_FOLDER / "lock")
+        if any(path.exists() and is_locked(path) for path in locks):
+            return "running", "the run is still running"
+        return (
+            "unfinished",
+            "the run has no summary: its process died, or runs without state (server.state: off)",
+        )
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
     if result in _STOPPED and (directory / STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"
-
-
-_LINES: Mapping[str, type[shapes.RoundLine | shapes.EvaluationLine]] = {
-    "round": shapes.RoundLine,
-    "evaluation": shapes.EvaluationLine,
-}
-
-
-def _up_to(rounds: int, entries: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The lines of rounds and evaluations of the first ``rounds`` rounds."""
-    found = []
-    for number, entry in enumerate(entries, start=1):
-        event = entry.get("event")
-        if not isinstance(event, str) or event not in _LINES:
-            continue
-        shapes.require(entry, _LINES[event], f"{path}:{number}")
-        if entry["round"] <= rounds:
-            found.append(entry)
-    return found
-
-
-def _without_summary(locks: Sequence[Path]) -> tuple[State, str]:
-    if any(path.exists() and is_locked(path) for path in locks):
-        return "running", "the run is still running"
-    return "unfinished", "the run has no summary: its process died, or runs without state (server.state: off)"
