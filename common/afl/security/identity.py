@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from afl.errors import ConfigError
@@ -22,10 +24,6 @@ _TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
 LARGEST_WORKER_ID: Final = 2**31 - 2
 MOST_WORKERS_A_SESSION: Final = 65536
 """What one process may host: a Join names each of them."""
-
-TOKEN_BYTES: Final = 32
-"""256 random bits: nothing shorter than a search of all of them finds a token of a hash, so that a slow or
-salted hash would add nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +76,24 @@ class WorkerIds:
     @property
     def named(self) -> str:
         """``worker 3`` or ``workers 0-3,7``, as sentences have them."""
-        is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
-        return f"worker {self}" if is_one else f"workers {self}"
+        return f"worker {self}" if str(self).isdecimal() else f"workers {self}"
 
 
 def ids_of_names(names: Iterable[str]) -> WorkerIds:
     """The ids that a certificate's alternative names allow; none for names of other kinds, or misspelt."""
     ids = WorkerIds()
     for name in names:
-        if name.startswith(URI_PREFIX):
-            try:
+        with contextlib.suppress(ValueError):
+            if name.startswith(URI_PREFIX):
                 ids = ids.united(WorkerIds.parse(name.removeprefix(URI_PREFIX)).ranges)
-            except ValueError:
-                continue
     return ids
 
 
 def new_token() -> str:
     """A fresh token, in characters that need no quoting."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
+    # 256 random bits: only a search of all of them finds the token of a hash, so that a slow or salted hash
+    # would add nothing.
+    return secrets.token_urlsafe(32)
 
 
 def checked_token(text: str, source: str) -> str:
@@ -156,11 +153,8 @@ def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
 
 def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
     """The ids that a token's hash allows: those of all its lines; ``None`` if it has none."""
-    found: WorkerIds | None = None
-    for entry in entries:
-        if hmac.compare_digest(entry.hash, presented):
-            found = (found or WorkerIds()).united(entry.ids.ranges)
-    return found
+    known = [entry.ids for entry in entries if hmac.compare_digest(entry.hash, presented)]
+    return WorkerIds().united(chain.from_iterable(ids.ranges for ids in known)) if known else None
 
 
 @dataclass(frozen=True)

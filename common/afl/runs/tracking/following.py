@@ -52,29 +52,31 @@ class Following:
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], run_id: str, directory: Path, config: Config) -> None:
-        self._followers = [
-            _Follower(name, tracker, run_id, directory, config) for name, tracker in trackers.items()
-        ]
+        self._followers = {
+            name: _Follower(name, tracker, run_id, directory, config) for name, tracker in trackers.items()
+        }
 
     def start(self) -> None:
         """Start a thread for each tracker."""
-        for follower in self._followers:
+        for follower in self._followers.values():
             follower.thread.start()
 
     @property
     def failures(self) -> Mapping[str, int]:
         """How often each tracker has failed in this process."""
-        return {follower.name: follower.failures for follower in self._followers}
+        return {name: follower.failures for name, follower in self._followers.items()}
 
     def end(self, status: Status) -> None:
         """Give trackers the rest, for a bounded time: one that hangs or is slow is left behind, and named.
 
         Must be called once the run writes no more.
         """
-        for follower in self._followers:
-            follower.end(status)
-        limit = time.monotonic() + (STOP_S if status == "stopped" else END_S)
-        for follower in self._followers:
+        now = time.monotonic()
+        for follower in self._followers.values():
+            follower.status, follower.progressed_at = status, now
+            follower.ending.set()
+        limit = now + (STOP_S if status == "stopped" else END_S)
+        for follower in self._followers.values():
             follower.leave(limit)
 
 
@@ -82,102 +84,88 @@ class _Follower:
     """One tracker and its thread."""
 
     def __init__(self, name: str, tracker: Tracker, run_id: str, directory: Path, config: Config) -> None:
-        self.name = name
         self.failures = 0
+        self.status: Status = "stopped"
+        self.ending = threading.Event()
+        self.progressed_at = time.monotonic()
+        # Not joined when the process ends: a tracker that hangs would hold it for ever.
+        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{name}", daemon=True)
+        self._name = name
         self._tracker = tracker
         self._run_id = run_id
         self._directory = directory
+        self._folder = directory / TRACKERS_FOLDER / name
         self._config = config
         self._rounds = 0
-        self._status: Status | None = None
-        self._ending = threading.Event()
         self._is_left = False
-        self._progressed_at = time.monotonic()
-        # Not joined when the process ends: a tracker that hangs would hold it for ever.
-        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{name}", daemon=True)
-
-    def end(self, status: Status) -> None:
-        """The metrics are complete, as far as this process goes."""
-        self._status = status
-        self._progressed_at = time.monotonic()
-        self._ending.set()
 
     def leave(self, limit: float) -> None:
         """Wait until it is done, until ``limit``, or until it stalls."""
         while self.thread.is_alive():
-            left = min(limit, self._progressed_at + STALL_S) - time.monotonic()
+            left = min(limit, self.progressed_at + STALL_S) - time.monotonic()
             if left <= 0:
                 self._is_left = True
                 LOG.warning(
                     "tracker %s did not finish and is abandoned: it got %d rounds in this process",
-                    self.name,
+                    self._name,
                     self._rounds,
-                    extra=events.TrackerLeft(tracker=self.name, rounds=self._rounds).extra,
+                    extra=events.TrackerLeft(tracker=self._name, rounds=self._rounds).extra,
                 )
                 return
             self.thread.join(left)
-        LOG.info(
-            "tracker %s got %d rounds; it failed %d times",
-            self.name,
-            self._rounds,
-            self.failures,
-            extra=events.TrackerEnded(tracker=self.name, rounds=self._rounds, failures=self.failures).extra,
-        )
+        ended = events.TrackerEnded(tracker=self._name, rounds=self._rounds, failures=self.failures)
+        message = "tracker %s got %d rounds; it failed %d times"
+        LOG.info(message, self._name, self._rounds, self.failures, extra=ended.extra)
 
     def _follow(self) -> None:
-        folder = self._directory / TRACKERS_FOLDER / self.name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            after = self._told_before(folder)
-            run = TrackedRun(self._run_id, self._directory, folder, settings_of(self._config), after)
-            self._tracker.started(run)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            after = self._told_before()
+            settings = settings_of(self._config)
+            self._tracker.started(TrackedRun(self._run_id, self._directory, self._folder, settings, after))
             reader = RoundReader(self._directory / METRICS_FILE, after)
             is_last = False
             while not is_last:
                 # Before reading: what is written until then is read.
-                is_last = self._ending.wait(INTERVAL_S)
-                self._tell(folder, reader.whole_rounds())
-            if self._status != "stopped":
-                self._tell(folder, reader.last_round())
-            assert self._status is not None
+                is_last = self.ending.wait(INTERVAL_S)
+                self._tell(reader.whole_rounds())
+            if self.status != "stopped":
+                self._tell(reader.last_round())
             if not self._is_left:
-                self._tracker.ended(self._status)
+                self._tracker.ended(self.status)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # other people's code, which the run must survive
             self._failed(error)
 
-    def _tell(self, folder: Path, rounds: Iterator[TrackedRound]) -> None:
+    def _tell(self, rounds: Iterator[TrackedRound]) -> None:
         while (batch := list(islice(rounds, MOST_ROUNDS))) and not self._is_left:
-            # Before the tracker has them: what might have been taken is not given again.
-            self._keep(folder, batch[-1].round)
+            # Before the tracker has them: what might have been taken is not given again. Not synced: after a
+            # loss of power the rounds since may be missing at the tracker, or twice.
+            temporary = self._folder / f".{POSITION_FILE}.new"
+            temporary.write_text(json.dumps({"run_id": self._run_id, "round": batch[-1].round}), "utf-8")
+            temporary.replace(self._folder / POSITION_FILE)
             try:
                 self._tracker.log(batch)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # as above; the next may be taken
                 self._failed(error)
             else:
                 self._rounds += len(batch)
-            self._progressed_at = time.monotonic()
+            self.progressed_at = time.monotonic()
 
     def _failed(self, error: BaseException) -> None:
         self.failures += 1
         if self.failures == 1:
             LOG.warning(
                 "tracker %s failed; it is tried again with later rounds, and the run continues: %s: %s",
-                self.name,
+                self._name,
                 type(error).__name__,
                 error,
                 exc_info=error,
-                extra=events.TrackerFailed(tracker=self.name).extra,
+                extra=events.TrackerFailed(tracker=self._name).extra,
             )
 
-    def _keep(self, folder: Path, round_: int) -> None:
-        # Not synced: after a loss of power the rounds since may be missing at the tracker, or twice.
-        temporary = folder / f".{POSITION_FILE}.new"
-        temporary.write_text(json.dumps({"run_id": self._run_id, "round": round_}), encoding="utf-8")
-        temporary.replace(folder / POSITION_FILE)
-
-    def _told_before(self, folder: Path) -> int:
+    def _told_before(self) -> int:
         """The last round that the tracker was handed before."""
-        path = folder / POSITION_FILE
+        path = self._folder / POSITION_FILE
         if not path.exists():
             return 0
         try:

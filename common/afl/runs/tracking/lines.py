@@ -15,13 +15,9 @@ curves are more than trackers' pages can show."""
 
 _BLOCK = 1 << 20
 
-_EVENTS = frozenset({"round", "evaluation"})
-
 _SENT = frozenset(
     {"uplink_bytes", "downlink_bytes", "uplink_float_equivalents", "downlink_float_equivalents"}
 )
-
-_NOT_MEASURED = frozenset({"round", "event"})
 
 
 class RoundReader:
@@ -73,15 +69,16 @@ class RoundReader:
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     """What a line of the metrics measures, by a tracker's name for it."""
-    event = str(line.get("event"))
-    if event not in _EVENTS:
+    event = line.get("event")
+    if event not in {"round", "evaluation"}:
         return {}
-    numbers = {}
-    for key, value in line.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and key not in _NOT_MEASURED:
-            numbers[f"{'sent' if key in _SENT else event}/{key}"] = float(value)
-    workers = line.get("workers", [])
-    if event == "evaluation" and len(workers) <= MOST_WORKERS:
+    numbers = {
+        f"{'sent' if key in _SENT else event}/{key}": float(value)
+        for key, value in line.items()
+        if type(value) in {int, float} and key != "round"
+    }
+    workers = line.get("workers", []) if event == "evaluation" else []
+    if len(workers) <= MOST_WORKERS:
         for worker, metrics in enumerate(workers):
             numbers |= {f"worker/{worker}/{key}": float(value) for key, value in metrics.items()}
     return numbers

@@ -16,11 +16,8 @@ EXPERIMENT = "afl"
 
 RUN_TAG = "afl.run_id"
 
-_MOST_METRICS = 1000
-"""In one call, and ...
-"""
-_MOST_PARAMS = 100
-"""... parameters: MLflow's own limits."""
+_MOST_METRICS, _MOST_PARAMS = 1000, 100
+"""In one call: MLflow's own limits."""
 
 _MOST_CHARACTERS = 500
 """Of a parameter's value: the limit of MLflow's older stores."""
