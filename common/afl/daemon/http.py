@@ -10,10 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import IO, Any, Final, NamedTuple, cast
-from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from afl._version import __version__
 from afl.config.address import Address, why_not_listened
@@ -78,33 +77,18 @@ StartResponse = Callable[..., Any]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-@dataclass(frozen=True)
-class Body:
-    """What is sent, as it is and, where that is worth it, compressed."""
-
-    plain: bytes
-    compressed: bytes | None = None
-
-    @classmethod
-    def of(cls, plain: bytes) -> Body:
-        """A body with its gzip form, if it is long enough for that."""
-        if len(plain) < COMPRESS_FROM:
-            return cls(plain)
-        return cls(plain, gzip.compress(plain, _LEVEL, mtime=0))
-
-
 class Answer(NamedTuple):
     """An HTTP answer: status line, content type, body and further headers."""
 
     status: str
     kind: str
-    body: Body
+    body: bytes
     headers: Sequence[tuple[str, str]] = (("Cache-Control", "no-store"),)
 
 
 def text(status: str, content: str) -> Answer:
     """An answer in plain text."""
-    return Answer(status, PLAIN, Body(content.encode()))
+    return Answer(status, PLAIN, content.encode())
 
 
 OVER: Final = text("503 Service Unavailable", "the run is over\n")
@@ -127,14 +111,11 @@ class HttpPages(abc.ABC):
         if host == "::" and not socket.has_dualstack_ipv6():
             # A machine without IPv6 listens on every address that it has.
             host = "0.0.0.0"  # noqa: S104
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server_class: type[WSGIServer] = type("_FamilyServer", (_Server,), {"address_family": family})
         try:
-            self._server = make_server(
-                host, address.port, self._respond, server_class=server_class, handler_class=_QuietHandler
-            )
+            self._server = _Server((host, address.port), _Handler)
         except OSError as error:
             raise AddressError(f"{option}: cannot listen on {address}: {why_not_listened(error)}") from error
+        self._server.set_app(self._respond)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(CLOSING_CHECK_S,), name="afl-http", daemon=True
@@ -166,12 +147,12 @@ class HttpPages(abc.ABC):
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
-    """Begin a response; returns its body in pieces."""
-    data, headers = answer.body.plain, [("Content-Type", answer.kind), *answer.headers, *SECURITY_HEADERS]
-    if answer.body.compressed is not None:
+    """Begin a response; returns its body in pieces, compressed where it is worth it."""
+    data, headers = answer.body, [("Content-Type", answer.kind), *answer.headers, *SECURITY_HEADERS]
+    if len(data) >= COMPRESS_FROM:
         headers.append(("Vary", "Accept-Encoding"))
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            data = answer.body.compressed
+            data = gzip.compress(data, _LEVEL)
             headers.append(("Content-Encoding", "gzip"))
     headers.append(("Content-Length", str(len(data))))
     start_response(answer.status, headers)
@@ -192,8 +173,9 @@ class _Server(ThreadingMixIn, WSGIServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
         self._guard = threading.Lock()
         self._open = 0
         self._asking: dict[socket.socket, float] = {}
@@ -255,7 +237,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         LOG.debug("the connection of %s broke", client_address, exc_info=True)
 
 
-class _QuietHandler(WSGIRequestHandler):
+class _Handler(WSGIRequestHandler):
     def handle(self) -> None:
         """Answer one request."""
         self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -20,7 +21,6 @@ from afl.daemon.http import (
     OVER,
     Answer,
     Application,
-    Body,
     Environ,
     HttpPages,
     StartResponse,
@@ -28,7 +28,7 @@ from afl.daemon.http import (
     text,
 )
 from afl_server.pages.live_updates import Document, Viewers, encoded
-from afl_server.pages.metrics import RunCollector, make_registry
+from afl_server.pages.metrics import make_registry
 from afl_server.pages.page_data import PageData, Sources
 from afl_server.pages.status import run_status
 
@@ -65,23 +65,23 @@ class HttpServer(HttpPages):
         self._sources = sources
         self._files = _static_files()
         self._data = data = PageData(sources)
-        state = Document(lambda: encoded(data.state()))
-        self.viewers = Viewers(state, Document(lambda: encoded(data.ending()), math.inf))
+        state = Document(data.state)
+        self.viewers = Viewers(state, Document(data.ending, math.inf))
         self._documents = {
             "/data/state.json": state,
-            "/data/events.json": Document(lambda: encoded(data.events())),
-            "/data/workers.json": Document(lambda: encoded(data.workers()), HISTORY_AGE_S),
-            "/data/history.json": Document(lambda: encoded(data.history()), HISTORY_AGE_S),
+            "/data/events.json": Document(data.events),
+            "/data/workers.json": Document(data.workers, HISTORY_AGE_S),
+            "/data/history.json": Document(data.history, HISTORY_AGE_S),
+            "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), max_age=0.0),
         }
         self._pages: dict[str, Callable[[Environ], Answer]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
-            "/status": self._status,
             "/data/worker.json": self._worker,
         }
-        collector = RunCollector(sources.snapshot, sources.certificate_expiry)
+        registry = make_registry(sources.snapshot, sources.certificate_expiry)
         self._streams: dict[str, Application] = {
-            "/metrics": make_wsgi_app(make_registry(collector)),
+            "/metrics": make_wsgi_app(registry),
             "/data/stream": self._follow,
         }
         super().__init__(address, OPTION)
@@ -105,7 +105,7 @@ class HttpServer(HttpPages):
         if file is None:
             return text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
         if ("ETag", environ.get("HTTP_IF_NONE_MATCH")) in file.headers:
-            return file._replace(status="304 Not Modified", body=Body(b""))
+            return file._replace(status="304 Not Modified", body=b"")
         return file
 
     def _readyz(self, _: Environ) -> Answer:
@@ -117,20 +117,17 @@ class HttpServer(HttpPages):
             return text("503 Service Unavailable", "the server's certificate has expired\n")
         return text("200 OK", "ready\n")
 
-    def _status(self, _: Environ) -> Answer:
-        status = run_status(self._sources.snapshot(), self._sources.dual_window)
-        return Answer("200 OK", JSON, Body.of(encoded(status)))
-
     def _worker(self, environ: Environ) -> Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]
         try:
-            return Answer("200 OK", JSON, Body.of(encoded(self._data.worker(int(asked)))))
+            return Answer("200 OK", JSON, encoded(self._data.worker(int(asked))))
         except (KeyError, ValueError):
             last = self._sources.history.workers - 1
             return text("404 Not Found", f"id is a worker's, from 0 to {last}\n")
 
     def _follow(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        stream = self.viewers.enter()
+        is_head = environ.get("REQUEST_METHOD") == "HEAD"
+        stream = () if is_head else self.viewers.stream()
         if stream is None:
             answer = text("503 Service Unavailable", "enough pages are open; ask /data/state.json\n")
             return send(environ, start_response, answer)
@@ -141,9 +138,6 @@ class HttpServer(HttpPages):
             ("X-Accel-Buffering", "no"),
         ]
         start_response("200 OK", headers)
-        if environ.get("REQUEST_METHOD") == "HEAD":
-            stream.close()
-            return []
         return stream
 
 
@@ -178,11 +172,11 @@ def _static_files() -> dict[str, Answer]:
     found = {}
     for folder, prefix in ((assets, "/page/"), (assets / "uplot", "/page/uplot/")):
         for entry in folder.iterdir():
-            kind = next((kind for ending, kind in _KINDS.items() if entry.name.endswith(ending)), None)
+            kind = _KINDS.get(Path(entry.name).suffix)
             if kind is not None:
                 content = entry.read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
                 headers = (("Cache-Control", "no-cache"), ("ETag", tag))
-                found[prefix + entry.name] = Answer("200 OK", kind, Body.of(content), headers)
+                found[prefix + entry.name] = Answer("200 OK", kind, content, headers)
     found["/"] = found.pop("/page/index.html")
     return found

@@ -99,13 +99,8 @@ Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | N
 """Of a metric without labels, by worker, or by the values of its labels; ``None`` where it has none."""
 
 
-class RunCollector(Collector):
-    """All metrics of one run.
-
-    Args:
-        snapshot: the run now; called at each scrape.
-        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
-    """
+class _Collector(Collector):
+    """The metrics of one run; see :func:`make_registry`."""
 
     def __init__(
         self, snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
@@ -133,10 +128,17 @@ class RunCollector(Collector):
             yield metric
 
 
-def make_registry(collector: Collector) -> CollectorRegistry:
-    """A registry with the run's metrics, and the process's own as prometheus_client names them."""
+def make_registry(
+    snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
+) -> CollectorRegistry:
+    """A registry with the run's metrics, and the process's own as prometheus_client names them.
+
+    Args:
+        snapshot: the run now; called at each scrape.
+        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
+    """
     registry = CollectorRegistry()
-    registry.register(collector)
+    registry.register(_Collector(snapshot, certificate_expiry))
     ProcessCollector(registry=registry)
     return registry
 

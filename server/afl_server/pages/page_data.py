@@ -62,17 +62,13 @@ class PageData:
     """Of one run; asked from the HTTP server's threads."""
 
     def __init__(self, sources: Sources) -> None:
-        self._snapshot = sources.snapshot
+        self._sources = sources
         self._history = sources.history
-        self._dual_window = sources.dual_window
-        self._events = sources.events
         self._rate = Rate()
-
-    # The run at a glance.
 
     def state(self) -> dict[str, Any]:
         """The run in a few lines; durations in seconds."""
-        snapshot, now = self._snapshot(), time.monotonic()
+        snapshot, now = self._sources.snapshot(), time.monotonic()
         run, last, counters = snapshot.run, snapshot.last, snapshot.counters
         phase, headline = phase_of(snapshot, now)
         return {
@@ -98,7 +94,7 @@ class PageData:
             "uncompressed": _uncompressed(snapshot),
             "paper": _MODEL_VALUE_BYTES
             * (counters.uplink.float_equivalents + counters.downlink.float_equivalents),
-            "events": self._events.count,
+            "events": self._sources.events.count,
             "stamp": self._stamp(snapshot, phase),
         }
 
@@ -108,19 +104,17 @@ class PageData:
 
     def _stamped(self) -> tuple[Snapshot, str]:
         """The run now, and its stamp; what is added to the history afterwards has another."""
-        snapshot = self._snapshot()
+        snapshot = self._sources.snapshot()
         phase, _ = phase_of(snapshot, time.monotonic())
         return snapshot, self._stamp(snapshot, phase)
 
     def events(self) -> list[dict[str, Any]]:
         """The last events, newest first."""
-        return [vars(event) for event in self._events.newest_first()]
+        return self._sources.events.newest_first()
 
     def ending(self) -> dict[str, Any]:
         """All that a page draws, once nothing of it changes any more."""
         return {"workers": self.workers(), "history": self.history(), "events": self.events()}
-
-    # The workers.
 
     def workers(self) -> dict[str, Any]:
         """The table: a column of values for each thing that is known, those that are served worst first."""
@@ -157,7 +151,7 @@ class PageData:
         Raises:
             KeyError: if there is no such worker.
         """
-        snapshot = self._snapshot()
+        snapshot = self._sources.snapshot()
         if not 0 <= worker < snapshot.run.workers:
             raise KeyError(worker)
         connection = snapshot.connections.get(worker)
@@ -175,8 +169,6 @@ class PageData:
             "seconds": _number(snapshot.report_seconds[worker]),
         }
         return found | self._curves(self._history.view(), [worker]) if self._history.follows else found
-
-    # The curves.
 
     def history(self) -> dict[str, Any]:
         """The curves of the first view."""
@@ -206,7 +198,7 @@ class PageData:
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
         """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
-        recent_rounds, recent = self._dual_window.curves(followed)
+        recent_rounds, recent = self._sources.dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
             "recent_round": recent_rounds,
