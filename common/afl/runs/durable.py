@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -73,10 +74,7 @@ class Record:
 
 
 def _checksum(sections: Sequence[Section]) -> int:
-    checksum = 0
-    for section in sections:
-        checksum = zlib.crc32(section, checksum)
-    return checksum
+    return reduce(lambda before, section: zlib.crc32(section, before), sections, 0)
 
 
 def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
@@ -128,9 +126,10 @@ def read_record(data: memoryview, start: int = 0) -> Record:
 
 def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:
     """The first whole record that begins at byte ``start`` or later, and where; ``None`` if none does."""
-    for match in re.compile(re.escape(_MAGIC)).finditer(data, start):
+    for match in re.finditer(_MAGIC, data[start:]):
         with contextlib.suppress(DamagedError):
-            return match.start(), read_record(data, match.start())
+            place = start + match.start()
+            return place, read_record(data, place)
     return None
 
 
@@ -205,14 +204,13 @@ def lock(path: Path, what: str) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(handle)
-        raise InUseError(
-            f"{what} is in use by another process: {path} is locked; end that process, or name another "
-            "directory"
-        ) from None
-    except BaseException:
-        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise InUseError(
+                f"{what} is in use by another process: {path} is locked; end that process, or name another "
+                "directory"
+            ) from None
         raise
     return handle
 

@@ -47,24 +47,14 @@ class StoredModel:
     Attributes:
         metadata: what afl, or whoever wrote it, said of it.
         tensors: by name.
-        digest: 32 hexadecimal digits, as :func:`model_digest`.
+        digest: 32 hexadecimal digits over the parameters: their names, types, shapes and bytes, by name. What
+            else the file says (the run's id, the round) does not count: two runs that agree to the bit have
+            models of the same digest.
     """
 
     metadata: Mapping[str, str]
     tensors: Sequence[StoredTensor]
     digest: str
-
-
-def model_digest(path: Path) -> str:
-    """32 hexadecimal digits over a model's parameters: their names, types, shapes and bytes, by name.
-
-    What else the file says (the run's id, the round) does not count: two runs that agree to the bit have
-    models of the same digest.
-
-    Raises:
-        DataError: if the file is no safetensors file, or damaged.
-    """
-    return read_model(path).digest
 
 
 def read_model(path: Path) -> StoredModel:

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -30,27 +29,15 @@ def can_redraw() -> bool:
 
 
 class RunDisplay:
-    """Shows one state after the other.
-
-    Args:
-        hint: the last line of a view that is redrawn.
-        is_transient: whether the view goes when it ends.
-    """
+    """Shows one state after the other; ``hint`` is the last line of a view that is redrawn."""
 
     def __init__(self, console: Console, *, hint: str = "", is_transient: bool = False) -> None:
         self._console = console
         self._hint = hint
-        self._live = (
-            Live(
-                console=console,
-                auto_refresh=False,
-                # What somebody sent into a file stays out of the view.
-                redirect_stderr=sys.stderr.isatty(),
-                transient=is_transient,
-            )
-            if console.is_terminal and not console.is_dumb_terminal
-            else None
-        )
+        # What somebody sent into a file stays out of the view.
+        to_view = sys.stderr.isatty()
+        live = Live(console=console, auto_refresh=False, redirect_stderr=to_view, transient=is_transient)
+        self._live = live if console.is_terminal and not console.is_dumb_terminal else None
         self._last_line = ""
         self._last_missing: object = None
         self._since = time.monotonic()
@@ -61,9 +48,7 @@ class RunDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -94,16 +94,17 @@ class RunView:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row("run", f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}")
-        left = state["seconds_left"]
-        grid.add_row(
-            "round",
-            f"{state['round']} of {state['rounds']}" + (f", {shown_seconds(left)} left" if left else ""),
-        )
-        grid.add_row("workers", describe_workers(state))
-        grid.add_row("worst worker", describe_standing(state["last"]))
-        grid.add_row("best so far", describe_standing(state["best"]))
-        grid.add_row("on the wire", describe_bytes(state))
+        left = f", {shown_seconds(state['seconds_left'])} left" if state["seconds_left"] else ""
+        rows = {
+            "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}",
+            "round": f"{state['round']} of {state['rounds']}{left}",
+            "workers": describe_workers(state),
+            "worst worker": describe_standing(state["last"]),
+            "best so far": describe_standing(state["best"]),
+            "on the wire": _describe_bytes(state),
+        }
+        for row in rows.items():
+            grid.add_row(*row)
         yield grid
         yield from _dual_plot(state.get("dual_history"), options)
         # In a table, since a bar alone does not end its line.
@@ -158,7 +159,7 @@ def run_line(state: Mapping[str, Any]) -> str:
     return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
 
 
-def describe_bytes(state: Mapping[str, Any]) -> str:
+def _describe_bytes(state: Mapping[str, Any]) -> str:
     """What has been sent, and what whole vectors would have taken."""
     up, down = state["uplink_bytes"], state["downlink_bytes"]
     sent = f"{shown_bytes(up)} up, {shown_bytes(down)} down"
@@ -196,10 +197,8 @@ def describe_standing(standing: Mapping[str, Any] | None) -> str:
     if standing["worst_accuracy"] is None:
         figures = f"loss {standing['max_loss']:.5g} (mean over workers {standing['mean_loss']:.5g})"
     else:
-        figures = (
-            f"accuracy {standing['worst_accuracy']:.3f} (mean over workers {standing['mean_accuracy']:.3f}, "
-            f"largest loss {standing['max_loss']:.3f})"
-        )
+        worst, mean, loss = standing["worst_accuracy"], standing["mean_accuracy"], standing["max_loss"]
+        figures = f"accuracy {worst:.3f} (mean over workers {mean:.3f}, largest loss {loss:.3f})"
     if own := own_metrics_line(standing.get("own_metrics", {})):
         figures += f", {own}"
     return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
@@ -219,10 +218,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
         rows["warning"] = grown
     for direction, words in (("uplink", "workers to server"), ("downlink", "server to workers")):
         count = summary["communication"][direction]
-        rows[words] = (
-            f"{shown_bytes(count['wire_bytes'])} on the wire; "
-            f"the paper's accounting: {shown_bytes(count['float_equivalents_as_bytes'])}"
-        )
+        wire, paper = map(shown_bytes, (count["wire_bytes"], count["float_equivalents_as_bytes"]))
+        rows[words] = f"{wire} on the wire; the paper's accounting: {paper}"
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
