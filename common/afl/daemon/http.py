@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from socketserver import ThreadingMixIn
 from typing import IO, Any, Final, NamedTuple, cast
+from wsgiref.headers import Headers
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from afl._version import __version__
@@ -53,24 +54,16 @@ COMPRESS_FROM = 1024
 _LEVEL = 5
 """Of gzip: a tenth of the time of the highest level, for a few per cent of the size."""
 
-SECURITY_HEADERS: Final = (
-    (
-        "Content-Security-Policy",
-        "; ".join(
-            (
-                "default-src 'none'",
-                *(f"{what}-src 'self'" for what in ("script", "style", "img", "connect")),
-                *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
-                "require-trusted-types-for 'script'",
-            )
-        ),
-    ),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
-    ("Permissions-Policy", "camera=(), geolocation=(), microphone=()"),
-)
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -96,14 +89,10 @@ OVER: Final = text("503 Service Unavailable", "the run is over\n")
 
 
 class HttpPages(abc.ABC):
-    """Serves until :meth:`close`.
+    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on the address.
 
     Args:
-        address: where to listen.
         option: what messages call the address.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
     """
 
     def __init__(self, address: Address, option: str) -> None:
@@ -142,13 +131,13 @@ class HttpPages(abc.ABC):
             return send(environ, start_response, text("405 Method Not Allowed", "only GET\n"))
         application = self.stream(path)
         if application is not None:
-            return application(environ, _with_security(start_response))
+            return application(environ, start_response)
         return send(environ, start_response, self.answer(path, environ))
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
     """Begin a response; returns its body in pieces, compressed where it is worth it."""
-    data, headers = answer.body, [("Content-Type", answer.kind), *answer.headers, *SECURITY_HEADERS]
+    data, headers = answer.body, [("Content-Type", answer.kind), *answer.headers]
     if len(data) >= COMPRESS_FROM:
         headers.append(("Vary", "Accept-Encoding"))
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
@@ -159,13 +148,6 @@ def send(environ: Environ, start_response: StartResponse, answer: Answer) -> lis
     if environ.get("REQUEST_METHOD") == "HEAD":
         return []
     return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
-
-
-def _with_security(start_response: StartResponse) -> StartResponse:
-    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        return start_response(status, [*headers, *SECURITY_HEADERS], *more)
-
-    return start
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -192,19 +174,15 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
-            is_full = self._open >= min(MOST_CONNECTIONS, self._affordable)
-            slowest = next(iter(self._asking), None) if is_full else None
-            if slowest is not None:
-                self._hang_up(slowest)
-            is_taken = slowest is not None or not is_full
-            if is_taken:
-                self._open += 1
-                self._asking[request] = time.monotonic()
-        if is_taken:
-            request.settimeout(IDLE_TIMEOUT_S)
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+            if self._open >= min(MOST_CONNECTIONS, self._affordable):
+                if not self._asking:
+                    self.shutdown_request(request)
+                    return
+                self._hang_up(next(iter(self._asking)))
+            self._open += 1
+            self._asking[request] = time.monotonic()
+        request.settimeout(IDLE_TIMEOUT_S)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -267,6 +245,13 @@ class _Handler(WSGIRequestHandler):
 
 class _Answering(ServerHandler):
     server_software = f"afl/{__version__}"
+    headers: Headers
+
+    def cleanup_headers(self) -> None:
+        """Every answer is locked down, also one that says that there was a fault."""
+        super().cleanup_headers()
+        for name, value in SECURITY_HEADERS.items():
+            self.headers[name] = value
 
     def log_exception(self, exc_info: Any) -> None:
         """Of a fault; a reader that is too slow, or gone, is none."""

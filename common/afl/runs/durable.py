@@ -60,13 +60,7 @@ class InUseError(AflError):
 
 @dataclass(frozen=True)
 class Record:
-    """A whole record.
-
-    Attributes:
-        values: what the header says, as JSON has it.
-        sections: the raw sections.
-        length: bytes of the whole record.
-    """
+    """A whole record: what its header says, as JSON has it, its raw sections, and its length in bytes."""
 
     values: Mapping[str, Any]
     sections: tuple[memoryview, ...]
@@ -156,8 +150,7 @@ def unpacked_arrays(described: Described, sections: Sequence[memoryview]) -> dic
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place, whole and synced, once it is written.
 
-    Args:
-        mode: who may read it; until it is written, nobody else.
+    ``mode`` says who may read it; until it is written, nobody else.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -175,11 +168,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
 
 
 def write_whole(path: Path, *parts: Section, mode: int = 0o644) -> None:
-    """A file that holds ``parts``, or is as before.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """A file that holds ``parts``, or is as before: :class:`OSError` if it cannot be written."""
     with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
         for part in parts:
             file.write(part)
@@ -219,9 +208,6 @@ def is_locked(path: Path) -> bool:
     """Whether another process has the file or folder, as :func:`lock` takes it.
 
     Whoever takes it at the very instant of the question is told that it is in use.
-
-    Raises:
-        OSError: if it cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

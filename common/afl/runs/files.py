@@ -47,9 +47,8 @@ class StoredModel:
     Attributes:
         metadata: what afl, or whoever wrote it, said of it.
         tensors: by name.
-        digest: 32 hexadecimal digits over the parameters: their names, types, shapes and bytes, by name. What
-            else the file says (the run's id, the round) does not count: two runs that agree to the bit have
-            models of the same digest.
+        digest: 32 hexadecimal digits over names, types, shapes and bytes of the parameters alone: models of
+            two runs that agree to the bit have the same.
     """
 
     metadata: Mapping[str, str]
@@ -58,11 +57,7 @@ class StoredModel:
 
 
 def read_model(path: Path) -> StoredModel:
-    """Read all of a model's file.
-
-    Raises:
-        DataError: if it is no safetensors file, or damaged.
-    """
+    """Read all of a model's file; :class:`DataError` if it is no safetensors file, or damaged."""
     # Commands that read metrics alone start without PyTorch.
     import torch  # noqa: PLC0415
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
@@ -87,8 +82,7 @@ def read_model(path: Path) -> StoredModel:
 def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The lines of a run's metrics, and whether the last one is cut: a server may be writing it.
 
-    Raises:
-        DataError: if a line before the last is no JSON object.
+    :class:`DataError` if a line before it is no JSON object.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     entries: list[dict[str, Any]] = []

@@ -27,11 +27,7 @@ that have one."""
 
 
 def settled(mean: float, values: Sequence[float]) -> float:
-    """``mean`` as it was computed; where the sum in it has overflowed, the mean that the values have.
-
-    Args:
-        values: finite, and at least one.
-    """
+    """``mean`` as it was computed; where its sum has overflowed, the mean of the finite ``values``."""
     if math.isfinite(mean):
         return mean
     half = math.fsum(value / (2 * len(values)) for value in values)
@@ -44,14 +40,9 @@ def growth(
 ) -> str:
     """What to say of a largest loss that has grown; empty if it has not, or if that is not known.
 
-    It is compared with the beginning: the first round, whose loss is of the model that nobody has trained,
-    and the first evaluation, whichever was lower. A loss below 0 has grown if it has risen by four times its
-    absolute value, as one above 0 has that is five times as large.
-
-    Args:
-        first_round: the run's first line of a round in ``metrics.jsonl``.
-        first: its first evaluation.
-        last: its last one.
+    The last evaluation is compared with the first, or with the line of the first round, whose loss is of the
+    model that nobody has trained, whichever was lower. A loss below 0 has grown if it has risen by four times
+    its absolute value, as one above 0 has that is five times as large.
     """
     if last is None:
         return ""

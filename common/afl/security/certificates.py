@@ -41,13 +41,9 @@ class Validity:
 
 
 def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPair:
-    """Read a certificate and its key, which must belong to each other.
+    """Read a certificate and its key: :class:`ConfigError` unless they can be used and belong together.
 
-    Args:
-        names: how the two files are called where they are given, for messages.
-
-    Raises:
-        ConfigError: if one cannot be read or is not what it should be.
+    ``names`` are what messages call the two files, as ``name`` is below.
     """
     texts = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
     validity(texts[0], f"{names[0]} {certificate}")
@@ -71,14 +67,7 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
 
 
 def read_authorities(path: Path, name: str) -> bytes:
-    """Read a file of certificate authorities.
-
-    Args:
-        name: how the file is called where it is given, for messages.
-
-    Raises:
-        ConfigError: if it cannot be read or holds no certificate.
-    """
+    """Read certificate authorities; :class:`ConfigError` if the file holds none or cannot be read."""
     text = read_file(path, name)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "replace"))
@@ -90,11 +79,7 @@ def read_authorities(path: Path, name: str) -> bytes:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """The bytes of a file that a person named.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
+    """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -102,14 +87,7 @@ def read_file(path: Path, name: str) -> bytes:
 
 
 def validity(pem: bytes, source: str) -> Validity:
-    """When the first certificate of a PEM file holds.
-
-    Args:
-        source: the file, for the message.
-
-    Raises:
-        ConfigError: if there is no certificate in it.
-    """
+    """When the first certificate of a PEM file holds; :class:`ConfigError` if ``source`` has none."""
     match = _PEM.search(pem.decode("ascii", "replace"))
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
@@ -127,11 +105,7 @@ def shown_time(unix: float) -> str:
 
 
 def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
-    """Log that every user of this machine can read a private file, if it is so.
-
-    Args:
-        name: how the file is called where it is given.
-    """
+    """Log that every user of this machine can read a private file, if it is so."""
     try:
         mode = path.stat().st_mode
     except OSError:

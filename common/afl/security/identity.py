@@ -28,21 +28,13 @@ MOST_WORKERS_A_SESSION: Final = 65536
 
 @dataclass(frozen=True)
 class WorkerIds:
-    """Worker ids as ranges; a range of any length takes no memory.
-
-    Attributes:
-        ranges: first and last id of each, ascending, apart from each other.
-    """
+    """Worker ids as ranges of a first and a last id, ascending, apart from each other, of any length."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> WorkerIds:
-        """``3``, ``0-9`` or ``0-3,7``.
-
-        Raises:
-            ValueError: if it is not of that form.
-        """
+        """From ``3``, ``0-9`` or ``0-3,7``; ``ValueError`` if it is not of that form."""
         found = []
         for part in text.split(","):
             match = _RANGE.fullmatch(part)
@@ -97,14 +89,7 @@ def new_token() -> str:
 
 
 def checked_token(text: str, source: str) -> str:
-    """A token without the whitespace around it.
-
-    Args:
-        source: where it was read, for the message, which never shows the token.
-
-    Raises:
-        ConfigError: if it cannot be one.
-    """
+    """A token without the whitespace around it; a :class:`ConfigError` names the source, never the token."""
     token = text.strip()
     if not _TOKEN.fullmatch(token):
         raise ConfigError(
@@ -130,8 +115,7 @@ class TokenEntry:
 def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
     """The lines ``IDS sha256:HASH`` of a tokens file; empty lines and those that begin with # do not count.
 
-    Raises:
-        ConfigError: naming the line, but not what it holds: it may be a token by mistake.
+    A :class:`ConfigError` names the line, but not what it holds: it may be a token by mistake.
     """
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):

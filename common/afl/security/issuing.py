@@ -23,7 +23,7 @@ _CLOCKS: Final = dt.timedelta(minutes=5)
 
 
 class Authority:
-    """Signs certificates for the server and its workers."""
+    """Signs certificates for the server and its workers; :class:`ConfigError` if it ends before one would."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate = certificate
@@ -42,11 +42,7 @@ class Authority:
 
     @classmethod
     def read(cls, certificate: bytes, key: bytes) -> Self:
-        """One that was written before.
-
-        Raises:
-            ConfigError: if certificate and key cannot be used.
-        """
+        """One that was written before; :class:`ConfigError` if certificate and key cannot be used."""
         try:
             authority = x509.load_pem_x509_certificate(certificate)
             loaded = serialization.load_pem_private_key(key, None)
@@ -63,20 +59,12 @@ class Authority:
         return _as_pem(self._certificate, self._key)
 
     def for_server(self, hosts: Sequence[str], now: dt.datetime, days: int) -> KeyPair:
-        """A certificate for a server that is reached under these names or addresses.
-
-        Raises:
-            ConfigError: if the authority ends first.
-        """
+        """A certificate for a server that is reached under these names or addresses."""
         names = [_host(host) for host in hosts]
         return self._issue("afl server", names, ExtendedKeyUsageOID.SERVER_AUTH, now, days)
 
     def for_worker(self, ids: str, now: dt.datetime, days: int) -> KeyPair:
-        """A certificate that speaks for these worker ids, and no others.
-
-        Raises:
-            ConfigError: if the authority ends first.
-        """
+        """A certificate that speaks for these worker ids, and no others."""
         names = [x509.UniformResourceIdentifier(URI_PREFIX + ids)]
         return self._issue(f"afl worker {ids}", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, days)
 
@@ -107,11 +95,7 @@ class Authority:
 
 
 def hosts_of(certificate: bytes) -> list[str]:
-    """The names and addresses in a server's certificate.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """The names and addresses in a server's certificate; :class:`ConfigError` if it is none."""
     try:
         read = x509.load_pem_x509_certificate(certificate)
         names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

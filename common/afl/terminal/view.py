@@ -77,11 +77,7 @@ def table(*columns: str, title: str | None = None, **looks: Any) -> Table:
 class RunView:
     """The state of a run (the server's ``/status``) as a few lines, as wide as there is room.
 
-    Where the encoding has no block elements the plot takes ASCII characters instead.
-
-    Args:
-        state: a server's snapshot; of an older server's, what it lacks is left out.
-        hint: a last line, such as what Ctrl-C does.
+    What an older server's state lacks is left out; ``hint`` is a last line, such as what Ctrl-C does.
     """
 
     def __init__(self, state: Mapping[str, Any], hint: str = "") -> None:

@@ -31,8 +31,7 @@ MOST_VALUES: Final = 1 << 21
 class DualWindow:
     """A window of the last rounds; written by the run, read by any thread.
 
-    Args:
-        block: rounds from restart to restart; 0 if the weights never restart.
+    ``block`` is the number of rounds from restart to restart; 0 if the weights never restart.
     """
 
     def __init__(self, workers: int, block: int = 0) -> None:

@@ -52,14 +52,7 @@ _KINDS: Final = {
 
 
 class HttpServer(HttpPages):
-    """Reads the run's state, never changes it.
-
-    Args:
-        loop: the event loop that serves the workers.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
-    """
+    """Reads the run's state, never changes it; ``loop`` is the event loop that serves the workers."""
 
     def __init__(self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop) -> None:
         self._sources = sources
@@ -142,11 +135,7 @@ class HttpServer(HttpPages):
 
 
 class FinishedPages(HttpPages):
-    """What there is to say where a run had ended before this process began.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
-    """
+    """What there is to say where a run had ended before this process began."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address, OPTION)

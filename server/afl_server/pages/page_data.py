@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -121,10 +122,10 @@ class PageData:
         snapshot, stamp = self._stamped()
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
-        metrics = evaluation.metrics if evaluation else ()
+        metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
         accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
         loss = [entry.get("loss", math.nan) for entry in metrics]
-        rows = _worst_first(snapshot.run.workers, accuracy, loss)[:MOST_ROWS]
+        rows = _worst_first(accuracy, loss)[:MOST_ROWS]
 
         def state(worker: int) -> str:
             if snapshot.is_over and worker in snapshot.known:
@@ -138,19 +139,15 @@ class PageData:
             "workers": snapshot.run.workers,
             "evaluated": evaluation and evaluation.round,
             "id": rows,
-            "accuracy": _picked(accuracy, rows),
-            "loss": _picked(loss, rows),
-            "weight": _picked(snapshot.dual_weights.tolist(), rows),
-            "seconds": _picked(snapshot.report_seconds, rows),
+            "accuracy": _short(accuracy[row] for row in rows),
+            "loss": _short(loss[row] for row in rows),
+            "weight": _short(snapshot.dual_weights[rows]),
+            "seconds": _short(snapshot.report_seconds[row] for row in rows),
             "state": [state(worker) for worker in rows],
         }
 
     def worker(self, worker: int) -> dict[str, Any]:
-        """One worker, with its curves; they go with the rounds of :meth:`history`.
-
-        Raises:
-            KeyError: if there is no such worker.
-        """
+        """One worker, with its curves as in :meth:`history`; ``KeyError`` if there is no such worker."""
         snapshot = self._sources.snapshot()
         if not 0 <= worker < snapshot.run.workers:
             raise KeyError(worker)
@@ -276,15 +273,15 @@ class Rate:
     """
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []
+        self._seen: deque[tuple[float, int]] = deque(maxlen=31)
 
     def after(self, snapshot: Snapshot, now: float) -> float | None:
         """The rate now; ``None`` before the second round is closed, and when the run is over."""
-        if not self._seen or now - self._seen[-1][0] >= 1.0:
-            self._seen = [*self._seen[-30:], (now, snapshot.closed)]
-        since, first = self._seen[0]
         if snapshot.is_over:
             return None
+        if not self._seen or now - self._seen[-1][0] >= 1.0:
+            self._seen.append((now, snapshot.closed))
+        since, first = self._seen[0]
         if now - since < 1.0:
             if snapshot.first_closed is None or snapshot.closed <= snapshot.first_closed[1]:
                 return None
@@ -293,18 +290,12 @@ class Rate:
         return max(0, snapshot.closed - first) / max(now - since, 1e-6)
 
 
-def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
+def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
     """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
-    if not accuracy:
-        return list(range(workers))
     # As keys of a sort, which is stable; NaN would be in no order.
     order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
     rows: list[int] = order.tolist()
     return rows
-
-
-def _picked(values: Sequence[float], rows: Sequence[int]) -> list[float | None]:
-    return _short(values[row] for row in rows) if values else [None] * len(rows)
 
 
 def _short(values: Iterable[float | None]) -> list[float | None]:

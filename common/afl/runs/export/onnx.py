@@ -142,11 +142,7 @@ def _exported(module: nn.Module, sample: Tensor, path: Path) -> _Run:
 
 
 def parsed_input(text: str) -> Tensor:
-    """A batch of random numbers of a written shape, such as ``2x1x28x28`` or ``2x40:int64``.
-
-    Raises:
-        ConfigError: if it is no shape of at least two examples.
-    """
+    """A batch of random numbers of a written shape of two examples or more: ``2x1x28x28``, ``2x40:int64``."""
     shape, _, kind = text.partition(":")
     sizes = shape.split("x")
     dtype = getattr(torch, kind or "float32", None)

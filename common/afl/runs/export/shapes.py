@@ -74,12 +74,7 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 def read(path: Path, shape: type[_T]) -> _T:
-    """A JSON file of this shape.
-
-    Raises:
-        FileNotFoundError: if it is not there.
-        DataError: if it is of another shape, no JSON, or cannot be read.
-    """
+    """A JSON file of this shape; :class:`DataError` if it is of another, or there and cannot be read."""
     try:
         return checked(path.read_bytes(), shape, str(path))
     except FileNotFoundError:
@@ -89,11 +84,7 @@ def read(path: Path, shape: type[_T]) -> _T:
 
 
 def checked(value: object, shape: type[_T], where: str) -> _T:
-    """A value, or JSON in bytes, as this shape.
-
-    Raises:
-        DataError: if it is of another.
-    """
+    """A value, or JSON in bytes, as this shape; :class:`DataError` if it is of another."""
     try:
         return shape.model_validate_json(value) if isinstance(value, bytes) else shape.model_validate(value)
     except ValidationError as error:

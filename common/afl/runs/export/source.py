@@ -34,13 +34,11 @@ _STOPPED = frozenset({ExitCode.INTERRUPTED.name.lower(), ExitCode.LOST_WORKERS.n
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a run, and what is known of it.
+    """One model of a run (``final``, ``random`` or ``best``), and what is known of it.
 
     Attributes:
-        name: ``final``, ``random`` or ``best``.
         rounds: the update rounds that the model has seen.
-        state: of the run, as it was looked at.
-        state_words: the same in a sentence.
+        state_words: the run's state in a sentence.
         evaluation: of this model, or the last one before it; ``None`` if there was none yet.
         sent: the line of the metrics that has the model's bytes; ``None`` before the first round.
     """
@@ -117,11 +115,7 @@ def find(directory: Path, name: str, copy: Path) -> Source:
 
 
 def state_of(directory: Path) -> tuple[State, str]:
-    """How the run in a directory stands, in a word and in a sentence.
-
-    Raises:
-        DataError: if its summary is damaged.
-    """
+    """How a run stands, in a word and in a sentence; :class:`DataError` if its summary is damaged."""
     try:
         summary = shapes.read(directory / SUMMARY_FILE, shapes.Summary)
     except FileNotFoundError:

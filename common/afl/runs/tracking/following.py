@@ -1,8 +1,7 @@
 """Tells trackers of a run while it goes on, each on a thread of its own, without the run's noticing.
 
 ``metrics.jsonl`` is the queue: a thread reads what was written since it last looked. So a round costs
-nothing more, what waits for a slow tracker takes no memory, nothing is dropped, and a run that is gone on
-with catches up on what its tracker had not been told.
+nothing more, what waits for a slow tracker takes no memory, and a resumed run catches up.
 """
 
 from __future__ import annotations

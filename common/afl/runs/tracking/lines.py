@@ -21,12 +21,9 @@ _SENT = frozenset(
 
 
 class RoundReader:
-    """Reads ``metrics.jsonl`` from its beginning, on and on.
+    """Reads ``metrics.jsonl`` on and on; rounds up to ``after`` are passed over.
 
     A round is whole once a later one has begun, since an evaluation's line follows its round's.
-
-    Args:
-        after: rounds up to this one are passed over.
     """
 
     def __init__(self, path: Path, after: int) -> None:
@@ -38,12 +35,7 @@ class RoundReader:
         self._metrics: dict[str, float] = {}
 
     def whole_rounds(self) -> Iterator[TrackedRound]:
-        """The rounds that have become whole since the last call.
-
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if a line is not JSON.
-        """
+        """The rounds that have become whole since the last call; ``ValueError`` if a line is not JSON."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             while block := file.read(_BLOCK):

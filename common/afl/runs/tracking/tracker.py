@@ -46,11 +46,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedRound:
-    """All numbers of one update round.
-
-    Attributes:
-        metrics: by name: ``round/loss_max``, ``evaluation/worst_accuracy``, ``worker/3/accuracy``.
-    """
+    """All numbers of one round: ``round/loss_max``, ``evaluation/worst_accuracy``, ``worker/3/accuracy``."""
 
     round: int
     metrics: Mapping[str, float]
@@ -76,11 +72,7 @@ class Tracker(Protocol):
 
 
 def load_trackers(names: Sequence[str]) -> Mapping[str, Tracker]:
-    """The trackers of a configuration's ``run.trackers``, by name.
-
-    Raises:
-        ConfigError: if there is none of a name, or what one needs is not installed.
-    """
+    """The trackers of ``run.trackers``; :class:`ConfigError` if there is none, or it lacks what it needs."""
     points = {point.name: point for point in entry_points(group=GROUP)}
     made = {}
     for name in names:
