@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,12 @@ def load_model(
     missing = own.keys() - tensors.keys()
     if made.buffers == "local":
         missing = missing - {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    _require_fit(file, made, own, tensors, missing)
+    misfit = _misfit(own, tensors, missing)
+    if misfit:
+        raise DataError(
+            f"{file} does not fit the model of {type(made).__name__}{misfit}; was it trained with other "
+            "options, or another version of the task?"
+        )
     module.load_state_dict(tensors, strict=False)
     if made.buffers == "local" and has_running_statistics(module):
         warnings.warn(
@@ -129,22 +134,16 @@ def _task(file: Path, name: str, task: type[Task] | Task | str | None, options: 
     return load_task(name, options)
 
 
-def _require_fit(
-    file: Path,
-    task: Task,
-    own: Mapping[str, torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-    missing: set[str],
-) -> None:
-    what = f"{file} does not fit the model of {type(task).__name__}"
-    hint = "; was it trained with other options, or another version of the task?"
+def _misfit(
+    own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], missing: Collection[str]
+) -> str:
+    """Why stored tensors do not fit a module's own; empty if they do."""
     if missing:
-        raise DataError(f"{what}: it lacks {', '.join(sorted(missing)[:4])}{hint}")
+        return f": it lacks {', '.join(sorted(missing)[:4])}"
     foreign = sorted(tensors.keys() - own.keys())
     if foreign:
-        raise DataError(f"{what}, which has no {', '.join(foreign[:4])}{hint}")
+        return f", which has no {', '.join(foreign[:4])}"
     for name, tensor in sorted(tensors.items()):
         if tensor.shape != own[name].shape:
-            raise DataError(
-                f"{what}: {name} has the shape {list(tensor.shape)}, there {list(own[name].shape)}{hint}"
-            )
+            return f": {name} has the shape {list(tensor.shape)}, there {list(own[name].shape)}"
+    return ""

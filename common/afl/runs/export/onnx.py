@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -23,8 +23,6 @@ another order."""
 
 _Outputs: TypeAlias = "list[NDArray[Any]]"
 
-_Run: TypeAlias = Callable[[Tensor], _Outputs]
-
 
 class ProgramError(ConfigError):
     """A module that cannot be made a program, or whose program answers otherwise."""
@@ -41,31 +39,35 @@ def write_program(module: nn.Module, sample: Tensor, folder: Path) -> dict[str, 
         largest difference of its outputs from the module's, and what was allowed.
 
     Raises:
-        ConfigError: if a package is missing.
-        ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
+        ConfigError: if a package is missing; a :class:`ProgramError` if the exporter refuses the module, or
+            the program answers otherwise than it.
     """
     _answered(module, sample)
-    with warnings.catch_warnings():
-        # Of the exporter's own future, not of the model.
-        warnings.simplefilter("ignore")
-        try:
-            run = _exported(module, sample, folder / FILE)
-        except AflError:
-            raise
-        except Exception as error:
-            # The exporter raises whatever the module's code or its own analysis does.
-            raise ProgramError(
-                f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
-            ) from error
-    difference, tolerance = _compare(module, sample, run)
+    reference = require("onnx.reference", "write ONNX", "onnx")
+    require("onnxscript", "write ONNX", "onnx")
+    path = str(folder / FILE)
+    shapes = ({0: torch.export.Dim.AUTO},)
+    try:
+        with warnings.catch_warnings():
+            # Of the exporter's own future, not of the model.
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        assert program is not None
+        program.save(path)
+        evaluator = reference.ReferenceEvaluator(path)
+    except Exception as error:
+        # The exporter raises whatever the module's code or its own analysis does.
+        raise ProgramError(
+            f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
+        ) from error
+    difference, tolerance = _compare(module, sample, evaluator)
+    any_batch = True
     try:
         # One example more than the program was made with.
-        other, other_tolerance = _compare(module, torch.cat([sample, sample[:1]]), run)
+        other = _compare(module, torch.cat([sample, sample[:1]]), evaluator)
+        difference, tolerance = map(max, (difference, tolerance), other)
     except ProgramError:
         any_batch = False
-    else:
-        any_batch = True
-        difference, tolerance = max(difference, other), max(tolerance, other_tolerance)
     return {
         "file": FILE,
         "format": "ONNX",
@@ -76,10 +78,12 @@ def write_program(module: nn.Module, sample: Tensor, folder: Path) -> dict[str, 
     }
 
 
-def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
+def _compare(module: nn.Module, sample: Tensor, evaluator: Any) -> tuple[float, float]:
+    """The largest difference of the outputs, and the largest that was allowed."""
     wanted = _answered(module, sample)
     try:
-        found = run(sample)
+        (name,) = evaluator.input_names
+        found = [np.asarray(array, np.float64) for array in evaluator.run(None, {name: sample.numpy()})]
     except Exception as error:
         raise ProgramError(f"ONNX: the program cannot be run: {_first_line(error)}") from error
     if [array.shape for array in wanted] != [array.shape for array in found]:
@@ -87,10 +91,8 @@ def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float
     largest, allowed = 0.0, 0.0
     precision = max(TOLERANCES.get(p.dtype, 1e-4) for p in [*module.parameters(), sample])
     for one, other in zip(wanted, found, strict=True):
-        if not one.size:
-            continue
-        tolerance = precision * max(1.0, float(np.abs(one).max()))
-        difference = float(np.abs(one - other).max())
+        tolerance = precision * float(np.abs(one).max(initial=1.0))
+        difference = float(np.abs(one - other).max(initial=0.0))
         # Written so that NaN fails.
         if not difference <= tolerance:
             raise ProgramError(
@@ -123,22 +125,6 @@ def _outputs(value: object) -> _Outputs:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [array for each in value for array in _outputs(each)]
     raise ProgramError(f"the model's output holds {type(value).__name__}; a program gives tensors only")
-
-
-def _exported(module: nn.Module, sample: Tensor, path: Path) -> _Run:
-    reference = require("onnx.reference", "write ONNX", "onnx")
-    require("onnxscript", "write ONNX", "onnx")
-    shapes = ({0: torch.export.Dim.AUTO},)
-    program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
-    assert program is not None
-    program.save(str(path))
-    evaluator = reference.ReferenceEvaluator(str(path))
-
-    def run(inputs: Tensor) -> _Outputs:
-        (name,) = evaluator.input_names
-        return [np.asarray(array, dtype=np.float64) for array in evaluator.run(None, {name: inputs.numpy()})]
-
-    return run
 
 
 def parsed_input(text: str) -> Tensor:
