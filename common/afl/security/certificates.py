@@ -19,9 +19,10 @@ EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 
-_TIME: Final = rb"(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))"
-_VALIDITY: Final = re.compile(rb"\x30[\x1e-\x22]" + _TIME + _TIME, re.DOTALL)
-"""A certificate's two dates in DER (RFC 5280, 4.1.2.5): a sequence of UTCTime or GeneralizedTime."""
+_EXPIRY: Final = re.compile(
+    rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
+)
+"""A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,13 @@ class KeyPair:
     key: bytes = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Validity:
-    """When a certificate is valid, in Unix time."""
-
-    not_before: float
-    not_after: float
-
-
 def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPair:
     """Read a certificate and its key: :class:`ConfigError` unless they can be used and belong together.
 
     ``names`` are what messages call the two files, as ``name`` is below.
     """
     texts = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
-    validity(texts[0], f"{names[0]} {certificate}")
+    expires_at(texts[0], f"{names[0]} {certificate}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
@@ -86,17 +79,18 @@ def read_file(path: Path, name: str) -> bytes:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
 
 
-def validity(pem: bytes, source: str) -> Validity:
-    """When the first certificate of a PEM file holds; :class:`ConfigError` if ``source`` has none."""
+def expires_at(pem: bytes, source: str) -> float:
+    """When the first certificate in PEM expires, in Unix time; :class:`ConfigError` if there is none."""
     match = _PEM.search(pem.decode("ascii", "replace"))
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
-        dates = _VALIDITY.findall(ssl.PEM_cert_to_DER_cert(match[0]))
-        begin, end = (_unix(text) for text in dates[0] if text)
+        short, long = _EXPIRY.findall(ssl.PEM_cert_to_DER_cert(match[0]))[0]
+        # Two digits of a year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
+        digits = long or (b"19" if short[:2] >= b"50" else b"20") + short
+        return dt.datetime.strptime(f"{digits.decode()}+0000", "%Y%m%d%H%M%SZ%z").timestamp()
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
-    return Validity(begin, end)
 
 
 def shown_time(unix: float) -> str:
@@ -127,11 +121,3 @@ class _PasswordError(ValueError):
 def _no_password() -> str:
     # Without this, OpenSSL would ask on the terminal.
     raise _PasswordError("the key is encrypted")
-
-
-def _unix(text: bytes) -> float:
-    digits = text.decode("ascii")
-    if len(digits) < len("YYYYMMDDHHMMSSZ"):
-        # Two digits of the year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
-        digits = ("19" if digits[:2] >= "50" else "20") + digits
-    return dt.datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC).timestamp()

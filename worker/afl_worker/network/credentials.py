@@ -11,11 +11,11 @@ from afl.daemon import events
 from afl.security.certificates import (
     EXPIRES_SOON_S,
     KeyPair,
+    expires_at,
     read_authorities,
     read_file,
     read_pair,
     shown_time,
-    validity,
     warn_if_open,
 )
 from afl.security.identity import checked_token
@@ -110,7 +110,7 @@ class CredentialFiles:
 
 
 def _not_after(certificate: Path) -> float:
-    return validity(read_file(certificate, "--certificate"), str(certificate)).not_after
+    return expires_at(read_file(certificate, "--certificate"), str(certificate))
 
 
 def _expiring(certificate: Path, end: float) -> str:
