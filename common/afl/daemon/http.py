@@ -22,38 +22,20 @@ from afl.daemon.descriptors import is_short, most_descriptors, most_pages
 from afl.errors import AddressError
 
 LOG = logging.getLogger("afl.http")
-
 PLAIN: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
-
+# At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
+# asked, it is closed unanswered. Fewer where the process may have few descriptors.
 MOST_CONNECTIONS = 128
-"""At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
-asked, it is closed unanswered. Fewer where the process may have few descriptors."""
-
+# Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile.
 ACCEPT_PAUSE_S = 0.5
-"""Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile."""
-
-ASKING_TIMEOUT_S = 10.0
-"""How long a peer may take to ask, in all; who is slower is hung up on."""
-
-IDLE_TIMEOUT_S = 10.0
-"""How long a peer may be silent, or take over a piece of what it is sent."""
-
-CLOSING_CHECK_S = 0.1
-"""Between two looks at whether to stop serving."""
-
-LONGEST_LINE = 65536
-"""Bytes of a request's first line."""
-
-PIECE_BYTES = 16384
-"""The timeout is for each piece: a slow link has time for all of them."""
-
-COMPRESS_FROM = 1024
-"""Bytes; shorter bodies gain nothing."""
-
-_LEVEL = 5
-"""Of gzip: a tenth of the time of the highest level, for a few per cent of the size."""
-
+ASKING_TIMEOUT_S = 10.0  # how long a peer may take to ask, in all; who is slower is hung up on
+IDLE_TIMEOUT_S = 10.0  # how long a peer may be silent, or take over a piece of what it is sent
+CLOSING_CHECK_S = 0.1  # between two looks at whether to stop serving
+LONGEST_LINE = 65536  # bytes of a request's first line
+PIECE_BYTES = 16384  # the timeout is for each piece: a slow link has time for all of them
+COMPRESS_FROM = 1024  # bytes; shorter bodies gain nothing
+_LEVEL = 5  # of gzip: a tenth of the time of the highest level, for a few per cent of the size
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -64,7 +46,6 @@ SECURITY_HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -84,8 +65,8 @@ def text(status: str, content: str) -> Answer:
     return Answer(status, PLAIN, content.encode())
 
 
+# What `/readyz` says once nothing is left to do.
 OVER: Final = text("503 Service Unavailable", "the run is over\n")
-"""What ``/readyz`` says once nothing is left to do."""
 
 
 class HttpPages(abc.ABC):

@@ -28,11 +28,8 @@ from afl.errors import AflError, ExitCode
 
 _PREFIX = struct.Struct("<4sII")
 _MAGIC = b"AFL2"
-_EARLIER_MAGICS = frozenset({b"AFL1"})
-"""Of versions whose checksums did not see everything."""
-
+_EARLIER_MAGICS = frozenset({b"AFL1"})  # of versions whose checksums did not see everything
 MAX_HEADER_BYTES = 64 * 1024 * 1024
-
 Section: TypeAlias = bytes | memoryview
 
 
@@ -127,8 +124,7 @@ def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:
     return None
 
 
-Described: TypeAlias = Sequence[tuple[str, str, list[int]]]
-"""Name, type and shape of arrays."""
+Described: TypeAlias = Sequence[tuple[str, str, list[int]]]  # name, type and shape of arrays
 
 
 def packed_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[Described, list[Section]]:

@@ -6,24 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+# How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
+# that go well also end above their first evaluation now and then, by a third, and at up to three times their
+# lowest: the largest loss over the workers goes up and down while the dual weights follow it.
 GROWN_TIMES: Final = 5.0
-"""How many times as large as at the beginning the largest loss is when a run is said to have diverged.
-
-Runs that go well also end above their first evaluation now and then, by a third, and at up to three times
-their lowest: the largest loss over the workers goes up and down while the dual weights follow it.
-"""
-
 ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
-
+# What workers are ranked by; it is shown in places of its own.
 RANKING: Final = frozenset({"loss", "accuracy"})
-"""What workers are ranked by; it is shown in places of its own."""
-
-MOST_SHOWN: Final = 4
-"""Own metrics in one line; a task may have 62."""
-
+MOST_SHOWN: Final = 4  # own metrics in one line; a task may have 62
+# By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one.
 OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
-"""By name: ``worst_worker``, the worst worker's value, ``None`` if it has none; ``mean``, over the workers
-that have one."""
 
 
 def settled(mean: float, values: Sequence[float]) -> float:

@@ -14,15 +14,12 @@ from typing import Final
 from afl.daemon import events
 from afl.errors import ConfigError
 
-EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
-"""How long before its end a certificate is warned of."""
-
+EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
-
+# A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime.
 _EXPIRY: Final = re.compile(
     rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
 )
-"""A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime."""
 
 
 @dataclass(frozen=True)

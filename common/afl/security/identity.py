@@ -14,16 +14,13 @@ from typing import Final
 
 from afl.errors import ConfigError
 
+# A certificate's subject alternative name of this kind, `afl:worker:0-9`, names the ids it speaks for.
 URI_PREFIX: Final = "afl:worker:"
-"""A certificate's subject alternative name of this kind, ``afl:worker:0-9``, names the ids it speaks for."""
-
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
-
 LARGEST_WORKER_ID: Final = 2**31 - 2
-MOST_WORKERS_A_SESSION: Final = 65536
-"""What one process may host: a Join names each of them."""
+MOST_WORKERS_A_SESSION: Final = 65536  # what one process may host: a Join names each of them
 
 
 @dataclass(frozen=True)

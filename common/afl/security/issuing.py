@@ -17,9 +17,8 @@ from afl.security.certificates import KeyPair
 from afl.security.identity import URI_PREFIX
 
 AUTHORITY_DAYS: Final = 3650
-
+# How far two machines' clocks may be apart without a new certificate being refused as not yet valid.
 _CLOCKS: Final = dt.timedelta(minutes=5)
-"""How far two machines' clocks may be apart without a new certificate being refused as not yet valid."""
 
 
 class Authority:

@@ -13,14 +13,10 @@ from rich.live import Live
 
 from afl.terminal.view import RunView, run_line
 
-REFRESH_S: Final = 0.25
-"""Seconds between two states."""
-
+REFRESH_S: Final = 0.25  # seconds between two states
+# Of the time that a run has been shown: how long its last line stands, where lines are not redrawn.
 LINE_SHARE: Final = 1 / 30
-"""Of the time that a run has been shown: how long its last line stands, where lines are not redrawn."""
-
-LONGEST_LINE_S: Final = 60.0
-"""The longest that this last line stands, in seconds."""
+LONGEST_LINE_S: Final = 60.0  # the longest that this last line stands, in seconds
 
 
 def can_redraw() -> bool:

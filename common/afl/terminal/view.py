@@ -17,21 +17,11 @@ from rich.text import Text
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.runs.metrics import growth, own_metrics_line
 
-NARROWEST = 100
-"""Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
-
-SLOW_STEP_S = 5.0
-"""How long a step is open before the workers that it waits for are named."""
-
-MOST_NAMED = 8
-"""Workers named in one line."""
-
-BAR_COLUMNS = 60
-"""The longest progress bar."""
-
-FEWEST_PLOT_COLUMNS = 12
-"""A plot that would be narrower is left out."""
-
+NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
+SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
+MOST_NAMED = 8  # workers named in one line
+BAR_COLUMNS = 60  # the longest progress bar
+FEWEST_PLOT_COLUMNS = 12  # a plot that would be narrower is left out
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = ".:-=+*#%@"
 

@@ -12,20 +12,12 @@ from numpy.typing import NDArray
 
 from afl.config import Config
 
-COLUMNS: Final = 60
-"""Points of a line at most: what a terminal shows."""
-
-POINTS: Final = 256
-"""Points of a page's line at most."""
-
+COLUMNS: Final = 60  # points of a line at most: what a terminal shows
+POINTS: Final = 256  # points of a page's line at most
 SHOWN_WORKERS: Final = 6
-
-BLOCKS: Final = 4
-"""So many restarts are in sight, if there is the memory."""
-
+BLOCKS: Final = 4  # so many restarts are in sight, if there is the memory
 MOST_ROUNDS: Final = 1024
-MOST_VALUES: Final = 1 << 21
-"""8 MiB of float32, whatever the number of workers."""
+MOST_VALUES: Final = 1 << 21  # 8 MiB of float32, whatever the number of workers
 
 
 class DualWindow:

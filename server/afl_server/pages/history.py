@@ -18,15 +18,10 @@ from numpy.typing import NDArray
 
 from afl_server.federation.evaluation_summary import EvaluationSummary
 
-BUCKETS = 256
-"""Points of a curve: more than a screen resolves, few enough that a page of ten curves is small."""
-
+BUCKETS = 256  # points of a curve: more than a screen resolves, few enough that a page of ten curves is small
+# Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all.
 MOST_FOLLOWED = 4096
-"""Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all."""
-
-SPREAD = (0.0, 0.25, 0.75, 1.0)
-"""The quantiles over the workers that are kept of each evaluation."""
-
+SPREAD = (0.0, 0.25, 0.75, 1.0)  # the quantiles over the workers that are kept of each evaluation
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 

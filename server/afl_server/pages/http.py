@@ -33,15 +33,10 @@ from afl_server.pages.page_data import PageData, Sources
 from afl_server.pages.status import run_status
 
 OPTION: Final = "server.http"
-
+# A turn of the event loop takes milliseconds; a probe that is let wait longer has usually given up.
 LOOP_ANSWERS_S = 5.0
-"""A turn of the event loop takes milliseconds; a probe that is let wait longer has usually given up."""
-
-HISTORY_AGE_S = 2.0
-"""Curves and the table change less than the state does, and cost more."""
-
+HISTORY_AGE_S = 2.0  # curves and the table change less than the state does, and cost more
 _OK: Final = text("200 OK", "ok\n")
-
 _KINDS: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

@@ -10,14 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MOST_VIEWERS = 32
-"""Streams at once: each has a thread. A page that gets none asks every few seconds instead."""
-
+MOST_VIEWERS = 32  # streams at once: each has a thread. A page that gets none asks every few seconds instead.
+# Between two states; a page that hears nothing for ten times as long takes the connection for lost.
 PERIOD_S = 1.0
-"""Between two states; a page that hears nothing for ten times as long takes the connection for lost."""
-
-FAREWELL_S = 2.0
-"""How long streams may take to send the last state when the server ends."""
+FAREWELL_S = 2.0  # how long streams may take to send the last state when the server ends
 
 
 class Document:
@@ -59,13 +55,7 @@ def _finite(value: Any) -> Any:
 
 
 class Viewers:
-    """All streams of one server.
-
-    Args:
-        state: what they send, as JSON.
-        ending: what they send at the end, as JSON: all that a page could ask for no more.
-        period: between two states, in seconds.
-    """
+    """All streams of one server: the state every ``period`` seconds, and all the rest when the server ends."""
 
     def __init__(self, state: Document, ending: Document, period: float = PERIOD_S) -> None:
         self.state = state

@@ -94,14 +94,11 @@ def _families() -> Iterator[tuple[str, Family]]:
 
 
 FAMILIES: Mapping[str, Family] = dict(_families())
-
+# Of a metric without labels, by worker, or by the values of its labels; `None` where it has none.
 Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | None
-"""Of a metric without labels, by worker, or by the values of its labels; ``None`` where it has none."""
 
 
 class _Collector(Collector):
-    """The metrics of one run; see :func:`make_registry`."""
-
     def __init__(
         self, snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
     ) -> None:
@@ -131,12 +128,7 @@ class _Collector(Collector):
 def make_registry(
     snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
 ) -> CollectorRegistry:
-    """A registry with the run's metrics, and the process's own as prometheus_client names them.
-
-    Args:
-        snapshot: the run now; called at each scrape.
-        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
-    """
+    """The run's metrics, from its snapshot at each scrape, and the process's own as prometheus_client has them."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot, certificate_expiry))
     ProcessCollector(registry=registry)

@@ -25,21 +25,12 @@ from afl_server.pages.history import SPREAD, History, Point, View
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import seconds_left
 
+# A step that is open for less is not called stalled, however short the steps before it were.
 STALLED_AFTER_S = 5.0
-"""A step that is open for less is not called stalled, however short the steps before it were."""
-
-STALLED_TIMES = 5
-"""Nor is one that is open for less than so many times as long as the last of its kind."""
-
-MOST_NAMED = 8
-"""Workers named in a sentence; the table has all of them."""
-
-MOST_ROWS = 2000
-"""Rows of the table; of more workers, those that are served worst."""
-
-MOST_CURVES = 6
-"""Workers with curves of their own in the first view: as many colours as can be told apart."""
-
+STALLED_TIMES = 5  # nor is one that is open for less than so many times as long as the last of its kind
+MOST_NAMED = 8  # workers named in a sentence; the table has all of them
+MOST_ROWS = 2000  # rows of the table; of more workers, those that are served worst
+MOST_CURVES = 6  # workers with curves of their own in the first view: as many colours as can be told apart
 _MODEL_VALUE_BYTES: Final = 4
 
 

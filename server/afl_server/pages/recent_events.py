@@ -7,12 +7,9 @@ from collections import deque
 from typing import Any, Self
 
 KEPT = 100
-
-LONGEST_MESSAGE = 4000
-"""Characters; a worker's traceback is part of its message."""
-
+LONGEST_MESSAGE = 4000  # characters; a worker's traceback is part of its message
+# What comes so often, and is shown by curves, that it would push everything else out.
 _ELSEWHERE = frozenset({"evaluation"})
-"""What comes so often, and is shown by curves, that it would push everything else out."""
 
 
 class RecentEvents(logging.Handler):

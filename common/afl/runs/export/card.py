@@ -15,13 +15,9 @@ from afl.config import Config, config_digest
 from afl.runs.export.shapes import EvaluationLine, Line
 from afl.runs.export.source import Source
 
-FORMAT = 1
-"""Raised when a card's keys change their meaning."""
-
+FORMAT = 1  # raised when a card's keys change their meaning
 BYTES_A_VALUE = 4
-
 _FIGURES = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
-
 BUFFERS: Mapping[str, str] = {
     "none": "The model has no floating-point buffers.",
     "mean": "Floating-point buffers (such as BatchNorm's running statistics) are the mean of the workers', "
@@ -36,12 +32,7 @@ BUFFERS: Mapping[str, str] = {
 def card_of(
     source: Source, description: str | None, programs: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The card as JSON has it.
-
-    Args:
-        description: of the data; without it, the configuration's.
-        programs: what was written besides the parameters.
-    """
+    """The card as JSON has it; ``description`` is of the data, in place of the configuration's."""
     config, model = source.config, source.model
     noted = model.metadata.get("trained_parameters")
     trained = int(noted) if noted else sum(tensor.count for tensor in model.tensors)

@@ -25,9 +25,8 @@ from afl.tasks.initialization import worker_data
 from afl.tasks.registry import load_task
 
 PAGE_FILE = "README.md"
-
+# Examples that a program is made and checked with: one would hide what a batch's size is mixed up with.
 SAMPLE = 2
-"""Examples that a program is made and checked with: one would hide what a batch's size is mixed up with."""
 
 
 def export(
@@ -44,12 +43,9 @@ def export(
     """Write the folder, whole or not at all; the card.
 
     Args:
-        model: ``final``, ``random`` or ``best``.
         force: replace what an earlier export wrote to ``out``.
-        onnx: whether the module is also written as ONNX.
         task: ``package.module:Class``, for ONNX of a task that is not installed.
         shape: of a batch, for ONNX; by default examples of worker 0 are taken.
-        description: of the data, instead of the configuration's.
 
     Raises:
         ConfigError: if no such model is there, the folder is taken, or a program needs what is not given.

@@ -16,11 +16,8 @@ from afl.errors import AflError, ConfigError
 from afl.optional_dependencies import require
 
 FILE: Final = "model.onnx"
-
+# Of an output, relative to its largest magnitude (or 1); 1e-4 for others: kernels sum in different orders.
 TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Of an output, relative to its largest magnitude (or to 1); 1e-4 for others: other kernels sum in
-another order."""
-
 _Outputs: TypeAlias = "list[NDArray[Any]]"
 
 
@@ -31,16 +28,11 @@ class ProgramError(ConfigError):
 def write_program(module: nn.Module, sample: Tensor, folder: Path) -> dict[str, Any]:
     """Write the module (in evaluation mode, on the CPU) into ``folder``, load it again, and compare.
 
-    Args:
-        sample: a batch of at least two examples.
-
-    Returns:
-        The program's entry of ``card.json``: whether it takes batches of other sizes than the sample's, the
-        largest difference of its outputs from the module's, and what was allowed.
+    The sample is a batch of at least two examples. Returned is the program's entry of ``card.json``.
 
     Raises:
-        ConfigError: if a package is missing; a :class:`ProgramError` if the exporter refuses the module, or
-            the program answers otherwise than it.
+        ConfigError: if a package is missing.
+        ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
     """
     _answered(module, sample)
     reference = require("onnx.reference", "write ONNX", "onnx")

@@ -57,14 +57,11 @@ class Source:
 def find(directory: Path, name: str, copy: Path) -> Source:
     """The model ``name`` of the run in ``directory``.
 
-    Args:
-        copy: where the model's file is copied to, and what is then looked at: a run that goes on may replace
-            its own at any time.
+    Its file is first copied to ``copy``: a run that goes on may replace its own at any time.
 
     Raises:
         ConfigError: if no run is there, or it has no such model (yet).
         DataError: if the model or the metrics are damaged.
-        OSError: if it cannot be copied.
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; afl export takes a run's directory")

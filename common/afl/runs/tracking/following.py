@@ -23,31 +23,19 @@ from afl.runs.tracking.lines import RoundReader
 from afl.runs.tracking.tracker import Setting, Status, TrackedRound, TrackedRun, Tracker
 
 LOG = logging.getLogger("afl.runs.tracking")
-
 POSITION_FILE = "position.json"
-
+# Between two looks at the metrics: many rounds at a time cost a tracker little more than one.
 INTERVAL_S = 1.0
-"""Between two looks at the metrics: many rounds at a time cost a tracker little more than one."""
-
-MOST_ROUNDS = 256
-"""Handed to a tracker at once; what a process that is killed meanwhile may leave out."""
-
-STALL_S = 30.0
-"""How long, at the run's end, a tracker may take over one batch before it is left behind."""
-
-END_S = 120.0
-"""How long trackers may take over the rest at the end of the run."""
-
-STOP_S = 2.0
-"""The same for a run that is only stopped: the rest is sent when it is resumed."""
+MOST_ROUNDS = 256  # handed to a tracker at once; what a process that is killed meanwhile may leave out
+STALL_S = 30.0  # how long, at the run's end, a tracker may take over one batch before it is left behind
+END_S = 120.0  # how long trackers may take over the rest at the end of the run
+STOP_S = 2.0  # the same for a run that is only stopped: the rest is sent when it is resumed
 
 
 class Following:
-    """A run's trackers, for as long as this process runs it.
+    """A run's trackers, for as long as this process runs it; each has a folder of its own in the run's.
 
-    Args:
-        trackers: by name; each has the folder ``trackers/NAME`` in the run directory.
-        directory: with ``metrics.jsonl``; what it holds already is told too, unless it was before.
+    What ``metrics.jsonl`` holds already is told too, unless it was before.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], run_id: str, directory: Path, config: Config) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 
 from afl.runs.tracking.tracker import TrackedRound
 
+# With more workers than this, their own accuracies and losses are left to `metrics.jsonl`: a thousand curves
+# are more than trackers' pages can show.
 MOST_WORKERS = 64
-"""With more workers than this, their own accuracies and losses are left to ``metrics.jsonl``: a thousand
-curves are more than trackers' pages can show."""
-
 _BLOCK = 1 << 20
-
 _SENT = frozenset(
     {"uplink_bytes", "downlink_bytes", "uplink_float_equivalents", "downlink_float_equivalents"}
 )
