@@ -55,7 +55,7 @@ def _finite(value: Any) -> Any:
 
 
 class Viewers:
-    """All streams of one server: the state every ``period`` seconds, and all the rest when the server ends."""
+    """All streams of one server: the state every ``period`` seconds, and the rest when it ends."""
 
     def __init__(self, state: Document, ending: Document, period: float = PERIOD_S) -> None:
         self.state = state

@@ -128,7 +128,7 @@ class _Collector(Collector):
 def make_registry(
     snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
 ) -> CollectorRegistry:
-    """The run's metrics, from its snapshot at each scrape, and the process's own as prometheus_client has them."""
+    """The run's metrics, from its snapshot at each scrape, and the process's own as the client has them."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot, certificate_expiry))
     ProcessCollector(registry=registry)
