@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,13 @@ class Bucket:
     """Some rounds that follow one another.
 
     Attributes:
-        round: the last of them.
-        weight_max: the largest dual weight.
-        sent: bytes since the run began, both ways, at the end of them.
-        rounds: how many they are.
         low: the least dual weight of each worker that is followed; NaN where an earlier process ran them.
         high: the largest, likewise.
     """
 
-    round: int
+    round: int  # the last of them
     weight_max: float
-    sent: int
+    sent: int  # bytes since the run began, both ways, at the end of them
     rounds: int = 1
     low: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), compare=False)
     high: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), compare=False)
@@ -55,50 +51,30 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation.
-
-    Attributes:
-        accuracy: of each worker that is followed; NaN where there is none.
-        loss: likewise.
-        spread: quantiles over all workers, as :data:`SPREAD` has them, of accuracy and of loss, ``[2, 4]``.
-    """
+    """An evaluation; NaN where a worker that is followed has no such metric."""
 
     summary: EvaluationSummary
     accuracy: NDArray[np.float32]
     loss: NDArray[np.float32]
-    spread: NDArray[np.float32]
+    spread: NDArray[np.float32]  # quantiles over all workers of accuracy and of loss, [2, 4]
 
 
-@dataclass(frozen=True)
-class View:
-    """A history at one moment.
-
-    Attributes:
-        width: rounds in a bucket; the last may have fewer.
-        spacing: every how many-th evaluation is among the points; the last always is.
-    """
+class View(NamedTuple):
+    """A history at one moment; a bucket has ``width`` rounds, or fewer if it is the last."""
 
     width: int
     buckets: Sequence[Bucket]
-    spacing: int
+    spacing: int  # every how many-th evaluation is among the points; the last always is
     points: Sequence[Point]
 
 
 class History:
-    """Of one run; filled from the run's event loop, read from any thread.
-
-    Args:
-        workers: m.
-
-    Attributes:
-        follows: whether each worker has curves of its own.
-        version: grows with whatever is added.
-    """
+    """Of a run of m ``workers``; filled from the run's event loop, read from any thread."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.follows = workers <= MOST_FOLLOWED
-        self.version = 0
+        self.follows = workers <= MOST_FOLLOWED  # whether each worker has curves of its own
+        self.version = 0  # grows with whatever is added
         self._lock = threading.Lock()
         self._width = self._spacing = 1
         self._buckets: list[Bucket] = []

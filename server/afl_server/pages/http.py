@@ -16,17 +16,7 @@ from urllib.parse import parse_qs
 from prometheus_client import make_wsgi_app
 
 from afl.config.address import Address
-from afl.daemon.http import (
-    JSON,
-    OVER,
-    Answer,
-    Application,
-    Environ,
-    HttpPages,
-    StartResponse,
-    send,
-    text,
-)
+from afl.daemon import http
 from afl_server.pages.live_updates import Document, Viewers, encoded
 from afl_server.pages.metrics import make_registry
 from afl_server.pages.page_data import PageData, Sources
@@ -36,7 +26,7 @@ OPTION: Final = "server.http"
 # A turn of the event loop takes milliseconds; a probe that is let wait longer has usually given up.
 LOOP_ANSWERS_S = 5.0
 HISTORY_AGE_S = 2.0  # curves and the table change less than the state does, and cost more
-_OK: Final = text("200 OK", "ok\n")
+_OK: Final = http.text("200 OK", "ok\n")
 _KINDS: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -46,7 +36,7 @@ _KINDS: Final = {
 }
 
 
-class HttpServer(HttpPages):
+class HttpServer(http.HttpPages):
     """Reads the run's state, never changes it; ``loop`` is the event loop that serves the workers."""
 
     def __init__(self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,13 +52,13 @@ class HttpServer(HttpPages):
             "/data/history.json": Document(data.history, HISTORY_AGE_S),
             "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), max_age=0.0),
         }
-        self._pages: dict[str, Callable[[Environ], Answer]] = {
+        self._pages: dict[str, Callable[[http.Environ], http.Answer]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
             "/data/worker.json": self._worker,
         }
         registry = make_registry(sources.snapshot, sources.certificate_expiry)
-        self._streams: dict[str, Application] = {
+        self._streams: dict[str, http.Application] = {
             "/metrics": make_wsgi_app(registry),
             "/data/stream": self._follow,
         }
@@ -79,46 +69,46 @@ class HttpServer(HttpPages):
         self.viewers.close()
         super().close()
 
-    def stream(self, path: str) -> Application | None:
+    def stream(self, path: str) -> http.Application | None:
         """Metrics, and the state as it changes."""
         return self._streams.get(path)
 
-    def answer(self, path: str, environ: Environ) -> Answer:
+    def answer(self, path: str, environ: http.Environ) -> http.Answer:
         """Any other page."""
         if path in self._documents:
-            return Answer("200 OK", JSON, self._documents[path].current())
+            return http.Answer("200 OK", http.JSON, self._documents[path].current())
         if path in self._pages:
             return self._pages[path](environ)
         file = self._files.get(path)
         if file is None:
-            return text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
+            return http.text("404 Not Found", "try /, /status, /metrics, /healthz or /readyz\n")
         if ("ETag", environ.get("HTTP_IF_NONE_MATCH")) in file.headers:
             return file._replace(status="304 Not Modified", body=b"")
         return file
 
-    def _readyz(self, _: Environ) -> Answer:
+    def _readyz(self, _: http.Environ) -> http.Answer:
         """Whether a worker could join."""
         if self._sources.snapshot().is_over:
-            return OVER
+            return http.OVER
         expiry = self._sources.certificate_expiry()
         if expiry is not None and expiry <= time.time():
-            return text("503 Service Unavailable", "the server's certificate has expired\n")
-        return text("200 OK", "ready\n")
+            return http.text("503 Service Unavailable", "the server's certificate has expired\n")
+        return http.text("200 OK", "ready\n")
 
-    def _worker(self, environ: Environ) -> Answer:
+    def _worker(self, environ: http.Environ) -> http.Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]
         try:
-            return Answer("200 OK", JSON, encoded(self._data.worker(int(asked))))
+            return http.Answer("200 OK", http.JSON, encoded(self._data.worker(int(asked))))
         except (KeyError, ValueError):
             last = self._sources.history.workers - 1
-            return text("404 Not Found", f"id is a worker's, from 0 to {last}\n")
+            return http.text("404 Not Found", f"id is a worker's, from 0 to {last}\n")
 
-    def _follow(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def _follow(self, environ: http.Environ, start_response: http.StartResponse) -> Iterable[bytes]:
         is_head = environ.get("REQUEST_METHOD") == "HEAD"
         stream = () if is_head else self.viewers.stream()
         if stream is None:
-            answer = text("503 Service Unavailable", "enough pages are open; ask /data/state.json\n")
-            return send(environ, start_response, answer)
+            answer = http.text("503 Service Unavailable", "enough pages are open; ask /data/state.json\n")
+            return http.send(environ, start_response, answer)
         headers = [
             ("Content-Type", "text/event-stream; charset=utf-8"),
             ("Cache-Control", "no-store"),
@@ -129,28 +119,28 @@ class HttpServer(HttpPages):
         return stream
 
 
-class FinishedPages(HttpPages):
+class FinishedPages(http.HttpPages):
     """What there is to say where a run had ended before this process began."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address, OPTION)
 
-    def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
+    def answer(self, path: str, environ: http.Environ) -> http.Answer:  # noqa: ARG002  # the path says all
         """For probes."""
-        pages = {"/healthz": _OK, "/readyz": OVER}
-        return pages.get(path) or text("404 Not Found", "try /healthz or /readyz: the run is complete\n")
+        pages = {"/healthz": _OK, "/readyz": http.OVER}
+        return pages.get(path) or http.text("404 Not Found", "try /healthz or /readyz: the run is complete\n")
 
 
-def liveness(loop: asyncio.AbstractEventLoop) -> Answer:
+def liveness(loop: asyncio.AbstractEventLoop) -> http.Answer:
     """Whether the loop that serves the workers still turns: a page's thread would answer without it."""
     turned = threading.Event()
     loop.call_soon_threadsafe(turned.set)
     if turned.wait(LOOP_ANSWERS_S):
         return _OK
-    return text("503 Service Unavailable", f"the event loop has not turned for {LOOP_ANSWERS_S:g} s\n")
+    return http.text("503 Service Unavailable", f"the event loop has not turned for {LOOP_ANSWERS_S:g} s\n")
 
 
-def _static_files() -> dict[str, Answer]:
+def _static_files() -> dict[str, http.Answer]:
     """The status page's own files by their path, read once; a tag changes with the file's content."""
     assets = files("afl_server.pages") / "assets"
     found = {}
@@ -161,6 +151,6 @@ def _static_files() -> dict[str, Answer]:
                 content = entry.read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
                 headers = (("Cache-Control", "no-cache"), ("ETag", tag))
-                found[prefix + entry.name] = Answer("200 OK", kind, content, headers)
+                found[prefix + entry.name] = http.Answer("200 OK", kind, content, headers)
     found["/"] = found.pop("/page/index.html")
     return found

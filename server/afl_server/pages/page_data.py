@@ -23,7 +23,7 @@ from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.history import SPREAD, History, Point, View
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.pages.status import seconds_left
+from afl_server.pages.status import mean_rate, seconds_left
 
 # A step that is open for less is not called stalled, however short the steps before it were.
 STALLED_AFTER_S = 5.0
@@ -274,11 +274,8 @@ class Rate:
             self._seen.append((now, snapshot.closed))
         since, first = self._seen[0]
         if now - since < 1.0:
-            if snapshot.first_closed is None or snapshot.closed <= snapshot.first_closed[1]:
-                return None
-            since, first = snapshot.first_closed
-        # Two rounds may be closed within one tick of the clock.
-        return max(0, snapshot.closed - first) / max(now - since, 1e-6)
+            return mean_rate(snapshot, now)
+        return max(0, snapshot.closed - first) / (now - since)
 
 
 def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:

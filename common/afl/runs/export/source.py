@@ -10,20 +10,10 @@ from typing import Literal, TypeAlias
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.runs import files
 from afl.runs.durable import is_locked
 from afl.runs.export import shapes
 from afl.runs.export.shapes import EvaluationLine, Line, RoundLine
-from afl.runs.files import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    MODEL_NAMES,
-    STATE_FOLDER,
-    SUMMARY_FILE,
-    StoredModel,
-    metrics_entries,
-    model_file,
-    read_model,
-)
 
 State: TypeAlias = Literal["finished", "stopped", "aborted", "running", "unfinished"]
 
@@ -44,7 +34,7 @@ class Source:
     """
 
     name: str
-    model: StoredModel
+    model: files.StoredModel
     rounds: int
     config: Config
     state: State
@@ -65,23 +55,23 @@ def find(directory: Path, name: str, copy: Path) -> Source:
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; afl export takes a run's directory")
-    if not (directory / CONFIG_FILE).is_file() or not (directory / METRICS_FILE).is_file():
-        raise ConfigError(f"{directory}: holds no run (no {CONFIG_FILE} with {METRICS_FILE})")
-    config = load_config(directory / CONFIG_FILE, environment={})
+    if not (directory / files.CONFIG_FILE).is_file() or not (directory / files.METRICS_FILE).is_file():
+        raise ConfigError(f"{directory}: holds no run (no {files.CONFIG_FILE} with {files.METRICS_FILE})")
+    config = load_config(directory / files.CONFIG_FILE, environment={})
     state, words = state_of(directory)
-    file = directory / model_file(name)
+    file = directory / files.model_file(name)
     if not file.is_file():
-        there = [other for other in MODEL_NAMES if (directory / model_file(other)).is_file()]
+        there = [other for other in files.MODEL_NAMES if (directory / files.model_file(other)).is_file()]
         others = f"; there is: --model {', --model '.join(there)}" if there else ", nor another"
         raise ConfigError(f"{directory}: there is no {name} model{others} ({words})")
     shutil.copyfile(file, copy)
     try:
-        model = read_model(copy)
+        model = files.read_model(copy)
     except DataError as error:
         raise DataError(str(error).replace(str(copy), str(file))) from error
     # After the model: what the metrics then lack, it cannot have seen.
-    metrics = directory / METRICS_FILE
-    entries, _ = metrics_entries(metrics)
+    metrics = directory / files.METRICS_FILE
+    entries, _ = files.metrics_entries(metrics)
     try:
         rounds = int(model.metadata["rounds_applied"])
     except (KeyError, ValueError) as error:
@@ -114,9 +104,9 @@ def find(directory: Path, name: str, copy: Path) -> Source:
 def state_of(directory: Path) -> tuple[State, str]:
     """How a run stands, in a word and in a sentence; :class:`DataError` if its summary is damaged."""
     try:
-        summary = shapes.read(directory / SUMMARY_FILE, shapes.Summary)
+        summary = shapes.read(directory / files.SUMMARY_FILE, shapes.Summary)
     except FileNotFoundError:
-        locks = (directory, directory / STATE_FOLDER / "lock")
+        locks = (directory, directory / files.STATE_FOLDER / "lock")
         if any(path.exists() and is_locked(path) for path in locks):
             return "running", "the run is still running"
         return (
@@ -126,6 +116,6 @@ def state_of(directory: Path) -> tuple[State, str]:
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
-    if result in _STOPPED and (directory / STATE_FOLDER).is_dir():
+    if result in _STOPPED and (directory / files.STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"
