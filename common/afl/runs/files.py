@@ -44,11 +44,8 @@ class StoredTensor:
 class StoredModel:
     """What a model's file says.
 
-    Attributes:
-        metadata: what afl, or whoever wrote it, said of it.
-        tensors: by name.
-        digest: 32 hexadecimal digits over names, types, shapes and bytes of the parameters alone: models of
-            two runs that agree to the bit have the same.
+    ``digest`` is 32 hexadecimal digits over names, types, shapes and bytes of the tensors alone: models of
+    two runs that agree to the bit have the same. ``tensors`` are ordered by name.
     """
 
     metadata: Mapping[str, str]

@@ -63,9 +63,8 @@ def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> Ow
     Args:
         metrics: of each worker, ``[m]``; those of an absent worker are empty.
     """
-    names = sorted({name for entry in metrics for name in entry} - RANKING)
     found = {}
-    for name in names:
+    for name in sorted({name for entry in metrics for name in entry} - RANKING):
         values = [entry[name] for entry in metrics if name in entry]
         mean = settled(sum(values) / len(values), values)
         found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}

@@ -148,17 +148,11 @@ class Grant:
 
 @dataclass(frozen=True)
 class Permission:
-    """What a peer may do.
+    """What a peer may do."""
 
-    Attributes:
-        refusal: why it may not come in as any worker; empty if it may.
-        grants: all of these must allow a worker; if there are none, every worker is allowed.
-        certificate_expiry: of the certificate that it has shown, in Unix time; ``None`` if it has shown none.
-    """
-
-    refusal: str = ""
-    grants: tuple[Grant, ...] = ()
-    certificate_expiry: float | None = None
+    refusal: str = ""  # why it may not come in as any worker; empty if it may
+    grants: tuple[Grant, ...] = ()  # all must allow a worker; if there are none, every worker is allowed
+    certificate_expiry: float | None = None  # of the one that it has shown, if any, in Unix time
 
     def forbids(self, workers: Sequence[int]) -> str:
         """Why the peer may not speak for these workers; empty if it may."""

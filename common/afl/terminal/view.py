@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +136,8 @@ def run_line(state: Mapping[str, Any]) -> str:
         # For how long would be news at every look.
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
-    if last["worst_accuracy"] is None:
-        standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
-    else:
-        standing = f"accuracy {last['worst_accuracy']:.3f} (mean {last['mean_accuracy']:.3f})"
-    if own := own_metrics_line(last.get("own_metrics", {})):
-        standing += f", {own}"
-    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
+    figures = _figures(last, at_length=False)
+    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {figures}"
 
 
 def _describe_bytes(state: Mapping[str, Any]) -> str:
@@ -170,9 +165,11 @@ def describe_workers(state: Mapping[str, Any]) -> str:
             str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
             for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
         ]
-        return f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {_named(waiting)}"
+        return (
+            f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {some_of(waiting)}"
+        )
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; slowest: {_named(list(map(str, late)))}"
+        return f"all {state['workers']} ready; slowest: {some_of(late)}"
     return f"all {state['workers']} ready"
 
 
@@ -180,14 +177,20 @@ def describe_standing(standing: Mapping[str, Any] | None) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {standing['max_loss']:.5g} (mean over workers {standing['mean_loss']:.5g})"
-    else:
-        worst, mean, loss = standing["worst_accuracy"], standing["mean_accuracy"], standing["max_loss"]
-        figures = f"accuracy {worst:.3f} (mean over workers {mean:.3f}, largest loss {loss:.3f})"
-    if own := own_metrics_line(standing.get("own_metrics", {})):
-        figures += f", {own}"
+    figures = _figures(standing, at_length=True)
     return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+
+
+def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
+    over, loss = "over workers " * at_length, standing["max_loss"]
+    if standing["worst_accuracy"] is None:
+        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
+    else:
+        largest = f", largest loss {loss:.3f}" * at_length
+        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
+        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    own = own_metrics_line(standing.get("own_metrics", {}))
+    return f"{figures}, {own}" if own else figures
 
 
 def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
@@ -213,5 +216,6 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
 
 
-def _named(workers: list[str]) -> str:
-    return ", ".join(workers[:MOST_NAMED]) + (", ..." if len(workers) > MOST_NAMED else "")
+def some_of(workers: Sequence[object]) -> str:
+    """At most eight of these, separated by commas."""
+    return ", ".join(map(str, workers[:MOST_NAMED])) + (", ..." if len(workers) > MOST_NAMED else "")

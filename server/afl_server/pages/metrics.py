@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -98,16 +99,14 @@ FAMILIES: Mapping[str, Family] = dict(_families())
 Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | None
 
 
+@dataclass(frozen=True)
 class _Collector(Collector):
-    def __init__(
-        self, snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
-    ) -> None:
-        self._snapshot = snapshot
-        self._certificate_expiry = certificate_expiry
+    snapshot: Callable[[], Snapshot]
+    certificate_expiry: Callable[[], float | None]
 
     def collect(self) -> Iterable[Metric]:
         """The present state."""
-        values = {**_values(self._snapshot()), "afl_certificate_expiry_seconds": self._certificate_expiry()}
+        values = {**_values(self.snapshot()), "afl_certificate_expiry_seconds": self.certificate_expiry()}
         for name, value in values.items():
             if value is None:
                 continue

@@ -18,6 +18,7 @@ from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
 from afl.runs.metrics import own_metrics_line
+from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow
@@ -28,7 +29,6 @@ from afl_server.pages.status import mean_rate, seconds_left
 # A step that is open for less is not called stalled, however short the steps before it were.
 STALLED_AFTER_S = 5.0
 STALLED_TIMES = 5  # nor is one that is open for less than so many times as long as the last of its kind
-MOST_NAMED = 8  # workers named in a sentence; the table has all of them
 MOST_ROWS = 2000  # rows of the table; of more workers, those that are served worst
 MOST_CURVES = 6  # workers with curves of their own in the first view: as many colours as can be told apart
 _MODEL_VALUE_BYTES: Final = 4
@@ -36,15 +36,10 @@ _MODEL_VALUE_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Sources:
-    """Where what is shown comes from; all of it may be asked from any thread.
+    """Where what is shown comes from; all of it may be asked from any thread."""
 
-    Attributes:
-        snapshot: the run now.
-        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
-    """
-
-    snapshot: Callable[[], Snapshot]
-    certificate_expiry: Callable[[], float | None]
+    snapshot: Callable[[], Snapshot]  # the run now
+    certificate_expiry: Callable[[], float | None]  # of the server's, in Unix time; None in plaintext
     history: History
     dual_window: DualWindow
     events: RecentEvents
@@ -229,17 +224,12 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         return "running", ""
     gone = sorted(set(missing).intersection(step.awaited))
     whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
-    verb = "is" if len(whom) == 1 else "are"
-    since = shown_seconds(open_seconds)
-    return "stalled", f"The round waits for {_named(whom)}, which {verb} {what}; it is open for {since}."
-
-
-def _named(workers: Sequence[int]) -> str:
-    """Workers in a sentence."""
-    if len(workers) == 1:
-        return f"worker {workers[0]}"
-    more = ", ..." if len(workers) > MOST_NAMED else ""
-    return f"{len(workers)} workers ({', '.join(map(str, workers[:MOST_NAMED]))}{more})"
+    named = (
+        f"worker {whom[0]}, which is"
+        if len(whom) == 1
+        else f"{len(whom)} workers ({some_of(whom)}), which are"
+    )
+    return "stalled", f"The round waits for {named} {what}; it is open for {shown_seconds(open_seconds)}."
 
 
 def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:

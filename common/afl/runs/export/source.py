@@ -24,23 +24,16 @@ _STOPPED = frozenset({ExitCode.INTERRUPTED.name.lower(), ExitCode.LOST_WORKERS.n
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a run (``final``, ``random`` or ``best``), and what is known of it.
-
-    Attributes:
-        rounds: the update rounds that the model has seen.
-        state_words: the run's state in a sentence.
-        evaluation: of this model, or the last one before it; ``None`` if there was none yet.
-        sent: the line of the metrics that has the model's bytes; ``None`` before the first round.
-    """
+    """One model of a run (``final``, ``random`` or ``best``), and what is known of it."""
 
     name: str
     model: files.StoredModel
-    rounds: int
+    rounds: int  # the update rounds that the model has seen
     config: Config
     state: State
-    state_words: str
-    evaluation: EvaluationLine | None
-    sent: Line | None
+    state_words: str  # the state in a sentence
+    evaluation: EvaluationLine | None  # of this model, or the last one before it
+    sent: Line | None  # has the bytes up to this model; None before the first round
     synchronizations: int
 
 

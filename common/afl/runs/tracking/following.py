@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -67,50 +68,52 @@ class Following:
             follower.leave(limit)
 
 
+@dataclass(eq=False)
 class _Follower:
     """One tracker and its thread."""
 
-    def __init__(self, name: str, tracker: Tracker, run_id: str, directory: Path, config: Config) -> None:
-        self.failures = 0
-        self.status: Status = "stopped"
-        self.ending = threading.Event()
-        self.progressed_at = time.monotonic()
+    name: str
+    tracker: Tracker
+    run_id: str
+    directory: Path
+    config: Config
+    rounds: int = 0
+    failures: int = 0
+    status: Status = "stopped"
+    is_left: bool = False
+    progressed_at: float = field(default_factory=time.monotonic)
+    ending: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.folder = self.directory / TRACKERS_FOLDER / self.name
         # Not joined when the process ends: a tracker that hangs would hold it for ever.
-        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{name}", daemon=True)
-        self._name = name
-        self._tracker = tracker
-        self._run_id = run_id
-        self._directory = directory
-        self._folder = directory / TRACKERS_FOLDER / name
-        self._config = config
-        self._rounds = 0
-        self._is_left = False
+        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{self.name}", daemon=True)
 
     def leave(self, limit: float) -> None:
         """Wait until it is done, until ``limit``, or until it stalls."""
         while self.thread.is_alive():
             left = min(limit, self.progressed_at + STALL_S) - time.monotonic()
             if left <= 0:
-                self._is_left = True
+                self.is_left = True
                 LOG.warning(
                     "tracker %s did not finish and is abandoned: it got %d rounds in this process",
-                    self._name,
-                    self._rounds,
-                    extra=events.TrackerLeft(tracker=self._name, rounds=self._rounds).extra,
+                    self.name,
+                    self.rounds,
+                    extra=events.TrackerLeft(tracker=self.name, rounds=self.rounds).extra,
                 )
                 return
             self.thread.join(left)
-        ended = events.TrackerEnded(tracker=self._name, rounds=self._rounds, failures=self.failures)
+        ended = events.TrackerEnded(tracker=self.name, rounds=self.rounds, failures=self.failures)
         message = "tracker %s got %d rounds; it failed %d times"
-        LOG.info(message, self._name, self._rounds, self.failures, extra=ended.extra)
+        LOG.info(message, self.name, self.rounds, self.failures, extra=ended.extra)
 
     def _follow(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             after = self._told_before()
-            settings = settings_of(self._config)
-            self._tracker.started(TrackedRun(self._run_id, self._directory, self._folder, settings, after))
-            reader = RoundReader(self._directory / METRICS_FILE, after)
+            settings = settings_of(self.config)
+            self.tracker.started(TrackedRun(self.run_id, self.directory, self.folder, settings, after))
+            reader = RoundReader(self.directory / METRICS_FILE, after)
             is_last = False
             while not is_last:
                 # Before reading: what is written until then is read.
@@ -118,24 +121,24 @@ class _Follower:
                 self._tell(reader.whole_rounds())
             if self.status != "stopped":
                 self._tell(reader.last_round())
-            if not self._is_left:
-                self._tracker.ended(self.status)
+            if not self.is_left:
+                self.tracker.ended(self.status)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # other people's code, which the run must survive
             self._failed(error)
 
     def _tell(self, rounds: Iterator[TrackedRound]) -> None:
-        while (batch := list(islice(rounds, MOST_ROUNDS))) and not self._is_left:
+        while (batch := list(islice(rounds, MOST_ROUNDS))) and not self.is_left:
             # Before the tracker has them: what might have been taken is not given again. Not synced: after a
             # loss of power the rounds since may be missing at the tracker, or twice.
-            temporary = self._folder / f".{POSITION_FILE}.new"
-            temporary.write_text(json.dumps({"run_id": self._run_id, "round": batch[-1].round}), "utf-8")
-            temporary.replace(self._folder / POSITION_FILE)
+            temporary = self.folder / f".{POSITION_FILE}.new"
+            temporary.write_text(json.dumps({"run_id": self.run_id, "round": batch[-1].round}), "utf-8")
+            temporary.replace(self.folder / POSITION_FILE)
             try:
-                self._tracker.log(batch)
+                self.tracker.log(batch)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # as above; the next may be taken
                 self._failed(error)
             else:
-                self._rounds += len(batch)
+                self.rounds += len(batch)
             self.progressed_at = time.monotonic()
 
     def _failed(self, error: BaseException) -> None:
@@ -143,21 +146,21 @@ class _Follower:
         if self.failures == 1:
             LOG.warning(
                 "tracker %s failed; it is tried again with later rounds, and the run continues: %s: %s",
-                self._name,
+                self.name,
                 type(error).__name__,
                 error,
                 exc_info=error,
-                extra=events.TrackerFailed(tracker=self._name).extra,
+                extra=events.TrackerFailed(tracker=self.name).extra,
             )
 
     def _told_before(self) -> int:
         """The last round that the tracker was handed before."""
-        path = self._folder / POSITION_FILE
+        path = self.folder / POSITION_FILE
         if not path.exists():
             return 0
         try:
             position = json.loads(path.read_text(encoding="utf-8"))
-            return int(position["round"]) if position["run_id"] == self._run_id else 0
+            return int(position["round"]) if position["run_id"] == self.run_id else 0
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(
                 f"{path} is damaged ({error}), so what the tracker has is not known; delete it to send "
