@@ -70,27 +70,22 @@ class DualWindow:
             entries = list(self._entries)
         if not entries:
             return {"rounds": [], "restarts": [], "workers": [], "weights": []}
-        since = entries[-1][0] - max(COLUMNS, BLOCKS * self._block)
-        entries = [entry for entry in entries if entry[0] > since]
+        oldest = entries[-1][0] - max(COLUMNS, BLOCKS * self._block)
+        entries = [entry for entry in entries if entry[0] > oldest]
         rounds = np.array([round_ for round_, _ in entries])
         values = np.stack([weights for _, weights in entries])
         # Points begin at multiples of their length, so that they do not flicker as the window moves on.
         length = -(-(int(rounds[-1]) - int(rounds[0]) + 1) // (COLUMNS - 1))
         starts = np.flatnonzero(np.diff(rounds // length, prepend=-1))
-        sizes = np.diff(starts, append=len(rounds))
-        means = np.add.reduceat(values, starts, axis=0) / sizes[:, None]
+        ends = np.append(starts[1:], len(rounds))
+        means = np.add.reduceat(values, starts, axis=0) / (ends - starts)[:, None]
         most = np.sort(np.argsort(-values.mean(axis=0), kind="stable")[:SHOWN_WORKERS])
-        has_begun = np.add.reduceat(self._begins(rounds), starts)
+        # A block has begun in a point, or since the last round before it that was kept.
+        block, since = self._block or int(rounds[-1]), rounds[starts] - 1 - self._stride
+        has_begun = (rounds[ends - 1] - 1) // block > np.maximum(since, 0) // block
         return {
             "rounds": rounds[starts].tolist(),
             "restarts": np.flatnonzero(has_begun).tolist(),
             "workers": most.tolist(),
             "weights": np.round(means[:, most].T.astype(np.float64), 5).tolist(),
         }
-
-    def _begins(self, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """1 for a round in which a block begins, or one since the last that was kept."""
-        if not self._block:
-            return np.zeros(len(rounds), dtype=np.int64)
-        blocks, before = (rounds - 1) // self._block, (rounds - 1 - self._stride) // self._block
-        return ((blocks > before) & (blocks > 0)).astype(np.int64)

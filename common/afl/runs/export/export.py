@@ -121,16 +121,17 @@ def _sample(found: Source, task: Task) -> Tensor:
     try:
         examples = worker_data(task, 0, context).test
     except AflError as error:
-        raise ConfigError(
-            f"a program is checked on a sample, and worker 0's data is not here ({error}); give the shape of "
-            "a batch instead, as in --input 2x1x28x28"
-        ) from error
+        raise _no_sample(f"data is not here ({error})") from error
     count = example_count(examples)
     batch = take_batch(examples, torch.arange(SAMPLE) % max(1, count)) if count else None
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if not isinstance(first, Tensor):
-        raise ConfigError(
-            "a program is checked on a sample, and worker 0's batches do not begin with a tensor; give the "
-            "shape of a batch instead, as in --input 2x1x28x28"
-        )
+        raise _no_sample("batches do not begin with a tensor")
     return first
+
+
+def _no_sample(why: str) -> ConfigError:
+    return ConfigError(
+        f"a program is checked on a sample, and worker 0's {why}; give the shape of a batch instead, as in "
+        "--input 2x1x28x28"
+    )
