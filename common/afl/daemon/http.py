@@ -93,12 +93,8 @@ class HttpPages(abc.ABC):
         self._thread.start()
 
     @abc.abstractmethod
-    def answer(self, path: str, environ: Environ) -> Answer:
-        """The page at a path; called from threads, so it must not change anything."""
-
-    def stream(self, path: str) -> Application | None:  # noqa: ARG002  # most have none
-        """What answers by itself at a path, in any length."""
-        return None
+    def answer(self, path: str, environ: Environ) -> Answer | Application:
+        """The page at a path, or what answers by itself. Called from threads: it must not change anything."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -107,13 +103,12 @@ class HttpPages(abc.ABC):
         self._thread.join()
 
     def _respond(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
         if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
             return send(environ, start_response, text("405 Method Not Allowed", "only GET\n"))
-        application = self.stream(path)
-        if application is not None:
-            return application(environ, start_response)
-        return send(environ, start_response, self.answer(path, environ))
+        answer = self.answer(environ.get("PATH_INFO", "/"), environ)
+        if isinstance(answer, Answer):
+            return send(environ, start_response, answer)
+        return answer(environ, start_response)
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:

@@ -45,22 +45,18 @@ class HttpServer(http.HttpPages):
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        self._documents = {
-            "/data/state.json": state,
-            "/data/events.json": Document(data.events),
-            "/data/workers.json": Document(data.workers, HISTORY_AGE_S),
-            "/data/history.json": Document(data.history, HISTORY_AGE_S),
-            "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), max_age=0.0),
-        }
-        self._pages: dict[str, Callable[[http.Environ], http.Answer]] = {
+        metrics = make_wsgi_app(make_registry(sources.snapshot, sources.certificate_expiry))
+        self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
+            "/metrics": lambda _: metrics,
+            "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), 0.0).answer,
+            "/data/state.json": state.answer,
+            "/data/events.json": Document(data.events).answer,
+            "/data/workers.json": Document(data.workers, HISTORY_AGE_S).answer,
+            "/data/history.json": Document(data.history, HISTORY_AGE_S).answer,
             "/data/worker.json": self._worker,
-        }
-        registry = make_registry(sources.snapshot, sources.certificate_expiry)
-        self._streams: dict[str, http.Application] = {
-            "/metrics": make_wsgi_app(registry),
-            "/data/stream": self._follow,
+            "/data/stream": lambda _: self._follow,
         }
         super().__init__(address, OPTION)
 
@@ -69,14 +65,8 @@ class HttpServer(http.HttpPages):
         self.viewers.close()
         super().close()
 
-    def stream(self, path: str) -> http.Application | None:
-        """Metrics, and the state as it changes."""
-        return self._streams.get(path)
-
-    def answer(self, path: str, environ: http.Environ) -> http.Answer:
-        """Any other page."""
-        if path in self._documents:
-            return http.Answer("200 OK", http.JSON, self._documents[path].current())
+    def answer(self, path: str, environ: http.Environ) -> http.Answer | http.Application:
+        """Any page."""
         if path in self._pages:
             return self._pages[path](environ)
         file = self._files.get(path)

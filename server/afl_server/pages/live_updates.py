@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from afl.daemon.http import JSON, Answer, Environ
+
 MOST_VIEWERS = 32  # streams at once: each has a thread. A page that gets none asks every few seconds instead.
 # Between two states; a page that hears nothing for ten times as long takes the connection for lost.
 PERIOD_S = 1.0
@@ -30,9 +32,13 @@ class Document:
         """It now; made anew if ``fresh``. Who asks while it is being made waits for it."""
         with self._lock:
             if fresh or time.monotonic() - self._made_at >= self._max_age:
-                self._made_at = time.monotonic()
                 self._body = encoded(self._make())
+                self._made_at = time.monotonic()
             return self._body
+
+    def answer(self, _: Environ) -> Answer:
+        """It now, as a page."""
+        return Answer("200 OK", JSON, self.current())
 
 
 def encoded(value: Any) -> bytes:
