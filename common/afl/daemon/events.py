@@ -79,8 +79,6 @@ class _OfFile(Event):
 
 
 # The server's life.
-
-
 class Listening(Event):
     """The server accepts workers."""
 
@@ -159,8 +157,6 @@ class CanGoOn(Event):
 
 
 # Sessions.
-
-
 class WorkerReady(_OfPeer):
     """A worker process has joined and takes steps."""
 
@@ -221,8 +217,6 @@ class WorkerFailed(_OfWorker):
 
 
 # Rounds.
-
-
 class Evaluation(Event):
     """All workers have evaluated the model."""
 
@@ -259,8 +253,6 @@ class StepFailed(Event):
 
 
 # The run directory.
-
-
 class DiskFailed(Event):
     """A model or the last checkpoint could not be written."""
 
@@ -296,8 +288,6 @@ class SummaryDamaged(_OfFile):
 
 
 # Certificates and tokens.
-
-
 class CertificateExpires(_OfFile):
     """The daemon's own certificate expires within two weeks, or has expired."""
 
@@ -321,8 +311,6 @@ class ReloadFailed(Event):
 
 
 # The worker's life.
-
-
 class Joined(Event):
     """The task, its data and its model are built, and the worker takes part."""
 

@@ -22,8 +22,14 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def common_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the daemons' logs."""
+def daemon_options(parser: argparse.ArgumentParser) -> None:
+    """What both daemons take: how to end, for supervisors that restart whatever ends, and how to log."""
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
+        "that restarts every process that ends",
+    )
     parser.add_argument(
         "--log-level",
         default="info",
@@ -42,14 +48,4 @@ def set_option(parser: argparse._ActionsContainer) -> None:
     """Overrides of a configuration's keys."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
-    )
-
-
-def stay_option(parser: argparse.ArgumentParser) -> None:
-    """For supervisors that start again whatever ends."""
-    parser.add_argument(
-        "--stay",
-        action="store_true",
-        help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
-        "that restarts every process that ends",
     )
