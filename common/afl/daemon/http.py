@@ -214,10 +214,6 @@ class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are not logged."""
 
-    def address_string(self) -> str:
-        """Without a reverse look-up, which can hang."""
-        return str(self.client_address[0])
-
 
 class _Answering(ServerHandler):
     server_software = f"afl/{__version__}"

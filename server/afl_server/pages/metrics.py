@@ -6,7 +6,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -88,13 +88,11 @@ class Family(NamedTuple):
     labels: Sequence[str]
 
 
-def _families() -> Iterator[tuple[str, Family]]:
-    for written, meaning in _MEANINGS.items():
-        name, _, labels = written.rstrip("}").partition("{")
-        yield name, Family(meaning, labels.split(",") if labels else ())
+_WRITTEN = ((written.rstrip("}").partition("{"), meaning) for written, meaning in _MEANINGS.items())
+FAMILIES: Mapping[str, Family] = {
+    name: Family(meaning, labels.split(",") if labels else ()) for (name, _, labels), meaning in _WRITTEN
+}
 
-
-FAMILIES: Mapping[str, Family] = dict(_families())
 # Of a metric without labels, by worker, or by the values of its labels; `None` where it has none.
 Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | None
 
@@ -136,6 +134,7 @@ def make_registry(
 
 def _values(s: Snapshot) -> dict[str, Value]:
     run, step, counters, evaluation = s.run, s.step, s.counters, s.evaluation
+    missing, awaited = set(s.missing), set(step.awaited)
     ways = ((Direction.UPLINK, counters.uplink), (Direction.DOWNLINK, counters.downlink))
     values: dict[str, Value] = {
         "afl_run_info": {(run.run_id, run.algorithm, run.task): 1},
@@ -145,9 +144,9 @@ def _values(s: Snapshot) -> dict[str, Value]:
         "afl_rounds": run.rounds,
         "afl_workers": run.workers,
         "afl_workers_ready": run.workers - len(s.missing),
-        "afl_worker_ready": [1 - is_missing for is_missing in _marks(s.missing, run.workers)],
+        "afl_worker_ready": [int(worker not in missing) for worker in range(run.workers)],
         "afl_workers_missing_reports": len(step.awaited),
-        "afl_worker_awaited": _marks(step.awaited, run.workers),
+        "afl_worker_awaited": [int(worker in awaited) for worker in range(run.workers)],
         "afl_round_seconds": s.round_seconds,
         "afl_open_step_seconds": time.monotonic() - step.opened_at,
         "afl_step_seconds": {(kind.name.lower(),): seconds for kind, seconds in s.step_seconds.items()},
@@ -205,9 +204,3 @@ def _values(s: Snapshot) -> dict[str, Value]:
         disk = shutil.disk_usage(run.directory)
         values |= {"afl_disk_free_bytes": disk.free, "afl_disk_size_bytes": disk.total}
     return values
-
-
-def _marks(workers: Iterable[int], count: int) -> list[int]:
-    """1 at the place of each worker, of ``count``."""
-    marked = set(workers)
-    return [int(worker in marked) for worker in range(count)]

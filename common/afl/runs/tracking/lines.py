@@ -12,10 +12,6 @@ from afl.runs.tracking.tracker import TrackedRound
 # With more workers than this, their own accuracies and losses are left to `metrics.jsonl`: a thousand curves
 # are more than trackers' pages can show.
 MOST_WORKERS = 64
-_BLOCK = 1 << 20
-_SENT = frozenset(
-    {"uplink_bytes", "downlink_bytes", "uplink_float_equivalents", "downlink_float_equivalents"}
-)
 
 
 class RoundReader:
@@ -28,7 +24,6 @@ class RoundReader:
         self._path = path
         self._after = after
         self._offset = 0
-        self._rest = b""
         self._round = 0
         self._metrics: dict[str, float] = {}
 
@@ -36,11 +31,11 @@ class RoundReader:
         """The rounds that have become whole since the last call; ``ValueError`` if a line is not JSON."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            while block := file.read(_BLOCK):
-                self._offset += len(block)
-                *lines, self._rest = (self._rest + block).split(b"\n")
-                for line in lines:
-                    yield from self._take(json.loads(line))
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                self._offset += len(line)
+                yield from self._take(json.loads(line))
 
     def last_round(self) -> Iterator[TrackedRound]:
         """The round that nothing more can come of, since the run is over."""
@@ -63,7 +58,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     if event not in {"round", "evaluation"}:
         return {}
     numbers = {
-        f"{'sent' if key in _SENT else event}/{key}": float(value)
+        f"{'sent' if key.startswith(('uplink_', 'downlink_')) else event}/{key}": float(value)
         for key, value in line.items()
         if type(value) in {int, float} and key != "round"
     }
