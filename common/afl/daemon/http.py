@@ -70,11 +70,7 @@ OVER: Final = text("503 Service Unavailable", "the run is over\n")
 
 
 class HttpPages(abc.ABC):
-    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on the address.
-
-    Args:
-        option: what messages call the address.
-    """
+    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on ``option``'s address."""
 
     def __init__(self, address: Address, option: str) -> None:
         host = address.host

@@ -182,9 +182,7 @@ def sync_folder(folder: Path) -> None:
 def lock(path: Path, what: str) -> int:
     """A descriptor of the file, which is this process's until it is closed or the process ends.
 
-    Raises:
-        InUseError: if another process has it.
-        OSError: if it cannot be opened.
+    :class:`InUseError` if another process has it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -59,9 +59,7 @@ def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> Ow
     """The task's own metrics of one evaluation, by name.
 
     Which end of such a metric is the worse one is not known, so the worst worker is that of loss or accuracy.
-
-    Args:
-        metrics: of each worker, ``[m]``; those of an absent worker are empty.
+    ``metrics`` are of each worker, ``[m]``; those of an absent worker are empty.
     """
     found = {}
     for name in sorted({name for entry in metrics for name in entry} - RANKING):

@@ -51,8 +51,7 @@ class RunDisplay:
     def show(self, state: Mapping[str, Any]) -> None:
         """Show a state of the server.
 
-        Where lines are not redrawn, the evaluations of a long run would fill a log: they come ever less
-        often. Who is missing is said at once.
+        Where lines are not redrawn, they come ever less often, but for who is missing: a log would fill.
         """
         if self._live is not None:
             self._live.update(RunView(state, self._hint), refresh=True)

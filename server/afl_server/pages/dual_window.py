@@ -21,17 +21,14 @@ MOST_VALUES: Final = 1 << 21  # 8 MiB of float32, whatever the number of workers
 
 
 class DualWindow:
-    """A window of the last rounds; written by the run, read by any thread.
-
-    ``block`` is the number of rounds from restart to restart; 0 if the weights never restart.
-    """
+    """A window of the last rounds; written by the run, read by any thread."""
 
     def __init__(self, workers: int, block: int = 0) -> None:
-        self._block = block
+        self._block = block  # rounds from restart to restart; 0 if the weights never restart
         most = max(2, min(MOST_ROUNDS, MOST_VALUES // workers))
+        # Where there is no memory for all rounds of the blocks, one of so many is kept; of very many workers,
+        # the last rounds that there is memory for.
         self._stride = max(1, -(-BLOCKS * block // most)) if most >= POINTS else 1
-        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many
-        workers, the last rounds that there is memory for."""
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
             maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )

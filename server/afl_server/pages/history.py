@@ -131,8 +131,7 @@ class History:
         seen = [bucket.high for bucket in self.view().buckets if not np.isnan(bucket.high[0])]
         mean = np.mean(seen, axis=0) if seen else np.zeros(self.workers)
         # Of equals the first: a page must not flicker between them.
-        order: list[int] = np.argsort(-mean, kind="stable")[:count].tolist()
-        return order
+        return [int(worker) for worker in np.argsort(-mean, kind="stable")[:count]]
 
     def _followed(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         return values.astype(np.float32) if self.follows else np.empty(0, np.float32)

@@ -22,7 +22,6 @@ from afl_server.pages.metrics import make_registry
 from afl_server.pages.page_data import PageData, Sources
 from afl_server.pages.status import run_status
 
-OPTION: Final = "server.http"
 # A turn of the event loop takes milliseconds; a probe that is let wait longer has usually given up.
 LOOP_ANSWERS_S = 5.0
 HISTORY_AGE_S = 2.0  # curves and the table change less than the state does, and cost more
@@ -58,7 +57,7 @@ class HttpServer(http.HttpPages):
             "/data/worker.json": self._worker,
             "/data/stream": lambda _: self._follow,
         }
-        super().__init__(address, OPTION)
+        super().__init__(address, "server.http")
 
     def close(self) -> None:
         """Send open pages the last state, curves and table, and stop serving."""
@@ -111,9 +110,6 @@ class HttpServer(http.HttpPages):
 
 class FinishedPages(http.HttpPages):
     """What there is to say where a run had ended before this process began."""
-
-    def __init__(self, address: Address) -> None:
-        super().__init__(address, OPTION)
 
     def answer(self, path: str, environ: http.Environ) -> http.Answer:  # noqa: ARG002  # the path says all
         """For probes."""

@@ -272,8 +272,7 @@ def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
     """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
     # As keys of a sort, which is stable; NaN would be in no order.
     order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
-    rows: list[int] = order.tolist()
-    return rows
+    return [int(worker) for worker in order]
 
 
 def _short(values: Iterable[float | None]) -> list[float | None]:

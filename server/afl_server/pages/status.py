@@ -19,11 +19,7 @@ STATES = ("waiting for workers", "running", "over")
 
 
 def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
-    """The present state; durations in seconds.
-
-    ``workers_missing_seconds`` goes with ``workers_missing``: how long ago each was lost, ``None`` for one
-    that has not joined yet.
-    """
+    """The present state; durations in seconds, ``None`` for a missing worker that has not joined yet."""
     now, run, step, counters = time.monotonic(), snapshot.run, snapshot.step, snapshot.counters
     return {
         "run_id": run.run_id,

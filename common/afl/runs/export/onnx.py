@@ -30,9 +30,7 @@ def write_program(module: nn.Module, sample: Tensor, folder: Path) -> dict[str, 
 
     The sample is a batch of at least two examples. Returned is the program's entry of ``card.json``.
 
-    Raises:
-        ConfigError: if a package is missing.
-        ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
+    :class:`ProgramError` if the exporter refuses the module, or the program answers otherwise than it.
     """
     _answered(module, sample)
     reference = require("onnx.reference", "write ONNX", "onnx")

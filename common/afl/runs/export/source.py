@@ -72,7 +72,7 @@ def find(directory: Path, name: str, copy: Path) -> Source:
     lines = [
         shapes.checked(entry, _LINES[entry["event"]], f"{metrics}:{number}")
         for number, entry in enumerate(entries, start=1)
-        if entry.get("event") in list(_LINES)
+        if entry.get("event") in list(_LINES)  # which need not be hashable in a file that was edited
     ]
     seen = [line for line in lines if line.round <= rounds]
     closed = next((line for line in reversed(seen) if isinstance(line, RoundLine)), None)
@@ -102,10 +102,8 @@ def state_of(directory: Path) -> tuple[State, str]:
         locks = (directory, directory / files.STATE_FOLDER / "lock")
         if any(path.exists() and is_locked(path) for path in locks):
             return "running", "the run is still running"
-        return (
-            "unfinished",
-            "the run has no summary: its process died, or runs without state (server.state: off)",
-        )
+        why = "its process died, or runs without state (server.state: off)"
+        return "unfinished", f"the run has no summary: {why}"
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
