@@ -15,6 +15,7 @@ from afl.daemon import events
 from afl.errors import ConfigError
 
 EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
+_ENCRYPTED: Final = "the key is encrypted, and nobody can type its passphrase; decrypt it"
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 # A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime.
 _EXPIRY: Final = re.compile(
@@ -39,13 +40,13 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
     expires_at(texts[0], f"{names[0]} {certificate}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=_refuse_password)
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if "MISMATCH" in reason:
             what = "do not belong together: the key is another certificate's"
-        elif isinstance(error, _PasswordError):
-            what = "cannot be used: the key is encrypted, and nobody can type its passphrase; decrypt it"
+        elif str(error) == _ENCRYPTED:
+            what = f"cannot be used: {_ENCRYPTED}"
         else:
             what = f"cannot be used: is the second a private key in PEM? ({reason or error})"
         raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} {what}") from error
@@ -54,6 +55,11 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
         # What was checked need not be what was read; who replaces them is soon done.
         raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} are being replaced")
     return KeyPair(*texts)
+
+
+def _refuse_password() -> str:
+    # Without this, OpenSSL would ask on the terminal.
+    raise ValueError(_ENCRYPTED)
 
 
 def read_authorities(path: Path, name: str) -> bytes:
@@ -109,12 +115,3 @@ def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
             stat.S_IMODE(mode),
             extra=events.SecretIsReadable(file=str(path)).extra,
         )
-
-
-class _PasswordError(ValueError):
-    """A private key is encrypted."""
-
-
-def _no_password() -> str:
-    # Without this, OpenSSL would ask on the terminal.
-    raise _PasswordError("the key is encrypted")

@@ -8,8 +8,6 @@ from typing import Any, Self
 
 KEPT = 100
 LONGEST_MESSAGE = 4000  # characters; a worker's traceback is part of its message
-# What comes so often, and is shown by curves, that it would push everything else out.
-_ELSEWHERE = frozenset({"evaluation"})
 
 
 class RecentEvents(logging.Handler):
@@ -35,7 +33,8 @@ class RecentEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record, if it is an event's; the logger calls it under the handler's lock."""
         name = getattr(record, "event", "error" if record.levelno >= logging.ERROR else "")
-        if not name or name in _ELSEWHERE:
+        # Evaluations come so often, and are shown by curves, that they would push everything else out.
+        if name in {"", "evaluation"}:
             return
         message = record.getMessage()
         if len(message) > LONGEST_MESSAGE:
