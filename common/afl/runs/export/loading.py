@@ -98,15 +98,14 @@ def _stored(path: Path) -> tuple[Path, CardTask]:
 
 
 def _task_of_card(folder: Path) -> CardTask:
-    try:
-        card = read(folder / CARD_FILE, Card)
-    except FileNotFoundError as error:
+    card = read(folder / CARD_FILE, Card)
+    if card is None:
         if (folder / METRICS_FILE).exists():
             raise ConfigError(
                 f"{folder} is a run directory; name one of its models ({folder / model_file('final')}), or "
                 f"export it: afl export {folder}"
-            ) from error
-        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})") from error
+            )
+        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})")
     file = folder / MODEL_FILE
     found = read_model(file).digest
     if found != card.model.digest:

@@ -73,12 +73,12 @@ class Card(_Shape):
 _T = TypeVar("_T", bound=BaseModel)
 
 
-def read(path: Path, shape: type[_T]) -> _T:
-    """A JSON file of this shape; :class:`DataError` if it is of another, or there and cannot be read."""
+def read(path: Path, shape: type[_T]) -> _T | None:
+    """A JSON file of this shape, ``None`` if it is not there; :class:`DataError` if it is of another shape."""
     try:
         return checked(path.read_bytes(), shape, str(path))
     except FileNotFoundError:
-        raise
+        return None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 

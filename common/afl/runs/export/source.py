@@ -96,9 +96,8 @@ def find(directory: Path, name: str, copy: Path) -> Source:
 
 def state_of(directory: Path) -> tuple[State, str]:
     """How a run stands, in a word and in a sentence; :class:`DataError` if its summary is damaged."""
-    try:
-        summary = shapes.read(directory / files.SUMMARY_FILE, shapes.Summary)
-    except FileNotFoundError:
+    summary = shapes.read(directory / files.SUMMARY_FILE, shapes.Summary)
+    if summary is None:
         locks = (directory, directory / files.STATE_FOLDER / "lock")
         if any(path.exists() and is_locked(path) for path in locks):
             return "running", "the run is still running"
