@@ -74,7 +74,7 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 def read(path: Path, shape: type[_T]) -> _T | None:
-    """A JSON file of this shape, ``None`` if it is not there; :class:`DataError` if it is of another shape."""
+    """A JSON file of this shape, ``None`` if there is none; :class:`DataError` if it is of another."""
     try:
         return checked(path.read_bytes(), shape, str(path))
     except FileNotFoundError:
