@@ -51,7 +51,7 @@ class HttpServer(http.HttpPages):
             "/metrics": lambda _: metrics,
             "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), 0.0).answer,
             "/data/state.json": state.answer,
-            "/data/events.json": Document(data.events).answer,
+            "/data/events.json": Document(sources.events.newest_first).answer,
             "/data/workers.json": Document(data.workers, HISTORY_AGE_S).answer,
             "/data/history.json": Document(data.history, HISTORY_AGE_S).answer,
             "/data/worker.json": self._worker,

@@ -82,30 +82,26 @@ class PageData:
             "paper": _MODEL_VALUE_BYTES
             * (counters.uplink.float_equivalents + counters.downlink.float_equivalents),
             "events": self._sources.events.count,
-            "stamp": self._stamp(snapshot, phase),
+            "stamp": self._stamp(snapshot, now),
         }
 
-    def _stamp(self, snapshot: Snapshot, phase: str) -> str:
-        """Changes with what table and curves show: a page sees by it whether those that it has are of now."""
+    def _stamp(self, snapshot: Snapshot, now: float) -> str:
+        """Changes with what table and curves show: a page sees by it whether those that it has are of now.
+
+        It is made before they are: what is added to the history meanwhile has another.
+        """
+        phase, _ = phase_of(snapshot, now)
         return f"{self._history.version} {phase} {len(snapshot.missing)} {bool(snapshot.step.awaited)}"
-
-    def _stamped(self) -> tuple[Snapshot, str]:
-        """The run now, and its stamp; what is added to the history afterwards has another."""
-        snapshot = self._sources.snapshot()
-        phase, _ = phase_of(snapshot, time.monotonic())
-        return snapshot, self._stamp(snapshot, phase)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The last events, newest first."""
-        return self._sources.events.newest_first()
 
     def ending(self) -> dict[str, Any]:
         """All that a page draws, once nothing of it changes any more."""
-        return {"workers": self.workers(), "history": self.history(), "events": self.events()}
+        events = self._sources.events.newest_first()
+        return {"workers": self.workers(), "history": self.history(), "events": events}
 
     def workers(self) -> dict[str, Any]:
         """The table: a column of values for each thing that is known, those that are served worst first."""
-        snapshot, stamp = self._stamped()
+        snapshot = self._sources.snapshot()
+        stamp = self._stamp(snapshot, time.monotonic())
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
         metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
@@ -155,7 +151,8 @@ class PageData:
 
     def history(self) -> dict[str, Any]:
         """The curves of the first view."""
-        snapshot, stamp = self._stamped()
+        snapshot = self._sources.snapshot()
+        stamp = self._stamp(snapshot, time.monotonic())
         view, whole = self._history.view(), _uncompressed(snapshot)
         buckets, points = view.buckets, view.points
         averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
