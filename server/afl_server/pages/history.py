@@ -49,8 +49,7 @@ class Bucket:
         self.low, self.high = np.fmin(self.low, later.low), np.fmax(self.high, later.high)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """An evaluation; NaN where a worker that is followed has no such metric."""
 
     summary: EvaluationSummary

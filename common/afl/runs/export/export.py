@@ -25,8 +25,6 @@ from afl.tasks.initialization import worker_data
 from afl.tasks.registry import load_task
 
 PAGE_FILE = "README.md"
-# Examples that a program is made and checked with: one would hide what a batch's size is mixed up with.
-SAMPLE = 2
 
 
 def export(
@@ -123,7 +121,8 @@ def _sample(found: Source, task: Task) -> Tensor:
     except AflError as error:
         raise _no_sample(f"data is not here ({error})") from error
     count = example_count(examples)
-    batch = take_batch(examples, torch.arange(SAMPLE) % max(1, count)) if count else None
+    # One would hide what a batch's size is mixed up with.
+    batch = take_batch(examples, torch.arange(2) % count) if count else None
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if not isinstance(first, Tensor):
         raise _no_sample("batches do not begin with a tensor")
