@@ -242,7 +242,7 @@ def _conclude(run: OpenRun, federation: Federation, code: ExitCode, reason: str,
 
 async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
-    pages = None if config.server.http is None else FinishedPages(config.server.http)
+    pages = None if config.server.http is None else FinishedPages(config.server.http, "server.http")
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
