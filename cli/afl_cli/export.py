@@ -47,19 +47,17 @@ def run(options: argparse.Namespace) -> ExitCode:
             "afl.load_model with the module's code, which torch.export takes too"
         )
     # PyTorch takes seconds to import.
-    from afl.runs.export.export import Request, export  # noqa: PLC0415
+    from afl.runs.export.export import export  # noqa: PLC0415
 
     card = export(
-        Request(
-            options.run_directory,
-            options.model,
-            options.out,
-            force=options.force,
-            onnx=options.onnx,
-            task=options.task,
-            input=options.input,
-            description=options.description,
-        )
+        options.run_directory,
+        options.model,
+        options.out,
+        force=options.force,
+        onnx=options.onnx,
+        task=options.task,
+        shape=options.input,
+        description=options.description,
     )
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
     parameters = f"{model['trained_parameters']:,} trained parameters"

@@ -15,7 +15,7 @@ from afl.errors import AflError, ConfigError, ExitCode
 from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
-from afl.terminal.parser import common_options, make_parser, stay_option
+from afl.terminal.parser import daemon_options, make_parser
 from afl_server.network.authentication import Authentication
 
 
@@ -84,8 +84,7 @@ def make_server_parser() -> argparse.ArgumentParser:
         default=can_redraw(),
         help="show live progress (default: where standard output is a terminal)",
     )
-    stay_option(parser)
-    common_options(parser)
+    daemon_options(parser)
     return parser
 
 

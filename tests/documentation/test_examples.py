@@ -27,9 +27,9 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 from afl.config import config_from_mapping, load_config
-from afl.daemon.events import check_line
 from afl.runs.tracking.following import Following
 from afl_lab.simulation.run import simulate
+from support.log_lines import check_line
 from support.pages import ROOT, Block, blocks, pages
 
 WITH_BLOCKS = [page for page in pages() if blocks(page)]

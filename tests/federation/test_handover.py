@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from afl.runs.files import model_digest
+from afl.runs.files import read_model
 from afl_cli.main import main
 from support.federation import Federation
 from support.process import KIT
@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_and_stopped_is_tracked_once_and_exported_in_every_
         federation.finish()
         card = exported(federation, tmp_path / "out")
         assert card["run"]["state"] == "finished"
-        assert card["model"]["digest"] == model_digest(federation.directory / "model-final.safetensors")
+        assert card["model"]["digest"] == read_model(federation.directory / "model-final.safetensors").digest
         closed = [line["round"] for line in federation.records("round")]
         assert closed == list(range(1, ROUNDS + 1))
         logged = steps(federation, "round/loss_max")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from afl_tools.docs.tables import made_metrics
+from afl_server.pages.metrics import FAMILIES
 from afl_tools.monitoring import rules
 from support import expressions
 from support.prometheus import needs_promtool
@@ -50,11 +50,7 @@ def cases() -> list[dict[str, Any]]:
 def served() -> dict[str, set[str]]:
     """The labels of each metric of the server, as Prometheus has them."""
     own = {"job", "instance"}
-    made = {
-        f"{name}_total" if kind == "counter" else name: own | set(labels)
-        for name, (kind, labels) in made_metrics().items()
-    }
-    return {**made, "up": own}
+    return {**{name: own | set(family.labels) for name, family in FAMILIES.items()}, "up": own}
 
 
 @needs_promtool

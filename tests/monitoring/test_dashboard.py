@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from afl_tools.docs.tables import made_metrics
+from afl_server.pages.metrics import FAMILIES
 from support import expressions
 
 BOARD = json.loads((Path(__file__).parents[2] / "deploy" / "grafana" / "afl.json").read_text("utf-8"))
@@ -15,10 +15,7 @@ TARGETS = [(panel, target) for panel in BOARD["panels"] for target in panel.get(
 
 SERVER = 'job="$job",instance="$instance"'
 
-SERVED: dict[str, set[str]] = {
-    f"{name}_total" if kind == "counter" else name: {"job", "instance", *labels}
-    for name, (kind, labels) in made_metrics().items()
-}
+SERVED: dict[str, set[str]] = {name: {"job", "instance", *family.labels} for name, family in FAMILIES.items()}
 
 
 def labels_of(metric: str) -> set[str]:

@@ -14,6 +14,7 @@ from afl.daemon import events
 from afl.daemon.events import EVENTS
 from afl.daemon.logs import JsonFormatter
 from afl_tools.monitoring import logged
+from support.log_lines import check_line
 
 TESTS = Path(__file__).parents[1]
 
@@ -76,9 +77,9 @@ def test_a_line_has_the_name_and_all_fields_of_its_event(caplog: pytest.LogCaptu
         "worker": 3,
         "round": None,
     }
-    assert events.check_line(line) == ""
-    assert "fields ['round']" in events.check_line({"event": "worker_failed", "round": 1})
-    assert "no event" in events.check_line({"event": "worker_felt"})
+    assert check_line(line) == ""
+    assert "fields ['round']" in check_line({"event": "worker_failed", "round": 1})
+    assert "no event" in check_line({"event": "worker_felt"})
 
 
 def test_the_table_says_who_logs_what() -> None:

@@ -14,7 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from afl.daemon.events import check_line
+from support.log_lines import check_line
 from support.process import END_S, Process
 from support.proxy import Proxy
 

@@ -19,7 +19,7 @@ from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
-from afl.terminal.parser import common_options, make_parser, stay_option
+from afl.terminal.parser import daemon_options, make_parser
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
 from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 
@@ -128,8 +128,7 @@ def make_worker_parser() -> argparse.ArgumentParser:
     option(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
-    stay_option(parser)
-    common_options(parser)
+    daemon_options(parser)
     return parser
 
 

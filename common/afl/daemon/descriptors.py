@@ -6,17 +6,12 @@ import errno
 import resource
 from typing import Final
 
-KEPT: Final = 96
-"""For files, logs, event loops, trackers and what listens."""
-
-HTTP_SHARE: Final = 8
-"""One descriptor in so many may be a connection to pages: 128 of the customary 1024."""
-
+KEPT: Final = 96  # for files, logs, event loops, trackers and what listens
+HTTP_SHARE: Final = 8  # one descriptor in so many may be a connection to pages: 128 of the customary 1024
+# Where the limit is so low that nothing is left after all others, one in so many is a connection of gRPC.
 FEW: Final = 4
-"""Where the limit is so low that nothing is left after all others, one in so many is a connection of gRPC."""
-
+# How the operating system says that the process, or the machine, has no descriptor left.
 SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""How the operating system says that the process, or the machine, has no descriptor left."""
 
 
 def most_descriptors() -> int:

@@ -46,7 +46,8 @@ class Event:
         dataclass(frozen=True, kw_only=True)(cls)
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         assert cls.name not in EVENTS, cls.name
-        EVENTS[cls.name] = cls
+        if not cls.__name__.startswith("_"):
+            EVENTS[cls.name] = cls
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -60,19 +61,24 @@ class Event:
         return {entry.name: " ".join(hints[entry.name].__metadata__) for entry in fields(cls)}
 
 
-def check_line(line: Mapping[str, Any]) -> str:
-    """What is wrong with a JSON log line that says ``event``; empty if it is as defined here."""
-    name = line["event"]
-    if name not in EVENTS:
-        return f"{name!r} is no event of afl.daemon.events"
-    standard = {"time", "level", "logger", "message", "event", "traceback"}
-    logged, defined = line.keys() - standard, EVENTS[name].meanings().keys()
-    return "" if logged == defined else f"{name}: fields {sorted(logged)}; defined are {sorted(defined)}"
+class _OfPeer(Event):
+    peer: Peer
+    workers: Workers
+
+
+class _OfWorker(Event):
+    worker: Worker
+
+
+class _OfReport(_OfWorker):
+    round: SynchronizationRound
+
+
+class _OfFile(Event):
+    file: File
 
 
 # The server's life.
-
-
 class Listening(Event):
     """The server accepts workers."""
 
@@ -151,13 +157,8 @@ class CanGoOn(Event):
 
 
 # Sessions.
-
-
-class WorkerReady(Event):
+class WorkerReady(_OfPeer):
     """A worker process has joined and takes steps."""
-
-    peer: Peer
-    workers: Workers
 
 
 class Refused(Event):
@@ -169,33 +170,23 @@ class Refused(Event):
     left_out: LeftOut
 
 
-class SessionEnded(Event):
+class SessionEnded(_OfPeer):
     """The stream of a process that had joined has ended, in whatever way."""
 
-    peer: Peer
-    workers: Workers
 
-
-class SessionBroke(Event):
+class SessionBroke(_OfPeer):
     """A bug in the server ended one session, with its traceback; the worker reconnects."""
 
-    peer: Peer
-    workers: Workers
 
-
-class Goodbye(Event):
+class Goodbye(_OfPeer):
     """A worker process has said goodbye."""
 
-    peer: Peer
-    workers: Workers
     reason: Reason
 
 
-class PeerTimeout(Event):
+class PeerTimeout(_OfPeer):
     """Nothing came from a process for server.peer_timeout, and its session is ended."""
 
-    peer: Peer
-    workers: Workers
     seconds: Annotated[float, "how long nothing arrived"]
 
 
@@ -207,36 +198,25 @@ class NotReading(Event):
     left_out: LeftOut
 
 
-class Replaced(Event):
+class Replaced(_OfPeer):
     """A process did not answer when another came with one of its ids, and has lost them."""
 
-    peer: Peer
-    workers: Workers
 
-
-class LostResidual(Event):
+class LostResidual(_OfWorker):
     """A worker came back without the uplink residual that it had."""
 
-    worker: Worker
 
-
-class WorkerAhead(Event):
+class WorkerAhead(_OfReport):
     """A worker has reported of a round that the server, put back to an old state, has yet to open."""
 
-    worker: Worker
-    round: SynchronizationRound
 
-
-class WorkerFailed(Event):
+class WorkerFailed(_OfWorker):
     """A worker could not do a step; the message ends with its traceback."""
 
-    worker: Worker
     round: Annotated[int | None, "the synchronization round; null before the first"]
 
 
 # Rounds.
-
-
 class Evaluation(Event):
     """All workers have evaluated the model."""
 
@@ -252,23 +232,17 @@ class Absent(Event):
     workers: Annotated[Sequence[int], "the absent workers; empty when all are present again"]
 
 
-class NonFinite(Event):
+class NonFinite(_OfReport):
     """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
-    worker: Worker
-    round: SynchronizationRound
 
-
-class RoundRestarted(Event):
+class RoundRestarted(_OfWorker):
     """A worker died in the middle of a report that was partly summed: the sum is restarted."""
 
-    worker: Worker
 
-
-class DigestMismatch(Event):
+class DigestMismatch(_OfWorker):
     """A worker's model differs from the server's; unless the run is over, the worker is sent the model."""
 
-    worker: Worker
     round: Annotated[int, "the update rounds that led to the model"]
 
 
@@ -279,8 +253,6 @@ class StepFailed(Event):
 
 
 # The run directory.
-
-
 class DiskFailed(Event):
     """A model or the last checkpoint could not be written."""
 
@@ -293,16 +265,12 @@ class CheckpointFailed(Event):
     """A checkpoint could not be written; the log continues, and has all that the checkpoint would have."""
 
 
-class CheckpointDamaged(Event):
+class CheckpointDamaged(_OfFile):
     """A checkpoint cannot be used; the one before it is taken."""
 
-    file: File
 
-
-class LogCut(Event):
+class LogCut(_OfFile):
     """The last outcome was not written completely; its step is open again."""
-
-    file: File
 
 
 class RoundsLost(Event):
@@ -311,32 +279,23 @@ class RoundsLost(Event):
     rounds: Annotated[int, "the synchronization rounds that metrics.jsonl knows of and that are lost"]
 
 
-class MetricsLost(Event):
+class MetricsLost(_OfFile):
     """metrics.jsonl is shorter than the state says: lines of earlier rounds are lost."""
 
-    file: File
 
-
-class SummaryDamaged(Event):
+class SummaryDamaged(_OfFile):
     """summary.json cannot be read; the state says how far the run is."""
-
-    file: File
 
 
 # Certificates and tokens.
-
-
-class CertificateExpires(Event):
+class CertificateExpires(_OfFile):
     """The daemon's own certificate expires within two weeks, or has expired."""
 
-    file: File
     expires: Annotated[float, "when, in Unix time"]
 
 
-class SecretIsReadable(Event):
+class SecretIsReadable(_OfFile):
     """A file with a key or token can be read by every user of the machine."""
-
-    file: File
 
 
 class Reloaded(Event):
@@ -352,8 +311,6 @@ class ReloadFailed(Event):
 
 
 # The worker's life.
-
-
 class Joined(Event):
     """The task, its data and its model are built, and the worker takes part."""
 
@@ -382,32 +339,24 @@ class CutShort(Event):
     connections: Annotated[int, "in a row"]
 
 
-class ReportAnswered(Event):
+class ReportAnswered(_OfReport):
     """A report was a duplicate, late or refused."""
 
-    worker: Worker
-    round: SynchronizationRound
     status: Annotated[str, "duplicate, late or refused"]
 
 
-class PutBack(Event):
+class PutBack(_OfReport):
     """A report was late; what it carried is in the residual and sent later."""
 
-    worker: Worker
-    round: SynchronizationRound
 
-
-class JournalRead(Event):
+class JournalRead(_OfWorker):
     """A worker resumes from its journal."""
 
-    worker: Worker
     round: Annotated[int, "the synchronization round of the report in it"]
 
 
-class JournalDamaged(Event):
+class JournalDamaged(_OfWorker):
     """An entry of a journal is incomplete; the one before it is used, if there is one."""
-
-    worker: Worker
 
 
 class ReceiverFailed(Event):

@@ -8,6 +8,7 @@ refused at the start.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -17,41 +18,29 @@ from afl.errors import ConfigError
 
 VARIABLE: Final = "AFL_FAULT_POINTS"
 
+_PLACES: Final = {
+    "server": "before-log, mid-log, after-log, mid-broadcast, mid-checkpoint, before-rename, mid-replay",
+    "worker": "before-apply, before-journal, mid-journal, after-journal, mid-chunk",
+}
+
 POINTS: Final = frozenset(
-    {
-        "server.before-log",
-        "server.mid-log",
-        "server.after-log",
-        "server.mid-broadcast",
-        "server.mid-checkpoint",
-        "server.before-rename",
-        "server.mid-replay",
-        "worker.before-apply",
-        "worker.before-journal",
-        "worker.mid-journal",
-        "worker.after-journal",
-        "worker.mid-chunk",
-    }
+    f"{daemon}.{place}" for daemon, places in _PLACES.items() for place in places.split(", ")
 )
+
+_ENTRY: Final = re.compile(r"([a-z.-]+):(\d+):(kill|stop|delay=\d+(?:\.\d*)?)")
 
 
 def _parsed(text: str) -> dict[tuple[str, int], str]:
     traps = {}
     for entry in filter(None, text.split(",")):
-        name, _, rest = entry.partition(":")
-        passage, _, action = rest.partition(":")
-        if name not in POINTS or not passage.isdecimal() or not _is_action(action):
+        match = _ENTRY.fullmatch(entry)
+        if match is None or match[1] not in POINTS:
             raise ConfigError(
                 f"{VARIABLE}: {entry!r}; accepted: PLACE:PASSAGE:ACTION with ACTION kill, stop or "
                 f"delay=SECONDS, and PLACE one of {', '.join(sorted(POINTS))}"
             )
-        traps[name, int(passage)] = action
+        traps[match[1], int(match[2])] = match[3]
     return traps
-
-
-def _is_action(action: str) -> bool:
-    name, _, seconds = action.partition("=")
-    return action in {"kill", "stop"} or (name == "delay" and seconds.replace(".", "", 1).isdecimal())
 
 
 _TRAPS: Final = _parsed(os.environ.get(VARIABLE, ""))

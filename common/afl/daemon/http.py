@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import IO, Any, Final, NamedTuple, cast
-from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.headers import Headers
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from afl._version import __version__
 from afl.config.address import Address, why_not_listened
@@ -22,75 +22,33 @@ from afl.daemon.descriptors import is_short, most_descriptors, most_pages
 from afl.errors import AddressError
 
 LOG = logging.getLogger("afl.http")
-
 PLAIN: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
-
+# At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
+# asked, it is closed unanswered. Fewer where the process may have few descriptors.
 MOST_CONNECTIONS = 128
-"""At once: each has a thread. For one more, whoever has been asking the longest is hung up on; if all have
-asked, it is closed unanswered. Fewer where the process may have few descriptors."""
-
+# Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile.
 ACCEPT_PAUSE_S = 0.5
-"""Before the next try to accept a connection for which there was no descriptor; it stays ready meanwhile."""
-
-ASKING_TIMEOUT_S = 10.0
-"""How long a peer may take to ask, in all; who is slower is hung up on."""
-
-IDLE_TIMEOUT_S = 10.0
-"""How long a peer may be silent, or take over a piece of what it is sent."""
-
-CLOSING_CHECK_S = 0.1
-"""Between two looks at whether to stop serving."""
-
-LONGEST_LINE = 65536
-"""Bytes of a request's first line."""
-
-PIECE_BYTES = 16384
-"""The timeout is for each piece: a slow link has time for all of them."""
-
-COMPRESS_FROM = 1024
-"""Bytes; shorter bodies gain nothing."""
-
-_LEVEL = 5
-"""Of gzip: a tenth of the time of the highest level, for a few per cent of the size."""
-
-SECURITY_HEADERS: Final = (
-    (
-        "Content-Security-Policy",
-        "; ".join(
-            (
-                "default-src 'none'",
-                *(f"{what}-src 'self'" for what in ("script", "style", "img", "connect")),
-                *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
-                "require-trusted-types-for 'script'",
-            )
-        ),
-    ),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
-    ("Permissions-Policy", "camera=(), geolocation=(), microphone=()"),
-)
-
+ASKING_TIMEOUT_S = 10.0  # how long a peer may take to ask, in all; who is slower is hung up on
+IDLE_TIMEOUT_S = 10.0  # how long a peer may be silent, or take over a piece of what it is sent
+CLOSING_CHECK_S = 0.1  # between two looks at whether to stop serving
+LONGEST_LINE = 65536  # bytes of a request's first line
+PIECE_BYTES = 16384  # the timeout is for each piece: a slow link has time for all of them
+COMPRESS_FROM = 1024  # bytes; shorter bodies gain nothing
+_LEVEL = 5  # of gzip: a tenth of the time of the highest level, for a few per cent of the size
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
-
-
-@dataclass(frozen=True)
-class Body:
-    """What is sent, as it is and, where that is worth it, compressed."""
-
-    plain: bytes
-    compressed: bytes | None = None
-
-    @classmethod
-    def of(cls, plain: bytes) -> Body:
-        """A body with its gzip form, if it is long enough for that."""
-        if len(plain) < COMPRESS_FROM:
-            return cls(plain)
-        return cls(plain, gzip.compress(plain, _LEVEL, mtime=0))
 
 
 class Answer(NamedTuple):
@@ -98,43 +56,32 @@ class Answer(NamedTuple):
 
     status: str
     kind: str
-    body: Body
+    body: bytes
     headers: Sequence[tuple[str, str]] = (("Cache-Control", "no-store"),)
 
 
 def text(status: str, content: str) -> Answer:
     """An answer in plain text."""
-    return Answer(status, PLAIN, Body(content.encode()))
+    return Answer(status, PLAIN, content.encode())
 
 
+# What `/readyz` says once nothing is left to do.
 OVER: Final = text("503 Service Unavailable", "the run is over\n")
-"""What ``/readyz`` says once nothing is left to do."""
 
 
 class HttpPages(abc.ABC):
-    """Serves until :meth:`close`.
-
-    Args:
-        address: where to listen.
-        option: what messages call the address.
-
-    Raises:
-        AddressError: if the address cannot be listened on.
-    """
+    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on ``option``'s address."""
 
     def __init__(self, address: Address, option: str) -> None:
         host = address.host
         if host == "::" and not socket.has_dualstack_ipv6():
             # A machine without IPv6 listens on every address that it has.
             host = "0.0.0.0"  # noqa: S104
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server_class: type[WSGIServer] = type("_FamilyServer", (_Server,), {"address_family": family})
         try:
-            self._server = make_server(
-                host, address.port, self._respond, server_class=server_class, handler_class=_QuietHandler
-            )
+            self._server = _Server((host, address.port), _Handler)
         except OSError as error:
             raise AddressError(f"{option}: cannot listen on {address}: {why_not_listened(error)}") from error
+        self._server.set_app(self._respond)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(CLOSING_CHECK_S,), name="afl-http", daemon=True
@@ -142,12 +89,8 @@ class HttpPages(abc.ABC):
         self._thread.start()
 
     @abc.abstractmethod
-    def answer(self, path: str, environ: Environ) -> Answer:
-        """The page at a path; called from threads, so it must not change anything."""
-
-    def stream(self, path: str) -> Application | None:  # noqa: ARG002  # most have none
-        """What answers by itself at a path, in any length."""
-        return None
+    def answer(self, path: str, environ: Environ) -> Answer | Application:
+        """The page at a path, or what answers by itself. Called from threads: it must not change anything."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -156,22 +99,21 @@ class HttpPages(abc.ABC):
         self._thread.join()
 
     def _respond(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
         if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
             return send(environ, start_response, text("405 Method Not Allowed", "only GET\n"))
-        application = self.stream(path)
-        if application is not None:
-            return application(environ, _with_security(start_response))
-        return send(environ, start_response, self.answer(path, environ))
+        answer = self.answer(environ.get("PATH_INFO", "/"), environ)
+        if isinstance(answer, Answer):
+            return send(environ, start_response, answer)
+        return answer(environ, start_response)
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
-    """Begin a response; returns its body in pieces."""
-    data, headers = answer.body.plain, [("Content-Type", answer.kind), *answer.headers, *SECURITY_HEADERS]
-    if answer.body.compressed is not None:
+    """Begin a response; returns its body in pieces, compressed where it is worth it."""
+    data, headers = answer.body, [("Content-Type", answer.kind), *answer.headers]
+    if len(data) >= COMPRESS_FROM:
         headers.append(("Vary", "Accept-Encoding"))
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            data = answer.body.compressed
+            data = gzip.compress(data, _LEVEL)
             headers.append(("Content-Encoding", "gzip"))
     headers.append(("Content-Length", str(len(data))))
     start_response(answer.status, headers)
@@ -180,20 +122,14 @@ def send(environ: Environ, start_response: StartResponse, answer: Answer) -> lis
     return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
 
 
-def _with_security(start_response: StartResponse) -> StartResponse:
-    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        return start_response(status, [*headers, *SECURITY_HEADERS], *more)
-
-    return start
-
-
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
         self._guard = threading.Lock()
         self._open = 0
         self._asking: dict[socket.socket, float] = {}
@@ -210,19 +146,15 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
-            is_full = self._open >= min(MOST_CONNECTIONS, self._affordable)
-            slowest = next(iter(self._asking), None) if is_full else None
-            if slowest is not None:
-                self._hang_up(slowest)
-            is_taken = slowest is not None or not is_full
-            if is_taken:
-                self._open += 1
-                self._asking[request] = time.monotonic()
-        if is_taken:
-            request.settimeout(IDLE_TIMEOUT_S)
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+            if self._open >= min(MOST_CONNECTIONS, self._affordable):
+                if not self._asking:
+                    self.shutdown_request(request)
+                    return
+                self._hang_up(next(iter(self._asking)))
+            self._open += 1
+            self._asking[request] = time.monotonic()
+        request.settimeout(IDLE_TIMEOUT_S)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -255,7 +187,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         LOG.debug("the connection of %s broke", client_address, exc_info=True)
 
 
-class _QuietHandler(WSGIRequestHandler):
+class _Handler(WSGIRequestHandler):
     def handle(self) -> None:
         """Answer one request."""
         self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)
@@ -278,13 +210,16 @@ class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are not logged."""
 
-    def address_string(self) -> str:
-        """Without a reverse look-up, which can hang."""
-        return str(self.client_address[0])
-
 
 class _Answering(ServerHandler):
     server_software = f"afl/{__version__}"
+    headers: Headers
+
+    def cleanup_headers(self) -> None:
+        """Every answer is locked down, also one that says that there was a fault."""
+        super().cleanup_headers()
+        for name, value in SECURITY_HEADERS.items():
+            self.headers[name] = value
 
     def log_exception(self, exc_info: Any) -> None:
         """Of a fault; a reader that is too slow, or gone, is none."""

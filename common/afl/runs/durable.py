@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,11 +28,8 @@ from afl.errors import AflError, ExitCode
 
 _PREFIX = struct.Struct("<4sII")
 _MAGIC = b"AFL2"
-_EARLIER_MAGICS = frozenset({b"AFL1"})
-"""Of versions whose checksums did not see everything."""
-
+_EARLIER_MAGICS = frozenset({b"AFL1"})  # of versions whose checksums did not see everything
 MAX_HEADER_BYTES = 64 * 1024 * 1024
-
 Section: TypeAlias = bytes | memoryview
 
 
@@ -59,13 +57,7 @@ class InUseError(AflError):
 
 @dataclass(frozen=True)
 class Record:
-    """A whole record.
-
-    Attributes:
-        values: what the header says, as JSON has it.
-        sections: the raw sections.
-        length: bytes of the whole record.
-    """
+    """A whole record: what its header says, as JSON has it, its raw sections, and its length in bytes."""
 
     values: Mapping[str, Any]
     sections: tuple[memoryview, ...]
@@ -73,10 +65,7 @@ class Record:
 
 
 def _checksum(sections: Sequence[Section]) -> int:
-    checksum = 0
-    for section in sections:
-        checksum = zlib.crc32(section, checksum)
-    return checksum
+    return reduce(lambda before, section: zlib.crc32(section, before), sections, 0)
 
 
 def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
@@ -128,14 +117,14 @@ def read_record(data: memoryview, start: int = 0) -> Record:
 
 def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:
     """The first whole record that begins at byte ``start`` or later, and where; ``None`` if none does."""
-    for match in re.compile(re.escape(_MAGIC)).finditer(data, start):
+    for match in re.finditer(_MAGIC, data[start:]):
         with contextlib.suppress(DamagedError):
-            return match.start(), read_record(data, match.start())
+            place = start + match.start()
+            return place, read_record(data, place)
     return None
 
 
-Described: TypeAlias = Sequence[tuple[str, str, list[int]]]
-"""Name, type and shape of arrays."""
+Described: TypeAlias = Sequence[tuple[str, str, list[int]]]  # name, type and shape of arrays
 
 
 def packed_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[Described, list[Section]]:
@@ -157,8 +146,7 @@ def unpacked_arrays(described: Described, sections: Sequence[memoryview]) -> dic
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place, whole and synced, once it is written.
 
-    Args:
-        mode: who may read it; until it is written, nobody else.
+    ``mode`` says who may read it; until it is written, nobody else.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -176,11 +164,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
 
 
 def write_whole(path: Path, *parts: Section, mode: int = 0o644) -> None:
-    """A file that holds ``parts``, or is as before.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """A file that holds ``parts``, or is as before: :class:`OSError` if it cannot be written."""
     with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
         for part in parts:
             file.write(part)
@@ -198,21 +182,18 @@ def sync_folder(folder: Path) -> None:
 def lock(path: Path, what: str) -> int:
     """A descriptor of the file, which is this process's until it is closed or the process ends.
 
-    Raises:
-        InUseError: if another process has it.
-        OSError: if it cannot be opened.
+    :class:`InUseError` if another process has it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(handle)
-        raise InUseError(
-            f"{what} is in use by another process: {path} is locked; end that process, or name another "
-            "directory"
-        ) from None
-    except BaseException:
-        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise InUseError(
+                f"{what} is in use by another process: {path} is locked; end that process, or name another "
+                "directory"
+            ) from None
         raise
     return handle
 
@@ -221,9 +202,6 @@ def is_locked(path: Path) -> bool:
     """Whether another process has the file or folder, as :func:`lock` takes it.
 
     Whoever takes it at the very instant of the question is told that it is in use.
-
-    Raises:
-        OSError: if it cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

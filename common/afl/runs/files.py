@@ -44,10 +44,8 @@ class StoredTensor:
 class StoredModel:
     """What a model's file says.
 
-    Attributes:
-        metadata: what afl, or whoever wrote it, said of it.
-        tensors: by name.
-        digest: 32 hexadecimal digits, as :func:`model_digest`.
+    ``digest`` is 32 hexadecimal digits over names, types, shapes and bytes of the tensors alone: models of
+    two runs that agree to the bit have the same. ``tensors`` are ordered by name.
     """
 
     metadata: Mapping[str, str]
@@ -55,24 +53,8 @@ class StoredModel:
     digest: str
 
 
-def model_digest(path: Path) -> str:
-    """32 hexadecimal digits over a model's parameters: their names, types, shapes and bytes, by name.
-
-    What else the file says (the run's id, the round) does not count: two runs that agree to the bit have
-    models of the same digest.
-
-    Raises:
-        DataError: if the file is no safetensors file, or damaged.
-    """
-    return read_model(path).digest
-
-
 def read_model(path: Path) -> StoredModel:
-    """Read all of a model's file.
-
-    Raises:
-        DataError: if it is no safetensors file, or damaged.
-    """
+    """Read all of a model's file; :class:`DataError` if it is no safetensors file, or damaged."""
     # Commands that read metrics alone start without PyTorch.
     import torch  # noqa: PLC0415
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
@@ -97,8 +79,7 @@ def read_model(path: Path) -> StoredModel:
 def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The lines of a run's metrics, and whether the last one is cut: a server may be writing it.
 
-    Raises:
-        DataError: if a line before the last is no JSON object.
+    :class:`DataError` if a line before it is no JSON object.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     entries: list[dict[str, Any]] = []

@@ -6,32 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+# How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
+# that go well also end above their first evaluation now and then, by a third, and at up to three times their
+# lowest: the largest loss over the workers goes up and down while the dual weights follow it.
 GROWN_TIMES: Final = 5.0
-"""How many times as large as at the beginning the largest loss is when a run is said to have diverged.
-
-Runs that go well also end above their first evaluation now and then, by a third, and at up to three times
-their lowest: the largest loss over the workers goes up and down while the dual weights follow it.
-"""
-
 ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
-
+# What workers are ranked by; it is shown in places of its own.
 RANKING: Final = frozenset({"loss", "accuracy"})
-"""What workers are ranked by; it is shown in places of its own."""
-
-MOST_SHOWN: Final = 4
-"""Own metrics in one line; a task may have 62."""
-
+MOST_SHOWN: Final = 4  # own metrics in one line; a task may have 62
+# By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one.
 OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
-"""By name: ``worst_worker``, the worst worker's value, ``None`` if it has none; ``mean``, over the workers
-that have one."""
 
 
 def settled(mean: float, values: Sequence[float]) -> float:
-    """``mean`` as it was computed; where the sum in it has overflowed, the mean that the values have.
-
-    Args:
-        values: finite, and at least one.
-    """
+    """``mean`` as it was computed; where its sum has overflowed, the mean of the finite ``values``."""
     if math.isfinite(mean):
         return mean
     half = math.fsum(value / (2 * len(values)) for value in values)
@@ -44,14 +32,9 @@ def growth(
 ) -> str:
     """What to say of a largest loss that has grown; empty if it has not, or if that is not known.
 
-    It is compared with the beginning: the first round, whose loss is of the model that nobody has trained,
-    and the first evaluation, whichever was lower. A loss below 0 has grown if it has risen by four times its
-    absolute value, as one above 0 has that is five times as large.
-
-    Args:
-        first_round: the run's first line of a round in ``metrics.jsonl``.
-        first: its first evaluation.
-        last: its last one.
+    The last evaluation is compared with the first, or with the line of the first round, whose loss is of the
+    model that nobody has trained, whichever was lower. A loss below 0 has grown if it has risen by four times
+    its absolute value, as one above 0 has that is five times as large.
     """
     if last is None:
         return ""
@@ -76,13 +59,10 @@ def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> Ow
     """The task's own metrics of one evaluation, by name.
 
     Which end of such a metric is the worse one is not known, so the worst worker is that of loss or accuracy.
-
-    Args:
-        metrics: of each worker, ``[m]``; those of an absent worker are empty.
+    ``metrics`` are of each worker, ``[m]``; those of an absent worker are empty.
     """
-    names = sorted({name for entry in metrics for name in entry} - RANKING)
     found = {}
-    for name in names:
+    for name in sorted({name for entry in metrics for name in entry} - RANKING):
         values = [entry[name] for entry in metrics if name in entry]
         mean = settled(sum(values) / len(values), values)
         found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}

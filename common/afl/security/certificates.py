@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import datetime as dt
 import logging
 import re
@@ -15,12 +14,13 @@ from typing import Final
 from afl.daemon import events
 from afl.errors import ConfigError
 
-EXPIRES_SOON_S: Final = 14 * 24 * 3600.0
-"""How long before its end a certificate is warned of."""
-
+EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
+_ENCRYPTED: Final = "the key is encrypted, and nobody can type its passphrase; decrypt it"
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
-
-_SEQUENCE, _EXPLICIT_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+# A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime.
+_EXPIRY: Final = re.compile(
+    rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,22 @@ class KeyPair:
     key: bytes = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Validity:
-    """When a certificate is valid, in Unix time."""
-
-    not_before: float
-    not_after: float
-
-
 def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPair:
-    """Read a certificate and its key, which must belong to each other.
+    """Read a certificate and its key: :class:`ConfigError` unless they can be used and belong together.
 
-    Args:
-        names: how the two files are called where they are given, for messages.
-
-    Raises:
-        ConfigError: if one cannot be read or is not what it should be.
+    ``names`` are what messages call the two files, as ``name`` is below.
     """
     texts = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
-    validity(texts[0], f"{names[0]} {certificate}")
+    expires_at(texts[0], f"{names[0]} {certificate}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=_refuse_password)
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if "MISMATCH" in reason:
             what = "do not belong together: the key is another certificate's"
-        elif isinstance(error, _PasswordError):
-            what = "cannot be used: the key is encrypted, and nobody can type its passphrase; decrypt it"
+        elif str(error) == _ENCRYPTED:
+            what = f"cannot be used: {_ENCRYPTED}"
         else:
             what = f"cannot be used: is the second a private key in PEM? ({reason or error})"
         raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} {what}") from error
@@ -69,15 +57,13 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
     return KeyPair(*texts)
 
 
+def _refuse_password() -> str:
+    # Without this, OpenSSL would ask on the terminal.
+    raise ValueError(_ENCRYPTED)
+
+
 def read_authorities(path: Path, name: str) -> bytes:
-    """Read a file of certificate authorities.
-
-    Args:
-        name: how the file is called where it is given, for messages.
-
-    Raises:
-        ConfigError: if it cannot be read or holds no certificate.
-    """
+    """Read certificate authorities; :class:`ConfigError` if the file holds none or cannot be read."""
     text = read_file(path, name)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "replace"))
@@ -89,31 +75,23 @@ def read_authorities(path: Path, name: str) -> bytes:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """The bytes of a file that a person named.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
+    """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
 
 
-def validity(pem: bytes, source: str) -> Validity:
-    """When the first certificate of a PEM file holds.
-
-    Args:
-        source: the file, for the message.
-
-    Raises:
-        ConfigError: if there is no certificate in it.
-    """
+def expires_at(pem: bytes, source: str) -> float:
+    """When the first certificate in PEM expires, in Unix time; :class:`ConfigError` if there is none."""
     match = _PEM.search(pem.decode("ascii", "replace"))
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
-        return _validity(ssl.PEM_cert_to_DER_cert(match[0]))
+        short, long = _EXPIRY.findall(ssl.PEM_cert_to_DER_cert(match[0]))[0]
+        # Two digits of a year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
+        digits = long or (b"19" if short[:2] >= b"50" else b"20") + short
+        return dt.datetime.strptime(f"{digits.decode()}+0000", "%Y%m%d%H%M%SZ%z").timestamp()
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
 
@@ -123,79 +101,17 @@ def shown_time(unix: float) -> str:
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def is_open_to_others(path: Path) -> str:
-    """The mode of a private file that every user of this machine can read; empty if it is not one."""
+def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
+    """Log that every user of this machine can read a private file, if it is so."""
     try:
         mode = path.stat().st_mode
     except OSError:
-        return ""
-    return f"{stat.S_IMODE(mode):04o}" if mode & stat.S_IROTH else ""
-
-
-def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
-    """Log that every user of this machine can read a private file, if it is so.
-
-    Args:
-        name: how the file is called where it is given.
-    """
-    mode = is_open_to_others(path)
-    if mode:
+        return
+    if mode & stat.S_IROTH:
         logger.warning(
-            "%s %s can be read by every user of this machine (mode %s); chmod 600 it",
+            "%s %s can be read by every user of this machine (mode %04o); chmod 600 it",
             name,
             path,
-            mode,
+            stat.S_IMODE(mode),
             extra=events.SecretIsReadable(file=str(path)).extra,
         )
-
-
-class _PasswordError(ValueError):
-    """A private key is encrypted."""
-
-
-def _no_password() -> str:
-    # Without this, OpenSSL would ask on the terminal.
-    raise _PasswordError("the key is encrypted")
-
-
-def _validity(der: bytes) -> Validity:
-    """Walk to a certificate's two dates: RFC 5280, 4.1.
-
-    Raises:
-        ValueError: if it is no certificate.
-        IndexError: if it ends early.
-    """
-    _, certificate, _ = _element(der, _SEQUENCE)
-    _, fields, _ = _element(certificate, _SEQUENCE)
-    tag, _, rest = _element(fields)
-    if tag == _EXPLICIT_VERSION:
-        _, _, rest = _element(rest)
-    # The serial number was the last; the signature's algorithm and the issuer come before the dates.
-    for _ in range(2):
-        _, _, rest = _element(rest)
-    _, dates, _ = _element(rest, _SEQUENCE)
-    first, begin, dates = _element(dates)
-    last, end, _ = _element(dates)
-    return Validity(_time(first, begin), _time(last, end))
-
-
-def _element(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first element, and what follows it."""
-    tag, length, start = data[0], data[1], 2
-    if length & 0x80:
-        start += length & 0x7F
-        length = int.from_bytes(data[2:start], "big")
-    if len(data) < start + length or (expected is not None and tag != expected):
-        raise ValueError("not the expected element")
-    return tag, data[start : start + length], data[start + length :]
-
-
-def _time(tag: int, content: bytes) -> float:
-    text = content.decode("ascii")
-    if tag == _UTC_TIME:
-        # Two digits of the year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
-        text = ("19" if text[:2] >= "50" else "20") + text
-    elif tag != _GENERALIZED_TIME:
-        raise ValueError("not a time")
-    parsed = dt.datetime.strptime(text, "%Y%m%d%H%M%SZ")
-    return float(calendar.timegm(parsed.timetuple()))

@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from afl.errors import ConfigError
 
+# A certificate's subject alternative name of this kind, `afl:worker:0-9`, names the ids it speaks for.
 URI_PREFIX: Final = "afl:worker:"
-"""A certificate's subject alternative name of this kind, ``afl:worker:0-9``, names the ids it speaks for."""
-
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
-
 LARGEST_WORKER_ID: Final = 2**31 - 2
-MOST_WORKERS_A_SESSION: Final = 65536
-"""What one process may host: a Join names each of them."""
-
-TOKEN_BYTES: Final = 32
-"""256 random bits: nothing shorter than a search of all of them finds a token of a hash, so that a slow or
-salted hash would add nothing."""
+MOST_WORKERS_A_SESSION: Final = 65536  # what one process may host: a Join names each of them
 
 
 @dataclass(frozen=True)
 class WorkerIds:
-    """Worker ids as ranges; a range of any length takes no memory.
-
-    Attributes:
-        ranges: first and last id of each, ascending, apart from each other.
-    """
+    """Worker ids as ranges of a first and a last id, ascending, apart from each other, of any length."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> WorkerIds:
-        """``3``, ``0-9`` or ``0-3,7``.
-
-        Raises:
-            ValueError: if it is not of that form.
-        """
+        """From ``3``, ``0-9`` or ``0-3,7``; ``ValueError`` if it is not of that form."""
         found = []
         for part in text.split(","):
             match = _RANGE.fullmatch(part)
@@ -78,36 +65,28 @@ class WorkerIds:
     @property
     def named(self) -> str:
         """``worker 3`` or ``workers 0-3,7``, as sentences have them."""
-        is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
-        return f"worker {self}" if is_one else f"workers {self}"
+        return f"worker {self}" if str(self).isdecimal() else f"workers {self}"
 
 
 def ids_of_names(names: Iterable[str]) -> WorkerIds:
     """The ids that a certificate's alternative names allow; none for names of other kinds, or misspelt."""
     ids = WorkerIds()
     for name in names:
-        if name.startswith(URI_PREFIX):
-            try:
+        with contextlib.suppress(ValueError):
+            if name.startswith(URI_PREFIX):
                 ids = ids.united(WorkerIds.parse(name.removeprefix(URI_PREFIX)).ranges)
-            except ValueError:
-                continue
     return ids
 
 
 def new_token() -> str:
     """A fresh token, in characters that need no quoting."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
+    # 256 random bits: only a search of all of them finds the token of a hash, so that a slow or salted hash
+    # would add nothing.
+    return secrets.token_urlsafe(32)
 
 
 def checked_token(text: str, source: str) -> str:
-    """A token without the whitespace around it.
-
-    Args:
-        source: where it was read, for the message, which never shows the token.
-
-    Raises:
-        ConfigError: if it cannot be one.
-    """
+    """A token without the whitespace around it; a :class:`ConfigError` names the source, never the token."""
     token = text.strip()
     if not _TOKEN.fullmatch(token):
         raise ConfigError(
@@ -133,8 +112,7 @@ class TokenEntry:
 def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
     """The lines ``IDS sha256:HASH`` of a tokens file; empty lines and those that begin with # do not count.
 
-    Raises:
-        ConfigError: naming the line, but not what it holds: it may be a token by mistake.
+    A :class:`ConfigError` names the line, but not what it holds: it may be a token by mistake.
     """
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -156,11 +134,8 @@ def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
 
 def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
     """The ids that a token's hash allows: those of all its lines; ``None`` if it has none."""
-    found: WorkerIds | None = None
-    for entry in entries:
-        if hmac.compare_digest(entry.hash, presented):
-            found = (found or WorkerIds()).united(entry.ids.ranges)
-    return found
+    known = [entry.ids for entry in entries if hmac.compare_digest(entry.hash, presented)]
+    return WorkerIds().united(chain.from_iterable(ids.ranges for ids in known)) if known else None
 
 
 @dataclass(frozen=True)
@@ -173,17 +148,11 @@ class Grant:
 
 @dataclass(frozen=True)
 class Permission:
-    """What a peer may do.
+    """What a peer may do."""
 
-    Attributes:
-        refusal: why it may not come in as any worker; empty if it may.
-        grants: all of these must allow a worker; if there are none, every worker is allowed.
-        certificate_expiry: of the certificate that it has shown, in Unix time; ``None`` if it has shown none.
-    """
-
-    refusal: str = ""
-    grants: tuple[Grant, ...] = ()
-    certificate_expiry: float | None = None
+    refusal: str = ""  # why it may not come in as any worker; empty if it may
+    grants: tuple[Grant, ...] = ()  # all must allow a worker; if there are none, every worker is allowed
+    certificate_expiry: float | None = None  # of the one that it has shown, if any, in Unix time
 
     def forbids(self, workers: Sequence[int]) -> str:
         """Why the peer may not speak for these workers; empty if it may."""

@@ -17,13 +17,12 @@ from afl.security.certificates import KeyPair
 from afl.security.identity import URI_PREFIX
 
 AUTHORITY_DAYS: Final = 3650
-
+# How far two machines' clocks may be apart without a new certificate being refused as not yet valid.
 _CLOCKS: Final = dt.timedelta(minutes=5)
-"""How far two machines' clocks may be apart without a new certificate being refused as not yet valid."""
 
 
 class Authority:
-    """Signs certificates for the server and its workers."""
+    """Signs certificates for the server and its workers; :class:`ConfigError` if it ends before one would."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate = certificate
@@ -34,21 +33,15 @@ class Authority:
         """A new authority, with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("afl development CA")
-        certificate = (
-            _builder(name, name, key, now, AUTHORITY_DAYS)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(key, hashes.SHA256())
+        own = (
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (_usage(signs_certificates=True), True),
         )
-        return cls(certificate, key)
+        return cls(_signed(name, key, name, key, now, days=AUTHORITY_DAYS, extensions=own), key)
 
     @classmethod
     def read(cls, certificate: bytes, key: bytes) -> Self:
-        """One that was written before.
-
-        Raises:
-            ConfigError: if certificate and key cannot be used.
-        """
+        """One that was written before; :class:`ConfigError` if certificate and key cannot be used."""
         try:
             authority = x509.load_pem_x509_certificate(certificate)
             loaded = serialization.load_pem_private_key(key, None)
@@ -65,30 +58,22 @@ class Authority:
         return _as_pem(self._certificate, self._key)
 
     def for_server(self, hosts: Sequence[str], now: dt.datetime, days: int) -> KeyPair:
-        """A certificate for a server that is reached under these names or addresses.
-
-        Raises:
-            ConfigError: if the authority ends first.
-        """
-        return self._sign("afl server", [_host(host) for host in hosts], now, days, is_server=True)
+        """A certificate for a server that is reached under these names or addresses."""
+        names = [_host(host) for host in hosts]
+        return self._issue("afl server", names, ExtendedKeyUsageOID.SERVER_AUTH, now, days)
 
     def for_worker(self, ids: str, now: dt.datetime, days: int) -> KeyPair:
-        """A certificate that speaks for these worker ids, and no others.
-
-        Raises:
-            ConfigError: if the authority ends first.
-        """
+        """A certificate that speaks for these worker ids, and no others."""
         names = [x509.UniformResourceIdentifier(URI_PREFIX + ids)]
-        return self._sign(f"afl worker {ids}", names, now, days, is_server=False)
+        return self._issue(f"afl worker {ids}", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, days)
 
-    def _sign(
+    def _issue(
         self,
         common_name: str,
         names: Sequence[x509.GeneralName],
+        purpose: x509.ObjectIdentifier,
         now: dt.datetime,
         days: int,
-        *,
-        is_server: bool,
     ) -> KeyPair:
         end = self._certificate.not_valid_after_utc
         if now + dt.timedelta(days=days) > end:
@@ -97,26 +82,19 @@ class Authority:
                 " or begin with an authority in a new directory"
             )
         key = ec.generate_private_key(ec.SECP256R1())
-        purpose = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
-        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        certificate = (
-            _builder(_name(common_name), self._certificate.subject, key, now, days)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(signer, critical=False)
-            .sign(self._key, hashes.SHA256())
+        extensions = (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(signs_certificates=False), True),
+            (x509.ExtendedKeyUsage([purpose]), False),
+            (x509.SubjectAlternativeName(names), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
         )
-        return _as_pem(certificate, key)
+        subject, issuer = _name(common_name), self._certificate.subject
+        return _as_pem(_signed(subject, key, issuer, self._key, now, days=days, extensions=extensions), key)
 
 
 def hosts_of(certificate: bytes) -> list[str]:
-    """The names and addresses in a server's certificate.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """The names and addresses in a server's certificate; :class:`ConfigError` if it is none."""
     try:
         read = x509.load_pem_x509_certificate(certificate)
         names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -138,36 +116,38 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*others, "encipher_only", "decipher_only"), False),
     )
 
 
-def _builder(
+def _signed(
     subject: x509.Name,
-    issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
-    now: dt.datetime,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    begin: dt.datetime,
+    *,
     days: int,
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCKS)
-        .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+) -> x509.Certificate:
+    """A certificate of the subject's key; each extension is critical or not."""
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = x509.CertificateBuilder(
+        issuer,
+        subject,
+        key.public_key(),
+        x509.random_serial_number(),
+        begin - _CLOCKS,
+        begin + dt.timedelta(days),
     )
+    for extension, is_critical in ((identifier, False), *extensions):
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(issuer_key, hashes.SHA256())
 
 
 def _as_pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:

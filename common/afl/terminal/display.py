@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -14,14 +13,10 @@ from rich.live import Live
 
 from afl.terminal.view import RunView, run_line
 
-REFRESH_S: Final = 0.25
-"""Seconds between two states."""
-
+REFRESH_S: Final = 0.25  # seconds between two states
+# Of the time that a run has been shown: how long its last line stands, where lines are not redrawn.
 LINE_SHARE: Final = 1 / 30
-"""Of the time that a run has been shown: how long its last line stands, where lines are not redrawn."""
-
-LONGEST_LINE_S: Final = 60.0
-"""The longest that this last line stands, in seconds."""
+LONGEST_LINE_S: Final = 60.0  # the longest that this last line stands, in seconds
 
 
 def can_redraw() -> bool:
@@ -30,27 +25,15 @@ def can_redraw() -> bool:
 
 
 class RunDisplay:
-    """Shows one state after the other.
-
-    Args:
-        hint: the last line of a view that is redrawn.
-        is_transient: whether the view goes when it ends.
-    """
+    """Shows one state after the other; ``hint`` is the last line of a view that is redrawn."""
 
     def __init__(self, console: Console, *, hint: str = "", is_transient: bool = False) -> None:
         self._console = console
         self._hint = hint
-        self._live = (
-            Live(
-                console=console,
-                auto_refresh=False,
-                # What somebody sent into a file stays out of the view.
-                redirect_stderr=sys.stderr.isatty(),
-                transient=is_transient,
-            )
-            if console.is_terminal and not console.is_dumb_terminal
-            else None
-        )
+        # What somebody sent into a file stays out of the view.
+        to_view = sys.stderr.isatty()
+        live = Live(console=console, auto_refresh=False, redirect_stderr=to_view, transient=is_transient)
+        self._live = live if console.is_terminal and not console.is_dumb_terminal else None
         self._last_line = ""
         self._last_missing: object = None
         self._since = time.monotonic()
@@ -61,17 +44,14 @@ class RunDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
     def show(self, state: Mapping[str, Any]) -> None:
         """Show a state of the server.
 
-        Where lines are not redrawn, the evaluations of a long run would fill a log: they come ever less
-        often. Who is missing is said at once.
+        Where lines are not redrawn, they come ever less often, but for who is missing: a log would fill.
         """
         if self._live is not None:
             self._live.update(RunView(state, self._hint), refresh=True)

@@ -21,10 +21,9 @@ def enter(program: str, module: str) -> int:
     A Ctrl-C and a reader that has gone away (``| head``) end it in a line at most, whenever they come.
     """
     # A descriptor that the shell closed (`>&-`) leaves None, which nothing can be written to.
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # as long as the process
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
@@ -53,16 +52,8 @@ def failed(program: str, error: AflError) -> ExitCode:
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    if _is_importing(frame):
+    if any(outer.f_code.co_filename == _IMPORTING for outer, _ in traceback.walk_stack(frame)):
         # In the middle of an import an exception may be lost, or end the process from C++.
         os.write(2, b"interrupted\n")
         os._exit(ExitCode.INTERRUPTED)
     raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
-            return True
-        frame = frame.f_back
-    return False

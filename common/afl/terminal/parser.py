@@ -15,15 +15,21 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         prog=program,
         description=description,
         epilog=f"exit codes:\n{codes}",
-        formatter_class=_Formatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     return parser
 
 
-def common_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the daemons' logs."""
+def daemon_options(parser: argparse.ArgumentParser) -> None:
+    """What both daemons take: how to end, for supervisors that restart whatever ends, and how to log."""
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
+        "that restarts every process that ends",
+    )
     parser.add_argument(
         "--log-level",
         default="info",
@@ -43,25 +49,3 @@ def set_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; may be repeated"
     )
-
-
-def stay_option(parser: argparse.ArgumentParser) -> None:
-    """For supervisors that start again whatever ends."""
-    parser.add_argument(
-        "--stay",
-        action="store_true",
-        help="when the run has ended as configured, wait to be stopped instead of ending: for a supervisor "
-        "that restarts every process that ends",
-    )
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves room for the longest subcommand: argparse forgets how far subcommands are indented."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """Add an argument, and leave room for the longest subcommand."""
-        super().add_argument(action)
-        if isinstance(action.choices, dict):
-            longest = max(map(len, action.choices), default=0)
-            indent = self._current_indent + self._indent_increment
-            self._action_max_length = max(self._action_max_length, longest + indent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,11 @@ from rich.text import Text
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.runs.metrics import growth, own_metrics_line
 
-NARROWEST = 100
-"""Columns where there is no terminal: a table in a log is not squeezed into the customary 80."""
-
-SLOW_STEP_S = 5.0
-"""How long a step is open before the workers that it waits for are named."""
-
-MOST_NAMED = 8
-"""Workers named in one line."""
-
-BAR_COLUMNS = 60
-"""The longest progress bar."""
-
-FEWEST_PLOT_COLUMNS = 12
-"""A plot that would be narrower is left out."""
-
+NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
+SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
+MOST_NAMED = 8  # workers named in one line
+BAR_COLUMNS = 60  # the longest progress bar
+FEWEST_PLOT_COLUMNS = 12  # a plot that would be narrower is left out
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = ".:-=+*#%@"
 
@@ -77,11 +67,7 @@ def table(*columns: str, title: str | None = None, **looks: Any) -> Table:
 class RunView:
     """The state of a run (the server's ``/status``) as a few lines, as wide as there is room.
 
-    Where the encoding has no block elements the plot takes ASCII characters instead.
-
-    Args:
-        state: a server's snapshot; of an older server's, what it lacks is left out.
-        hint: a last line, such as what Ctrl-C does.
+    What an older server's state lacks is left out; ``hint`` is a last line, such as what Ctrl-C does.
     """
 
     def __init__(self, state: Mapping[str, Any], hint: str = "") -> None:
@@ -94,16 +80,17 @@ class RunView:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row("run", f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}")
-        left = state["seconds_left"]
-        grid.add_row(
-            "round",
-            f"{state['round']} of {state['rounds']}" + (f", {shown_seconds(left)} left" if left else ""),
-        )
-        grid.add_row("workers", describe_workers(state))
-        grid.add_row("worst worker", describe_standing(state["last"]))
-        grid.add_row("best so far", describe_standing(state["best"]))
-        grid.add_row("on the wire", describe_bytes(state))
+        left = f", {shown_seconds(state['seconds_left'])} left" if state["seconds_left"] else ""
+        rows = {
+            "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}",
+            "round": f"{state['round']} of {state['rounds']}{left}",
+            "workers": describe_workers(state),
+            "worst worker": describe_standing(state["last"]),
+            "best so far": describe_standing(state["best"]),
+            "on the wire": _describe_bytes(state),
+        }
+        for row in rows.items():
+            grid.add_row(*row)
         yield grid
         yield from _dual_plot(state.get("dual_history"), options)
         # In a table, since a bar alone does not end its line.
@@ -149,16 +136,11 @@ def run_line(state: Mapping[str, Any]) -> str:
         # For how long would be news at every look.
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
-    if last["worst_accuracy"] is None:
-        standing = f"loss {last['max_loss']:.5g} (mean {last['mean_loss']:.5g})"
-    else:
-        standing = f"accuracy {last['worst_accuracy']:.3f} (mean {last['mean_accuracy']:.3f})"
-    if own := own_metrics_line(last.get("own_metrics", {})):
-        standing += f", {own}"
-    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {standing}"
+    figures = _figures(last, at_length=False)
+    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {figures}"
 
 
-def describe_bytes(state: Mapping[str, Any]) -> str:
+def _describe_bytes(state: Mapping[str, Any]) -> str:
     """What has been sent, and what whole vectors would have taken."""
     up, down = state["uplink_bytes"], state["downlink_bytes"]
     sent = f"{shown_bytes(up)} up, {shown_bytes(down)} down"
@@ -183,9 +165,11 @@ def describe_workers(state: Mapping[str, Any]) -> str:
             str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
             for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
         ]
-        return f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {_named(waiting)}"
+        return (
+            f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {some_of(waiting)}"
+        )
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; slowest: {_named(list(map(str, late)))}"
+        return f"all {state['workers']} ready; slowest: {some_of(late)}"
     return f"all {state['workers']} ready"
 
 
@@ -193,16 +177,20 @@ def describe_standing(standing: Mapping[str, Any] | None) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {standing['max_loss']:.5g} (mean over workers {standing['mean_loss']:.5g})"
-    else:
-        figures = (
-            f"accuracy {standing['worst_accuracy']:.3f} (mean over workers {standing['mean_accuracy']:.3f}, "
-            f"largest loss {standing['max_loss']:.3f})"
-        )
-    if own := own_metrics_line(standing.get("own_metrics", {})):
-        figures += f", {own}"
+    figures = _figures(standing, at_length=True)
     return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+
+
+def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
+    over, loss = "over workers " * at_length, standing["max_loss"]
+    if standing["worst_accuracy"] is None:
+        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
+    else:
+        largest = f", largest loss {loss:.3f}" * at_length
+        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
+        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    own = own_metrics_line(standing.get("own_metrics", {}))
+    return f"{figures}, {own}" if own else figures
 
 
 def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
@@ -219,10 +207,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
         rows["warning"] = grown
     for direction, words in (("uplink", "workers to server"), ("downlink", "server to workers")):
         count = summary["communication"][direction]
-        rows[words] = (
-            f"{shown_bytes(count['wire_bytes'])} on the wire; "
-            f"the paper's accounting: {shown_bytes(count['float_equivalents_as_bytes'])}"
-        )
+        wire, paper = map(shown_bytes, (count["wire_bytes"], count["float_equivalents_as_bytes"]))
+        rows[words] = f"{wire} on the wire; the paper's accounting: {paper}"
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
@@ -230,5 +216,6 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
 
 
-def _named(workers: list[str]) -> str:
-    return ", ".join(workers[:MOST_NAMED]) + (", ..." if len(workers) > MOST_NAMED else "")
+def some_of(workers: Sequence[object]) -> str:
+    """At most eight of these, separated by commas."""
+    return ", ".join(map(str, workers[:MOST_NAMED])) + (", ..." if len(workers) > MOST_NAMED else "")

@@ -16,11 +16,11 @@ from afl.errors import ConfigError
 from afl.security.certificates import (
     EXPIRES_SOON_S,
     KeyPair,
+    expires_at,
     read_authorities,
     read_file,
     read_pair,
     shown_time,
-    validity,
     warn_if_open,
 )
 from afl.security.identity import (
@@ -122,7 +122,7 @@ class Authentication:
         if certificate:
             # What cannot be read was verified all the same; its end is for metrics only.
             with contextlib.suppress(ConfigError):
-                expiry = validity(certificate, "the worker's certificate").not_after
+                expiry = expires_at(certificate, "the worker's certificate")
         return self._identity(tuple(names), token, expiry)
 
     def again(self, identity: PeerIdentity) -> PeerIdentity:
@@ -175,7 +175,7 @@ def _served(tls: Tls) -> Served:
     authorities = None
     if tls.client_ca is not None:
         authorities = read_authorities(tls.client_ca, "server.tls.client_ca")
-    not_after = validity(pair.certificate, str(tls.certificate)).not_after
+    not_after = expires_at(pair.certificate, str(tls.certificate))
     left = not_after - time.time()
     if left < EXPIRES_SOON_S:
         LOG.warning(

@@ -12,35 +12,23 @@ from numpy.typing import NDArray
 
 from afl.config import Config
 
-COLUMNS: Final = 60
-"""Points of a line at most: what a terminal shows."""
-
-POINTS: Final = 256
-"""Points of a page's line at most."""
-
+COLUMNS: Final = 60  # points of a line at most: what a terminal shows
+POINTS: Final = 256  # points of a page's line at most
 SHOWN_WORKERS: Final = 6
-
-BLOCKS: Final = 4
-"""So many restarts are in sight, if there is the memory."""
-
+BLOCKS: Final = 4  # so many restarts are in sight, if there is the memory
 MOST_ROUNDS: Final = 1024
-MOST_VALUES: Final = 1 << 21
-"""8 MiB of float32, whatever the number of workers."""
+MOST_VALUES: Final = 1 << 21  # 8 MiB of float32, whatever the number of workers
 
 
 class DualWindow:
-    """A window of the last rounds; written by the run, read by any thread.
-
-    Args:
-        block: rounds from restart to restart; 0 if the weights never restart.
-    """
+    """A window of the last rounds; written by the run, read by any thread."""
 
     def __init__(self, workers: int, block: int = 0) -> None:
-        self._block = block
+        self._block = block  # rounds from restart to restart; 0 if the weights never restart
         most = max(2, min(MOST_ROUNDS, MOST_VALUES // workers))
+        # Where there is no memory for all rounds of the blocks, one of so many is kept; of very many workers,
+        # the last rounds that there is memory for.
         self._stride = max(1, -(-BLOCKS * block // most)) if most >= POINTS else 1
-        """Where there is no memory for all rounds of the blocks, one of so many is kept; of very many
-        workers, the last rounds that there is memory for."""
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
             maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )
@@ -79,27 +67,22 @@ class DualWindow:
             entries = list(self._entries)
         if not entries:
             return {"rounds": [], "restarts": [], "workers": [], "weights": []}
-        since = entries[-1][0] - max(COLUMNS, BLOCKS * self._block)
-        entries = [entry for entry in entries if entry[0] > since]
+        oldest = entries[-1][0] - max(COLUMNS, BLOCKS * self._block)
+        entries = [entry for entry in entries if entry[0] > oldest]
         rounds = np.array([round_ for round_, _ in entries])
         values = np.stack([weights for _, weights in entries])
         # Points begin at multiples of their length, so that they do not flicker as the window moves on.
         length = -(-(int(rounds[-1]) - int(rounds[0]) + 1) // (COLUMNS - 1))
         starts = np.flatnonzero(np.diff(rounds // length, prepend=-1))
-        sizes = np.diff(starts, append=len(rounds))
-        means = np.add.reduceat(values, starts, axis=0) / sizes[:, None]
+        ends = np.append(starts[1:], len(rounds))
+        means = np.add.reduceat(values, starts, axis=0) / (ends - starts)[:, None]
         most = np.sort(np.argsort(-values.mean(axis=0), kind="stable")[:SHOWN_WORKERS])
-        has_begun = np.add.reduceat(self._begins(rounds), starts)
+        # A block has begun in a point, or since the last round before it that was kept.
+        block, since = self._block or int(rounds[-1]), rounds[starts] - 1 - self._stride
+        has_begun = (rounds[ends - 1] - 1) // block > np.maximum(since, 0) // block
         return {
             "rounds": rounds[starts].tolist(),
             "restarts": np.flatnonzero(has_begun).tolist(),
             "workers": most.tolist(),
             "weights": np.round(means[:, most].T.astype(np.float64), 5).tolist(),
         }
-
-    def _begins(self, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """1 for a round in which a block begins, or one since the last that was kept."""
-        if not self._block:
-            return np.zeros(len(rounds), dtype=np.int64)
-        blocks, before = (rounds - 1) // self._block, (rounds - 1 - self._stride) // self._block
-        return ((blocks > before) & (blocks > 0)).astype(np.int64)

@@ -7,50 +7,39 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
 from afl.runs.metrics import own_metrics_line
+from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow
-from afl_server.pages.history import SPREAD, History, View
+from afl_server.pages.history import SPREAD, History, Point, View
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.pages.status import seconds_left
+from afl_server.pages.status import mean_rate, seconds_left
 
+# A step that is open for less is not called stalled, however short the steps before it were.
 STALLED_AFTER_S = 5.0
-"""A step that is open for less is not called stalled, however short the steps before it were."""
-
-STALLED_TIMES = 5
-"""Nor is one that is open for less than so many times as long as the last of its kind."""
-
-MOST_NAMED = 8
-"""Workers named in a sentence; the table has all of them."""
-
-MOST_ROWS = 2000
-"""Rows of the table; of more workers, those that are served worst."""
-
-MOST_CURVES = 6
-"""Workers with curves of their own in the first view: as many colours as can be told apart."""
-
+STALLED_TIMES = 5  # nor is one that is open for less than so many times as long as the last of its kind
+MOST_ROWS = 2000  # rows of the table; of more workers, those that are served worst
+MOST_CURVES = 6  # workers with curves of their own in the first view: as many colours as can be told apart
 _MODEL_VALUE_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where what is shown comes from; all of it may be asked from any thread.
+    """Where what is shown comes from; all of it may be asked from any thread."""
 
-    Attributes:
-        snapshot: the run now.
-        certificate_expiry: of the server's certificate, in Unix time; ``None`` in plaintext.
-    """
-
-    snapshot: Callable[[], Snapshot]
-    certificate_expiry: Callable[[], float | None]
+    snapshot: Callable[[], Snapshot]  # the run now
+    certificate_expiry: Callable[[], float | None]  # of the server's, in Unix time; None in plaintext
     history: History
     dual_window: DualWindow
     events: RecentEvents
@@ -60,17 +49,13 @@ class PageData:
     """Of one run; asked from the HTTP server's threads."""
 
     def __init__(self, sources: Sources) -> None:
-        self._snapshot = sources.snapshot
+        self._sources = sources
         self._history = sources.history
-        self._dual_window = sources.dual_window
-        self._events = sources.events
         self._rate = Rate()
-
-    # The run at a glance.
 
     def state(self) -> dict[str, Any]:
         """The run in a few lines; durations in seconds."""
-        snapshot, now = self._snapshot(), time.monotonic()
+        snapshot, now = self._sources.snapshot(), time.monotonic()
         run, last, counters = snapshot.run, snapshot.last, snapshot.counters
         phase, headline = phase_of(snapshot, now)
         return {
@@ -96,39 +81,33 @@ class PageData:
             "uncompressed": _uncompressed(snapshot),
             "paper": _MODEL_VALUE_BYTES
             * (counters.uplink.float_equivalents + counters.downlink.float_equivalents),
-            "events": self._events.count,
-            "stamp": self._stamp(snapshot, phase),
+            "events": self._sources.events.count,
+            "stamp": self._stamp(snapshot, now),
         }
 
-    def _stamp(self, snapshot: Snapshot, phase: str) -> str:
-        """Changes with what table and curves show: a page sees by it whether those that it has are of now."""
+    def _stamp(self, snapshot: Snapshot, now: float) -> str:
+        """Changes with what table and curves show: a page sees by it whether those that it has are of now.
+
+        It is made before they are: what is added to the history meanwhile has another.
+        """
+        phase, _ = phase_of(snapshot, now)
         return f"{self._history.version} {phase} {len(snapshot.missing)} {bool(snapshot.step.awaited)}"
-
-    def _stamped(self) -> tuple[Snapshot, str]:
-        """The run now, and its stamp; what is added to the history afterwards has another."""
-        snapshot = self._snapshot()
-        phase, _ = phase_of(snapshot, time.monotonic())
-        return snapshot, self._stamp(snapshot, phase)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The last events, newest first."""
-        return [vars(event) for event in self._events.newest_first()]
 
     def ending(self) -> dict[str, Any]:
         """All that a page draws, once nothing of it changes any more."""
-        return {"workers": self.workers(), "history": self.history(), "events": self.events()}
-
-    # The workers.
+        events = self._sources.events.newest_first()
+        return {"workers": self.workers(), "history": self.history(), "events": events}
 
     def workers(self) -> dict[str, Any]:
         """The table: a column of values for each thing that is known, those that are served worst first."""
-        snapshot, stamp = self._stamped()
+        snapshot = self._sources.snapshot()
+        stamp = self._stamp(snapshot, time.monotonic())
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
-        metrics: Sequence[dict[str, float]] = evaluation.metrics if evaluation is not None else ()
+        metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
         accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
         loss = [entry.get("loss", math.nan) for entry in metrics]
-        rows = _worst_first(snapshot.run.workers, accuracy, loss)[:MOST_ROWS]
+        rows = _worst_first(accuracy, loss)[:MOST_ROWS]
 
         def state(worker: int) -> str:
             if snapshot.is_over and worker in snapshot.known:
@@ -140,51 +119,43 @@ class PageData:
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
-            "evaluated": evaluation.round if evaluation is not None else None,
+            "evaluated": evaluation and evaluation.round,
             "id": rows,
-            "accuracy": _picked(accuracy, rows),
-            "loss": _picked(loss, rows),
-            "weight": _picked(snapshot.dual_weights.tolist(), rows),
-            "seconds": _picked(snapshot.report_seconds, rows),
+            "accuracy": _short(accuracy[row] for row in rows),
+            "loss": _short(loss[row] for row in rows),
+            "weight": _short(snapshot.dual_weights[rows]),
+            "seconds": _short(snapshot.report_seconds[row] for row in rows),
             "state": [state(worker) for worker in rows],
         }
 
     def worker(self, worker: int) -> dict[str, Any]:
-        """One worker, with its curves; they go with the rounds of :meth:`history`.
-
-        Raises:
-            KeyError: if there is no such worker.
-        """
-        snapshot = self._snapshot()
+        """One worker, with its curves as in :meth:`history`; ``KeyError`` if there is no such worker."""
+        snapshot = self._sources.snapshot()
         if not 0 <= worker < snapshot.run.workers:
             raise KeyError(worker)
         connection = snapshot.connections.get(worker)
         evaluation, last = snapshot.evaluation, snapshot.last_round
-        found: dict[str, Any] = {
+        metrics = evaluation.metrics[worker] if evaluation else {}
+        found = {
             "id": worker,
-            "peer": connection.peer if connection is not None else None,
-            "hosted_with": len(connection.workers) if connection is not None else None,
+            "peer": connection and connection.peer,
+            "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
-            "examples": evaluation.examples[worker] if evaluation is not None else None,
-            "metrics": {name: _number(value) for name, value in evaluation.metrics[worker].items()}
-            if evaluation is not None
-            else {},
-            "train_loss": _number(last.losses[worker]) if last is not None else None,
+            "examples": evaluation and evaluation.examples[worker],
+            "metrics": {name: _number(value) for name, value in metrics.items()},
+            "train_loss": last and _number(last.losses[worker]),
             "weight": _number(snapshot.dual_weights[worker]),
             "seconds": _number(snapshot.report_seconds[worker]),
         }
-        if self._history.follows:
-            found |= self._curves(self._history.view([worker]), [worker])
-        return found
-
-    # The curves.
+        return found | self._curves(self._history.view(), [worker]) if self._history.follows else found
 
     def history(self) -> dict[str, Any]:
         """The curves of the first view."""
-        snapshot, stamp = self._stamped()
-        shown = self._shown_workers()
-        view = self._history.view(shown)
-        points, whole = view.evaluations, _uncompressed(snapshot)
+        snapshot = self._sources.snapshot()
+        stamp = self._stamp(snapshot, time.monotonic())
+        view, whole = self._history.view(), _uncompressed(snapshot)
+        buckets, points = view.buckets, view.points
+        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -192,51 +163,44 @@ class PageData:
             "follows": self._history.follows,
             "rounds_a_point": view.width,
             "evaluations_a_point": view.spacing,
-            "weight_max": _short(bucket.weight_max for bucket in view.buckets),
-            "bytes": [bucket.sent for bucket in view.buckets],
-            "uncompressed": None
-            if whole is None
-            else [round(whole * bucket.round / snapshot.closed) for bucket in view.buckets],
-            "worst_worker": [point.worst_worker for point in points],
-            "worst_accuracy": _short(point.worst_accuracy for point in points),
-            "mean_accuracy": _short(point.mean_accuracy for point in points),
-            "max_loss": _short(point.max_loss for point in points),
-            "mean_loss": _short(point.mean_loss for point in points),
+            "weight_max": _short(bucket.weight_max for bucket in buckets),
+            "bytes": [bucket.sent for bucket in buckets],
+            "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
+            "worst_worker": [point.summary.worst_worker for point in points],
+            **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
             "spread": {
-                name: [_short(view.spread[:, kind, place].tolist()) for place in range(len(SPREAD))]
+                name: [_short(point.spread[kind, place] for point in points) for place in range(len(SPREAD))]
                 for kind, name in enumerate(("accuracy", "loss"))
             },
-            **self._curves(view, shown),
+            **self._curves(view, self._shown_workers(points)),
         }
 
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
-        """Of the workers that the view is of, with their axes."""
+        """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
-        recent_rounds, recent = self._dual_window.curves(followed)
+        recent_rounds, recent = self._sources.dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
             "recent_round": recent_rounds,
-            "evaluation_round": [point.round for point in view.evaluations],
+            "evaluation_round": [point.summary.round for point in view.points],
             "curves": [
                 {
                     "worker": worker,
-                    "weight_low": _short(view.low[:, place].tolist()),
-                    "weight_high": _short(view.high[:, place].tolist()),
-                    "recent_weight": _short(recent[:, place].tolist()),
-                    "accuracy": _short(view.accuracy[:, place].tolist()),
-                    "loss": _short(view.loss[:, place].tolist()),
+                    "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
+                    "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
+                    "recent_weight": _short(recent[:, place]),
+                    "accuracy": _short(point.accuracy[worker] for point in view.points),
+                    "loss": _short(point.loss[worker] for point in view.points),
                 }
                 for place, worker in enumerate(followed)
             ],
         }
 
-    def _shown_workers(self) -> list[int]:
-        history = self._history
-        if history.workers <= MOST_CURVES:
-            return list(range(history.workers))
-        points = history.view().evaluations
-        worst = [points[-1].worst_worker] if points else []
-        others = [worker for worker in history.heaviest(MOST_CURVES) if worker not in worst]
+    def _shown_workers(self, points: Sequence[Point]) -> list[int]:
+        if self._history.workers <= MOST_CURVES:
+            return list(range(self._history.workers))
+        worst = [points[-1].summary.worst_worker] if points else []
+        others = [worker for worker in self._history.heaviest(MOST_CURVES) if worker not in worst]
         return [*worst, *others][:MOST_CURVES]
 
 
@@ -257,17 +221,12 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         return "running", ""
     gone = sorted(set(missing).intersection(step.awaited))
     whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
-    verb = "is" if len(whom) == 1 else "are"
-    since = shown_seconds(open_seconds)
-    return "stalled", f"The round waits for {_named(whom)}, which {verb} {what}; it is open for {since}."
-
-
-def _named(workers: Sequence[int]) -> str:
-    """Workers in a sentence."""
-    if len(workers) == 1:
-        return f"worker {workers[0]}"
-    more = ", ..." if len(workers) > MOST_NAMED else ""
-    return f"{len(workers)} workers ({', '.join(map(str, workers[:MOST_NAMED]))}{more})"
+    named = (
+        f"worker {whom[0]}, which is"
+        if len(whom) == 1
+        else f"{len(whom)} workers ({some_of(whom)}), which are"
+    )
+    return "stalled", f"The round waits for {named} {what}; it is open for {shown_seconds(open_seconds)}."
 
 
 def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
@@ -292,39 +251,25 @@ class Rate:
     """
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []
+        self._seen: deque[tuple[float, int]] = deque(maxlen=31)
 
     def after(self, snapshot: Snapshot, now: float) -> float | None:
         """The rate now; ``None`` before the second round is closed, and when the run is over."""
-        if not self._seen or now - self._seen[-1][0] >= 1.0:
-            self._seen = [*self._seen[-30:], (now, snapshot.closed)]
-        since, first = self._seen[0]
         if snapshot.is_over:
             return None
+        if not self._seen or now - self._seen[-1][0] >= 1.0:
+            self._seen.append((now, snapshot.closed))
+        since, first = self._seen[0]
         if now - since < 1.0:
-            if snapshot.first_closed is None or snapshot.closed <= snapshot.first_closed[1]:
-                return None
-            since, first = snapshot.first_closed
-        # Two rounds may be closed within one tick of the clock.
-        return max(0, snapshot.closed - first) / max(now - since, 1e-6)
+            return mean_rate(snapshot, now)
+        return max(0, snapshot.closed - first) / (now - since)
 
 
-def _worst_first(workers: int, accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
+def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
     """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
-
-    def key(worker: int) -> tuple[float, float, int]:
-        own, lost = accuracy[worker], loss[worker]
-        return (
-            math.inf if math.isnan(own) else own,
-            math.inf if math.isnan(lost) else -lost,
-            worker,
-        )
-
-    return sorted(range(workers), key=key) if accuracy else list(range(workers))
-
-
-def _picked(values: Sequence[float], rows: Sequence[int]) -> list[float | None]:
-    return _short(values[row] for row in rows) if values else [None] * len(rows)
+    # As keys of a sort, which is stable; NaN would be in no order.
+    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
+    return [int(worker) for worker in order]
 
 
 def _short(values: Iterable[float | None]) -> list[float | None]:

@@ -19,11 +19,7 @@ STATES = ("waiting for workers", "running", "over")
 
 
 def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
-    """The present state; durations in seconds.
-
-    ``workers_missing_seconds`` goes with ``workers_missing``: how long ago each was lost, ``None`` for one
-    that has not joined yet.
-    """
+    """The present state; durations in seconds, ``None`` for a missing worker that has not joined yet."""
     now, run, step, counters = time.monotonic(), snapshot.run, snapshot.step, snapshot.counters
     return {
         "run_id": run.run_id,
@@ -63,13 +59,16 @@ def state_of(snapshot: Snapshot) -> str:
 
 
 def seconds_left(snapshot: Snapshot, now: float) -> float | None:
-    """At the mean speed since the first round; ``None`` before the second, and while a worker is missing."""
-    if snapshot.first_closed is None or snapshot.missing:
-        return None
-    since, first = snapshot.first_closed
-    if snapshot.closed <= first:
-        return None
-    return (now - since) / (snapshot.closed - first) * (snapshot.run.rounds - snapshot.closed)
+    """At the mean rate; ``None`` while there is none, or a worker is missing."""
+    rate = None if snapshot.missing else mean_rate(snapshot, now)
+    return None if rate is None else (snapshot.run.rounds - snapshot.closed) / rate
+
+
+def mean_rate(snapshot: Snapshot, now: float) -> float | None:
+    """Rounds a second since the first that this process closed; ``None`` before the second."""
+    since, first = snapshot.first_closed or (now, snapshot.closed)
+    # Two rounds may be closed within one tick of the clock.
+    return (snapshot.closed - first) / max(now - since, 1e-6) if snapshot.closed > first else None
 
 
 @contextlib.asynccontextmanager

@@ -237,7 +237,7 @@ async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
     with contextlib.ExitStack() as stack:
         if config.server.http is not None:
-            stack.callback(FinishedPages(config.server.http).close)
+            stack.callback(FinishedPages(config.server.http, "server.http").close)
         asked_to_end = asyncio.Event()
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)

@@ -17,7 +17,6 @@ import pytest
 from afl.core.engine import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
-from afl_server.pages import live_updates
 from afl_server.pages.live_updates import MOST_VIEWERS, Document
 from afl_server.pages.page_data import Rate
 from afl_server.pages.recent_events import KEPT, LONGEST_MESSAGE
@@ -282,15 +281,15 @@ def test_the_first_view_is_small(tmp_path: Path, workers: int) -> None:
 
 def test_what_many_ask_for_is_made_once() -> None:
     made = []
-    document = Document(lambda: made.append(1) or str(len(made)).encode(), max_age=3600)  # type: ignore[func-returns-value]
+    document = Document(lambda: made.append(1) or len(made), max_age=3600)  # type: ignore[func-returns-value]
     asking = [threading.Thread(target=document.current) for _ in range(20)]
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join()
     assert len(made) == 1
-    assert document.current().plain == b"1"
-    assert document.current(fresh=True).plain == b"2"
+    assert document.current() == b"1"
+    assert document.current(fresh=True) == b"2"
 
 
 # Streams.
@@ -346,7 +345,8 @@ def test_a_reader_that_is_too_slow_is_hung_up_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("afl.daemon.http.IDLE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: b": " + b"x" * (1 << 20) + b"\n")
+    monkeypatch.setattr(served.server.viewers, "state", Document(lambda: "x" * (1 << 20)))
+    monkeypatch.setattr(served.server.viewers, "period", 0.0)
     link = served.stream()
     with link:
         wait_until(lambda: len(served.server.viewers) == 1)
@@ -361,7 +361,8 @@ def test_the_end_does_not_wait_for_a_reader_that_has_stopped(
     monkeypatch.setattr("afl.daemon.http.IDLE_TIMEOUT_S", 3.0)
     stop = threading.Event()
     with serving(tmp_path) as served:
-        monkeypatch.setattr(live_updates.Stream, "__next__", lambda _: stop.wait(30) and b"")
+        state = Document(lambda: "" if stop.wait(30) else "late")
+        monkeypatch.setattr(served.server.viewers, "state", state)
         link = served.stream()
         wait_until(lambda: len(served.server.viewers) == 1)
     stop.set()

@@ -23,7 +23,7 @@ import afl
 from afl.config import config_digest, config_from_mapping, load_config
 from afl.runs.durable import lock
 from afl.runs.export.onnx import write_program
-from afl.runs.files import model_digest
+from afl.runs.files import read_model
 from afl.tasks.registry import load_task
 from afl_cli.main import main
 from afl_lab.simulation.run import simulate
@@ -156,7 +156,9 @@ def test_the_card_says_what_the_run_wrote(folder: Path, tmp_path: Path, name: st
     assert load_file(out / "model.safetensors").keys() == load_file(stored).keys()
     card = card_of(out)
     config = load_config(run / "config.yaml")
-    assert card["model"]["digest"] == model_digest(out / "model.safetensors") == model_digest(stored)
+    assert (
+        card["model"]["digest"] == read_model(out / "model.safetensors").digest == read_model(stored).digest
+    )
     assert card["model"]["buffers"] == "mean"
     assert card["model"]["trained_parameters"] == 4 * 5 + 5 + 5 + 5 + 5 * 2 + 2
     assert card["data"] == {"description": "Made up.\nThree sites.", "workers": 3}
@@ -469,6 +471,6 @@ def test_modules_with_several_outputs_and_one_that_cannot_be_exported(tmp_path: 
 
     for module in (Pair(), Two()):
         program = write_program(module.eval(), torch.ones(2, 3), tmp_path)
-        assert program.largest_difference == 0.0
+        assert program["largest_difference"] == 0.0
     with pytest.raises(afl.AflError, match="torch's exporter refuses Branching"):
         write_program(Branching().eval(), torch.ones(2, 3), tmp_path)

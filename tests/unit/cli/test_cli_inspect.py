@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from afl.runs.files import model_digest
+from afl.runs.files import read_model
 from afl_cli.main import main
 
 COUNT = {
@@ -58,7 +58,15 @@ def test_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(tensors, path, {"afl_version": "0.1.0", "task": "digits", "rounds_applied": "7"})
     assert main(["inspect", str(path)]) == 0
     shown = capsys.readouterr().out
-    for expected in ("16 in 4 tensors", "3 x 4", "bfloat16", "scalar", "0 x 5", "digits", model_digest(path)):
+    for expected in (
+        "16 in 4 tensors",
+        "3 x 4",
+        "bfloat16",
+        "scalar",
+        "0 x 5",
+        "digits",
+        read_model(path).digest,
+    ):
         assert expected in shown
     assert "not written by afl" not in shown
 
@@ -68,12 +76,12 @@ def test_a_models_digest_is_of_its_parameters_alone(tmp_path: Path) -> None:
     one, other, changed = (tmp_path / f"{name}.safetensors" for name in ("one", "other", "changed"))
     save_file(tensors, one, {"run_id": "1"})
     save_file(dict(reversed(tensors.items())), other, {"run_id": "2"})
-    assert model_digest(one) == model_digest(other)
+    assert read_model(one).digest == read_model(other).digest
     for change in ({"b": torch.tensor([0.0, -0.0])}, {"a": torch.arange(6.0).reshape(3, 2)}):
         save_file({**tensors, **change}, changed, {"run_id": "1"})
-        assert model_digest(changed) != model_digest(one)
+        assert read_model(changed).digest != read_model(one).digest
     save_file({"a": tensors["a"], "c": tensors["b"]}, changed)
-    assert model_digest(changed) != model_digest(one)
+    assert read_model(changed).digest != read_model(one).digest
 
 
 def test_somebody_elses_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +244,7 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         save_file({"w": torch.ones(2)}, path, {"afl_version": "0.1.0", "rounds_applied": "3", **metadata})
     assert main(["inspect", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for expected in ("Evaluations", model_digest(path)):
+    for expected in ("Evaluations", read_model(path).digest):
         assert expected in shown
     for name, said in (("random", "not evaluated"), ("final", "loss 0.5625"), ("best", "accuracy 0.8750")):
         (line,) = [line for line in shown.splitlines() if f"model-{name}" in line]

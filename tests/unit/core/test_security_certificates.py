@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from afl.errors import ConfigError
-from afl.security.certificates import is_open_to_others, read_authorities, read_pair, shown_time, validity
+from afl.security.certificates import expires_at, read_authorities, read_pair, shown_time, warn_if_open
 from support.identities import Identities
 
 NAMES = ("--certificate", "--key")
@@ -73,28 +74,32 @@ def test_the_dates_of_a_certificate(year: int) -> None:
         .sign(key, hashes.SHA256())
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
-    found = validity(b"text before\n" + pem, "x")
-    assert (found.not_before, found.not_after) == (begin.timestamp(), end.timestamp())
-    assert shown_time(found.not_after) == f"{year}-06-07 08:09 UTC"
+    found = expires_at(b"text before\n" + pem, "x")
+    assert found == end.timestamp()
+    assert shown_time(found) == f"{year}-06-07 08:09 UTC"
 
 
 def test_the_library_s_dates_are_ours(ours: Identities) -> None:
     pem = ours.ca.read_bytes()
     read = x509.load_pem_x509_certificate(pem)
-    assert validity(pem, "ca").not_after == read.not_valid_after_utc.timestamp()
+    assert expires_at(pem, "ca") == read.not_valid_after_utc.timestamp()
 
 
 @pytest.mark.parametrize("body", ["", "MAA=", "MIIB", "AAAA", "/////w=="])
 def test_a_damaged_certificate(body: str) -> None:
     pem = f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n".encode()
     with pytest.raises(ConfigError, match=r"^x holds a damaged certificate|^x holds no certificate"):
-        validity(pem, "x")
+        expires_at(pem, "x")
 
 
-def test_who_can_read_a_file(tmp_path: Path) -> None:
+def test_who_can_read_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "key"
     path.touch()
     for mode, said in ((0o600, ""), (0o640, ""), (0o644, "0644"), (0o604, "0604")):
         path.chmod(mode)
-        assert is_open_to_others(path) == said
-    assert not is_open_to_others(tmp_path / "nowhere")
+        caplog.clear()
+        warn_if_open(logging.getLogger("afl.test"), "--key", path)
+        wanted = f"--key {path} can be read by every user of this machine (mode {said}); chmod 600 it"
+        assert caplog.messages == ([wanted] if said else [])
+    warn_if_open(logging.getLogger("afl.test"), "--key", tmp_path / "nowhere")
+    assert len(caplog.messages) == 1

@@ -19,7 +19,7 @@ from afl_server.storage.records import RunRecords
 from support.fake_run import FakeRun
 
 
-def bucket(round_: int, weight: float = 0.5) -> Bucket:
+def rounds_to(round_: int, weight: float = 0.5) -> Bucket:
     return Bucket(round_, weight, 30 * round_)
 
 
@@ -34,7 +34,7 @@ COUNTS = [1, 2, 255, 256, 257, 258, 511, 512, 513, 1024, 1025, 1601]
 def test_every_round_is_in_exactly_one_bucket(rounds: int) -> None:
     history = History(2)
     for number in range(1, rounds + 1):
-        history.add_round(bucket(number, float(number)), np.array([0.5, 0.5]))
+        history.add_round(rounds_to(number, float(number)), np.array([0.5, 0.5]))
     view = history.view()
     assert len(view.buckets) <= BUCKETS
     assert sum(entry.rounds for entry in view.buckets) == rounds
@@ -52,12 +52,11 @@ def test_a_peak_of_one_round_survives_merging(peak: int, worker: int) -> None:
         weights = np.array([0.5, 0.5])
         if number == peak:
             weights[worker], weights[1 - worker] = 0.9, 0.1
-        history.add_round(bucket(number + 1), weights)
-    view = history.view([worker])
-    assert view.low.shape == view.high.shape == (len(view.buckets), 1)
-    assert view.high.max() == np.float32(0.9)
-    assert view.low.min() == np.float32(0.5)
-    assert (view.low <= view.high).all()
+        history.add_round(rounds_to(number + 1), weights)
+    buckets = history.view().buckets
+    assert max(bucket.high[worker] for bucket in buckets) == np.float32(0.9)
+    assert min(bucket.low[worker] for bucket in buckets) == np.float32(0.5)
+    assert all((bucket.low <= bucket.high).all() for bucket in buckets)
 
 
 @pytest.mark.parametrize("evaluations", COUNTS)
@@ -65,40 +64,39 @@ def test_the_first_and_the_last_evaluation_are_there(evaluations: int) -> None:
     history = History(2)
     for number in range(evaluations):
         history.add_evaluation(point(number), [{"loss": float(number), "accuracy": 0.5}, {}])
-    view = history.view([0, 1])
-    rounds = [entry.round for entry in view.evaluations]
+    view = history.view()
+    rounds = [point.summary.round for point in view.points]
     assert len(rounds) <= BUCKETS
     assert rounds[0] == 0
     assert rounds[-1] == evaluations - 1
     assert rounds[:-1] == list(range(0, rounds[-1], view.spacing)), "evenly, and the last"
-    assert view.loss[:, 0].tolist() == rounds, "each row is its evaluation's"
-    assert np.isnan(view.loss[:, 1]).all(), "of an absent worker nothing is known"
-    assert view.spread[:, 1, 0].tolist() == rounds
+    assert [point.loss[0] for point in view.points] == rounds, "each row is its evaluation's"
+    assert all(np.isnan(point.loss[1]) for point in view.points), "of an absent worker nothing is known"
+    assert [point.spread[1, 0] for point in view.points] == rounds
 
 
 def test_the_spread_is_over_the_workers_that_are_known() -> None:
     history = History(6)
     history.add_evaluation(point(1), [{"loss": float(worker)} for worker in range(5)] + [{}])
-    spread = history.view().spread
-    assert spread[0, 1].tolist() == [0, 1, 3, 4]
-    assert np.isnan(spread[0, 0]).all(), "there is no accuracy"
+    (evaluated,) = history.view().points
+    assert evaluated.spread[1].tolist() == [0, 1, 3, 4]
+    assert np.isnan(evaluated.spread[0]).all(), "there is no accuracy"
 
 
 def test_so_many_workers_have_no_curves_of_their_own() -> None:
     history = History(MOST_FOLLOWED + 1)
-    history.add_round(bucket(1), np.full(MOST_FOLLOWED + 1, 1 / (MOST_FOLLOWED + 1)))
+    history.add_round(rounds_to(1), np.full(MOST_FOLLOWED + 1, 1 / (MOST_FOLLOWED + 1)))
     history.add_evaluation(point(1), [{"loss": 1.0}] * (MOST_FOLLOWED + 1))
-    view = history.view([5])
-    assert view.high.shape == (1, 0)
-    assert view.loss.shape == (1, 0)
-    assert view.spread[0, 1].tolist() == [1, 1, 1, 1]
+    view = history.view()
+    assert len(view.buckets[0].high) == len(view.points[0].loss) == 0
+    assert view.points[0].spread[1].tolist() == [1, 1, 1, 1]
     assert history.heaviest(3) == [0, 1, 2]
 
 
 def test_the_heaviest_workers() -> None:
     history = History(4)
     for number in range(10):
-        history.add_round(bucket(number), np.array([0.1, 0.4, 0.1, 0.4]))
+        history.add_round(rounds_to(number), np.array([0.1, 0.4, 0.1, 0.4]))
     assert history.heaviest(3) == [1, 3, 0]
 
 
@@ -112,14 +110,16 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
     records = RunRecords.resume(run.run_id, tmp_path / "run", run.config, size)
     try:
         assert records.history is not None
-        seen, known = records.history.view([0, 1]), before.view([0, 1])
+        seen, known = records.history.view(), before.view()
         assert seen.buckets == known.buckets
-        assert seen.evaluations == known.evaluations
-        np.testing.assert_array_equal(seen.accuracy, known.accuracy)
-        assert np.isnan(seen.high).all(), "the metrics do not have each worker's weights"
+        assert [point.summary for point in seen.points] == [point.summary for point in known.points]
+        for one, other in zip(seen.points, known.points, strict=True):
+            np.testing.assert_array_equal(one.accuracy, other.accuracy)
+        for bucket in seen.buckets:
+            assert np.isnan(bucket.high).all(), "the metrics do not have each worker's weights"
         assert records.history.heaviest(2) == [0, 1]
         assert records.first_round == run.records.first_round is not None
-        records.history.add_round(bucket(601), np.array([0.3, 0.7]))
+        records.history.add_round(rounds_to(601), np.array([0.3, 0.7]))
         assert records.history.heaviest(1) == [1]
     finally:
         records.close()

@@ -15,7 +15,6 @@ from afl import ConfigError
 from afl.config import config_from_mapping
 from afl.errors import ExitCode
 from afl.runs.tracking import following as module
-from afl.runs.tracking import lines
 from afl.runs.tracking.following import Following, settings_of, status_of
 from afl.runs.tracking.lines import RoundReader, numbers_of
 from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun, load_trackers
@@ -263,13 +262,17 @@ def test_many_workers_are_left_to_the_metrics() -> None:
     assert numbers_of({"event": "of a later version", "round": 1, "value": 3}) == {}
 
 
-def test_a_reader_takes_blocks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_takes_every_line_once_and_whole(tmp_path: Path) -> None:
     write(tmp_path, range(1, 30))
-    monkeypatch.setattr(lines, "_BLOCK", 7)
     reader = RoundReader(tmp_path / "metrics.jsonl", 3)
     assert [each.round for each in reader.whole_rounds()] == list(range(4, 29))
     assert list(reader.whole_rounds()) == []
-    assert [each.round for each in reader.last_round()] == [29]
+    written = line("round", 30, loss_max=0.5) + line("round", 31, loss_max=0.5)
+    for part, rounds in ((written[:70], [29]), (written[70:], [30])):
+        with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(part)
+        assert [each.round for each in reader.whole_rounds()] == rounds
+    assert [each.round for each in reader.last_round()] == [31]
 
 
 def test_how_a_run_ended() -> None:

@@ -77,6 +77,6 @@ class CredentialFiles:
         if self.certificate is None:
             return math.inf, ""
         pem = certificates.read_file(self.certificate, "--certificate")
-        end = certificates.validity(pem, str(self.certificate)).not_after
+        end = certificates.expires_at(pem, str(self.certificate))
         when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
         return end, f"--certificate {self.certificate} {when}; put a new one in its place"

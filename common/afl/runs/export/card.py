@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,12 @@ import torch
 
 from afl._version import __version__
 from afl.config import Config, config_digest
+from afl.runs.export.shapes import EvaluationLine, Line
 from afl.runs.export.source import Source
 
-FORMAT = 1
-"""Raised when a card's keys change their meaning."""
-
+FORMAT = 1  # raised when a card's keys change their meaning
 BYTES_A_VALUE = 4
-
+_FIGURES = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
 BUFFERS: Mapping[str, str] = {
     "none": "The model has no floating-point buffers.",
     "mean": "Floating-point buffers (such as BatchNorm's running statistics) are the mean of the workers', "
@@ -32,32 +32,26 @@ BUFFERS: Mapping[str, str] = {
 def card_of(
     source: Source, description: str | None, programs: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The card as JSON has it.
-
-    Args:
-        description: of the data; without it, the configuration's.
-        programs: what was written besides the parameters.
-    """
+    """The card as JSON has it; ``description`` is of the data, in place of the configuration's."""
     config, model = source.config, source.model
+    noted = model.metadata.get("trained_parameters")
+    trained = int(noted) if noted else sum(tensor.count for tensor in model.tensors)
+    whole = BYTES_A_VALUE * trained * config.workers * source.synchronizations
     return {
         "format": FORMAT,
         "model": {
             "name": source.name,
             "round": source.rounds,
             "digest": model.digest,
-            "trained_parameters": _trained(source),
+            "trained_parameters": trained,
             "tensors": len(model.tensors),
             "buffers": model.metadata.get("buffers", "unknown"),
         },
         "data": {"description": description or config.run.description, "workers": config.workers},
-        "task": {
-            "name": config.task.name,
-            "options": dict(config.task.options),
-            "batch_size": config.task.batch_size,
-        },
-        "algorithm": settings_of(config),
-        "evaluation": _evaluation(source),
-        "communication": _communication(source),
+        "task": config.task.model_dump(mode="json", include={"name", "options", "batch_size"}),
+        "algorithm": _settings(config),
+        "evaluation": source.evaluation and _evaluation(source.evaluation, source.rounds),
+        "communication": source.sent and _communication(source.sent, source.synchronizations, whole),
         "run": {
             "id": model.metadata.get("run_id"),
             "state": source.state,
@@ -65,12 +59,20 @@ def card_of(
             "config_digest": config_digest(config),
             "seed": None if config.run.seed is None else f"0x{config.run.seed:032x}",
         },
-        "versions": {"trained_with_afl": model.metadata.get("afl_version"), "exported_with": _versions()},
-        "programs": [dict(program) for program in programs],
+        "versions": {
+            "trained_with_afl": model.metadata.get("afl_version"),
+            "exported_with": {
+                "afl": __version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+            },
+        },
+        "programs": list(programs),
     }
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, Any]:
     """The algorithm's settings as numbers, without what it does not use."""
     algorithm = config.algorithm
     settings: dict[str, Any] = {
@@ -82,67 +84,32 @@ def settings_of(config: Config) -> dict[str, Any]:
         settings["eta_q"] = config.eta_q_value
     if algorithm.takes("block"):
         settings["block"] = algorithm.block_length
-    for way, compressor in (
-        ("uplink", algorithm.uplink_compressor),
-        ("downlink", algorithm.downlink_compressor),
-    ):
+    for way in ("uplink", "downlink"):
         if algorithm.takes(way):
+            compressor = getattr(algorithm, f"{way}_compressor")
             settings[way] = {"name": compressor.name, **compressor.options}
-    for option in ("local_steps", "sampled", "weighting"):
-        value = getattr(algorithm, option)
-        if value is not None:
-            settings[option] = value
-    return {**settings, **algorithm.own}
+    options = {name: getattr(algorithm, name) for name in ("local_steps", "sampled", "weighting")}
+    return settings | {name: value for name, value in options.items() if value is not None} | algorithm.own
 
 
-def _trained(source: Source) -> int:
-    noted = source.model.metadata.get("trained_parameters")
-    return int(noted) if noted else sum(tensor.count for tensor in source.model.tensors)
-
-
-def _evaluation(source: Source) -> dict[str, Any] | None:
-    line = source.evaluation
-    if line is None:
-        return None
-    examples = line.get("examples", [])
+def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:
+    workers = zip_longest(line.workers, line.examples[: len(line.workers)])
     return {
-        "round": line["round"],
-        "is_of_this_model": line["round"] == source.rounds,
-        "worst_worker": line["worst_worker"],
-        "worst_accuracy": line["worst_accuracy"],
-        "mean_accuracy": line["mean_accuracy"],
-        "max_loss": line["max_loss"],
-        "mean_loss": line["mean_loss"],
+        "round": line.round,
+        "is_of_this_model": line.round == rounds,
+        **line.model_dump(include={"worst_worker", *_FIGURES}),
         "workers": [
-            {"worker": worker, "examples": examples[worker] if worker < len(examples) else None, **metrics}
-            for worker, metrics in enumerate(line["workers"])
+            {"worker": worker, "examples": examples, **metrics}
+            for worker, (metrics, examples) in enumerate(workers)
         ],
     }
 
 
-def _communication(source: Source) -> dict[str, Any] | None:
-    line = source.sent
-    if line is None:
-        return None
-    up, down = line["uplink_bytes"], line["downlink_bytes"]
-    whole = BYTES_A_VALUE * _trained(source) * source.config.workers * source.synchronizations
+def _communication(line: Line, synchronizations: int, whole: int) -> dict[str, Any]:
     return {
-        "round": line["round"],
-        "synchronizations": source.synchronizations,
-        "uplink_bytes": up,
-        "downlink_bytes": down,
-        "uplink_float_equivalents": line["uplink_float_equivalents"],
-        "downlink_float_equivalents": line["downlink_float_equivalents"],
+        **line.model_dump(include=set(Line.model_fields)),
+        "synchronizations": synchronizations,
         "uncompressed_uplink_bytes": whole,
         "uncompressed_downlink_bytes": whole,
-        "share_of_uncompressed": (up + down) / (2 * whole) if whole else None,
-    }
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "afl": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
+        "share_of_uncompressed": (line.uplink_bytes + line.downlink_bytes) / (2 * whole) if whole else None,
     }

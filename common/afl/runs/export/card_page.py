@@ -70,7 +70,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _settings(card: Mapping[str, Any]) -> str:
-    task = card["task"]
+    task, seed = card["task"], card["run"]["seed"]
     rows: list[tuple[str, object]] = [("task", f"`{task['name']}`")]
     if task["options"]:
         rows.append(("task options", f"`{json.dumps(task['options'])}`"))
@@ -81,7 +81,6 @@ def _settings(card: Mapping[str, Any]) -> str:
             options = ", ".join(f"{key} {each}" for key, each in value.items() if key != "name")
             shown = f"{value['name']} ({options})" if options else value["name"]
         rows.append(("algorithm" if name == "name" else name, shown))
-    seed = card["run"]["seed"]
     rows.append(("seed", "not known" if seed is None else f"`{int(seed, 16)}`"))
     return _table(("setting", "value"), rows)
 
@@ -95,23 +94,18 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
             f"**Not of this model**: it is of round {round_}, which was not evaluated. The figures are of "
             f"round {evaluation['round']}, the last before it that was."
         )
-    rows = []
+    worst = f"worst (worker {evaluation['worst_worker']})"
+    rows = [("loss", f"{evaluation['max_loss']:.5g}", f"{evaluation['mean_loss']:.5g}")]
     if evaluation["worst_accuracy"] is not None:
-        rows.append(("accuracy", f"{evaluation['worst_accuracy']:.4f}", f"{evaluation['mean_accuracy']:.4f}"))
-    rows.append(("loss", f"{evaluation['max_loss']:.5g}", f"{evaluation['mean_loss']:.5g}"))
-    worst = f"worst (accuracy of worker {evaluation['worst_worker']}, largest loss)"
-    if evaluation["worst_accuracy"] is None:
-        worst = f"worst (worker {evaluation['worst_worker']})"
+        worst = f"worst (accuracy of worker {evaluation['worst_worker']}, largest loss)"
+        lowest, mean = evaluation["worst_accuracy"], evaluation["mean_accuracy"]
+        rows.insert(0, ("accuracy", f"{lowest:.4f}", f"{mean:.4f}"))
     lines.append(_table(("", worst, "mean over workers"), rows))
     workers = evaluation["workers"]
     names = list(dict.fromkeys(key for worker in workers for key in worker if key != "worker"))
-    lines.append("Each worker, on its own test data:")
-    lines.append(
-        _table(
-            ("worker", *("test examples" if name == "examples" else name for name in names)),
-            [(worker["worker"], *(_number(worker.get(name)) for name in names)) for worker in workers],
-        )
-    )
+    head = ("worker", *("test examples" if name == "examples" else name for name in names))
+    cells = [(worker["worker"], *(_number(worker.get(name)) for name in names)) for worker in workers]
+    lines += ["Each worker, on its own test data:", _table(head, cells)]
     return "\n\n".join(lines)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +26,24 @@ from afl.tasks.registry import load_task
 
 PAGE_FILE = "README.md"
 
-SAMPLE = 2
-"""Examples that a program is made and checked with: one would hide what a batch's size is mixed up with."""
 
-
-@dataclass(frozen=True)
-class Request:
-    """What to export.
-
-    Attributes:
-        model: ``final``, ``random`` or ``best``.
-        force: replace what an earlier export wrote to ``out``.
-        onnx: whether the module is also written as ONNX.
-        task: ``package.module:Class``, for ONNX of a task that is not installed.
-        input: the shape of a batch, for ONNX; by default examples of worker 0 are taken.
-        description: of the data, instead of the configuration's.
-    """
-
-    directory: Path
-    model: str
-    out: Path
-    force: bool = False
-    onnx: bool = False
-    task: str | None = None
-    input: str | None = None
-    description: str | None = None
-
-
-def export(request: Request) -> dict[str, Any]:
+def export(
+    directory: Path,
+    model: str,
+    out: Path,
+    *,
+    force: bool = False,
+    onnx: bool = False,
+    task: str | None = None,
+    shape: str | None = None,
+    description: str | None = None,
+) -> dict[str, Any]:
     """Write the folder, whole or not at all; the card.
+
+    Args:
+        force: replace what an earlier export wrote to ``out``.
+        task: ``package.module:Class``, for ONNX of a task that is not installed.
+        shape: of a batch, for ONNX; by default examples of worker 0 are taken.
 
     Raises:
         ConfigError: if no such model is there, the folder is taken, or a program needs what is not given.
@@ -64,56 +51,53 @@ def export(request: Request) -> dict[str, Any]:
         ProgramError: if a program cannot be made, or answers otherwise than the module.
         StorageError: if the folder cannot be written.
     """
-    _require_free(request)
+    if out.exists():
+        is_taken = not out.is_dir() or any(out.iterdir())
+        if is_taken and not (out / CARD_FILE).is_file():
+            raise ConfigError(
+                f"--out {out}: already exists, and was not written by afl export (it has no {CARD_FILE}), so "
+                "nothing is written there; name another folder"
+            )
+        if is_taken and not force:
+            raise ConfigError(
+                f"--out {out}: holds an exported model; name another folder, or --force to replace it"
+            )
     try:
-        with _replacing_folder(request.out) as folder:
-            found = find(request.directory, request.model, folder / MODEL_FILE)
-            programs = [_program(request, found, folder)] if request.onnx else []
-            card = card_of(found, request.description, programs)
+        with _replacing_folder(out) as folder:
+            found = find(directory, model, folder / MODEL_FILE)
+            programs = [_program(found, folder, task, shape)] if onnx else []
+            card = card_of(found, description, programs)
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
             (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
     except OSError as error:
         raise StorageError(
-            f"{request.out} cannot be written: {why_unwritable(error)}; name another folder with --out"
+            f"{out} cannot be written: {why_unwritable(error)}; name another folder with --out"
         ) from error
     return card
-
-
-def _require_free(request: Request) -> None:
-    out = request.out
-    if not out.exists():
-        return
-    if not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(
-            f"--out {out}: already exists, and was not written by afl export (it has no {CARD_FILE}), so "
-            "nothing is written there; name another folder"
-        )
-    if not request.force and any(out.iterdir()):
-        raise ConfigError(
-            f"--out {out}: holds an exported model; name another folder, or --force to replace it"
-        )
 
 
 @contextmanager
 def _replacing_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside ``out`` that takes its place once it is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    old = temporary / "replaced"
-    new = temporary / "new"
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+        new = Path(temporary) / "new"
         new.mkdir()
         yield new
         if out.exists():
-            out.rename(old)
+            out.rename(Path(temporary) / "replaced")
         new.rename(out)
-    finally:
-        shutil.rmtree(temporary)
 
 
-def _program(request: Request, found: Source, folder: Path) -> dict[str, Any]:
+def _program(found: Source, folder: Path, task_name: str | None, shape: str | None) -> dict[str, Any]:
     """Write and check the program; what the card says of it."""
-    task = _task(request, found)
+    own = found.config.task
+    if ":" in own.name and task_name is None:
+        raise ConfigError(
+            f"a program is made of the task's module, and the code of {own.name} is loaded only if the "
+            f"command line names it: add --task {own.name}"
+        )
+    task = load_task(task_name or own.name, own.options, allow_path=True)
     with warnings.catch_warnings():
         # Of initial statistics, which are refused here, or constant.
         warnings.simplefilter("ignore", UserWarning)
@@ -124,19 +108,8 @@ def _program(request: Request, found: Source, folder: Path) -> dict[str, Any]:
             'trained ones stayed at the workers (buffers = "local" in the task); export the parameters '
             'alone, or train with buffers = "mean"'
         )
-    sample = parsed_input(request.input) if request.input is not None else _sample(found, task)
-    return write_program(module, sample, folder).described()
-
-
-def _task(request: Request, found: Source) -> Task:
-    own = found.config.task
-    name = request.task or own.name
-    if ":" in own.name and request.task is None:
-        raise ConfigError(
-            f"a program is made of the task's module, and the code of {own.name} is loaded only if the "
-            f"command line names it: add --task {own.name}"
-        )
-    return load_task(name, own.options, allow_path=True)
+    sample = _sample(found, task) if shape is None else parsed_input(shape)
+    return write_program(module, sample, folder)
 
 
 def _sample(found: Source, task: Task) -> Tensor:
@@ -146,16 +119,18 @@ def _sample(found: Source, task: Task) -> Tensor:
     try:
         examples = worker_data(task, 0, context).test
     except AflError as error:
-        raise ConfigError(
-            f"a program is checked on a sample, and worker 0's data is not here ({error}); give the shape of "
-            "a batch instead, as in --input 2x1x28x28"
-        ) from error
+        raise _no_sample(f"data is not here ({error})") from error
     count = example_count(examples)
-    batch = take_batch(examples, torch.arange(SAMPLE) % max(1, count)) if count else None
+    # One would hide what a batch's size is mixed up with.
+    batch = take_batch(examples, torch.arange(2) % count) if count else None
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if not isinstance(first, Tensor):
-        raise ConfigError(
-            "a program is checked on a sample, and worker 0's batches do not begin with a tensor; give the "
-            "shape of a batch instead, as in --input 2x1x28x28"
-        )
+        raise _no_sample("batches do not begin with a tensor")
     return first
+
+
+def _no_sample(why: str) -> ConfigError:
+    return ConfigError(
+        f"a program is checked on a sample, and worker 0's {why}; give the shape of a batch instead, as in "
+        "--input 2x1x28x28"
+    )

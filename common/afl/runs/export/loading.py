@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from afl.errors import ConfigError, DataError
-from afl.runs.export import shapes
+from afl.runs.export.shapes import Card, CardTask, read
 from afl.runs.files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
 from afl.tasks.initialization import build_module
@@ -49,22 +48,27 @@ def load_model(
         ConfigError: if there is no such model, or no task for it.
         DataError: if the file is damaged, is not what its card says, or does not fit the task's module.
     """
-    stored = _stored(Path(path))
-    made = _task(stored, task, {**stored.options, **(options or {})})
+    file, trained = _stored(Path(path))
+    made = _task(file, trained.name, task, {**trained.options, **(options or {})})
     module = build_module(made, seed=0)
     try:
-        tensors = load_file(stored.file)
+        tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{stored.file}: cannot be read: {error}") from error
+        raise DataError(f"{file}: cannot be read: {error}") from error
     own = module.state_dict()
     missing = own.keys() - tensors.keys()
     if made.buffers == "local":
         missing = missing - {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    _require_fit(stored.file, made, own, tensors, missing)
+    misfit = _misfit(own, tensors, missing)
+    if misfit:
+        raise DataError(
+            f"{file} does not fit the model of {type(made).__name__}{misfit}; was it trained with other "
+            "options, or another version of the task?"
+        )
     module.load_state_dict(tensors, strict=False)
     if made.buffers == "local" and has_running_statistics(module):
         warnings.warn(
-            f"{stored.file}: the statistics of normalization layers stayed at the workers "
+            f"{file}: the statistics of normalization layers stayed at the workers "
             '(buffers = "local"), so the loaded module has initial ones; let it see data of your own in '
             "training mode before you use it",
             stacklevel=2,
@@ -77,83 +81,68 @@ def has_running_statistics(module: nn.Module) -> bool:
     return any(getattr(layer, "running_mean", None) is not None for layer in module.modules())
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A model's file, and what it was trained with."""
-
-    file: Path
-    task: str
-    options: Mapping[str, Any]
-
-
-def _stored(path: Path) -> _Stored:
+def _stored(path: Path) -> tuple[Path, CardTask]:
+    """A model's file, and the task that it was trained with; its name is empty if nothing says it."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
     if path.is_dir():
-        return _of_card(path)
-    model = read_model(path)
+        return path / MODEL_FILE, _task_of_card(path)
+    metadata = read_model(path).metadata
     try:
-        options = json.loads(model.metadata.get("task_options", "{}"))
+        options = json.loads(metadata.get("task_options", "{}"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: its metadata is damaged: task_options is not JSON") from error
     if not isinstance(options, dict):
         raise DataError(f"{path}: its metadata is damaged: task_options is no JSON object")
-    return _Stored(path, model.metadata.get("task", ""), options)
+    return path, CardTask(name=metadata.get("task", ""), options=options)
 
 
-def _of_card(folder: Path) -> _Stored:
-    file = folder / MODEL_FILE
-    try:
-        card = shapes.read(folder / CARD_FILE, shapes.Card)
-    except FileNotFoundError as error:
+def _task_of_card(folder: Path) -> CardTask:
+    card = read(folder / CARD_FILE, Card)
+    if card is None:
         if (folder / METRICS_FILE).exists():
             raise ConfigError(
                 f"{folder} is a run directory; name one of its models ({folder / model_file('final')}), or "
                 f"export it: afl export {folder}"
-            ) from error
-        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})") from error
+            )
+        raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})")
+    file = folder / MODEL_FILE
     found = read_model(file).digest
     if found != card.model.digest:
         raise DataError(
             f"{file} is not the model of {CARD_FILE}: its digest is {found}, not {card.model.digest}"
         )
-    return _Stored(file, card.task.name, card.task.options)
+    return card.task
 
 
-def _task(stored: _Stored, task: type[Task] | Task | str | None, options: Mapping[str, Any]) -> Task:
+def _task(file: Path, name: str, task: type[Task] | Task | str | None, options: Mapping[str, Any]) -> Task:
     if isinstance(task, Task):
         return task
     if isinstance(task, type):
         return make_task(task, options)
     if task is not None:
         return load_task(task, options, allow_path=True)
-    if not stored.task:
-        raise ConfigError(f"{stored.file} does not say its task; give it: afl.load_model(path, MyTask)")
-    if ":" in stored.task:
-        own = stored.task.partition(":")[2]
+    if not name:
+        raise ConfigError(f"{file} does not say its task; give it: afl.load_model(path, MyTask)")
+    _, _, own = name.partition(":")
+    if own:
         raise ConfigError(
-            f"{stored.file}: its task is {stored.task}, and code that only a file names is not loaded; give "
-            f"the class: afl.load_model(path, {own})"
+            f"{file}: its task is {name}, and code that only a file names is not loaded; give the class: "
+            f"afl.load_model(path, {own})"
         )
-    return load_task(stored.task, options)
+    return load_task(name, options)
 
 
-def _require_fit(
-    file: Path,
-    task: Task,
-    own: Mapping[str, torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-    missing: set[str],
-) -> None:
-    what = f"{file} does not fit the model of {type(task).__name__}"
-    hint = "; was it trained with other options, or another version of the task?"
+def _misfit(
+    own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], missing: Collection[str]
+) -> str:
+    """Why stored tensors do not fit a module's own; empty if they do."""
     if missing:
-        raise DataError(f"{what}: it lacks {', '.join(sorted(missing)[:4])}{hint}")
+        return f": it lacks {', '.join(sorted(missing)[:4])}"
     foreign = sorted(tensors.keys() - own.keys())
     if foreign:
-        raise DataError(f"{what}, which has no {', '.join(foreign[:4])}{hint}")
+        return f", which has no {', '.join(foreign[:4])}"
     for name, tensor in sorted(tensors.items()):
         if tensor.shape != own[name].shape:
-            raise DataError(
-                f"{what}: {name} has the shape {list(tensor.shape)}, there {list(own[name].shape)}{hint}"
-            )
+            return f": {name} has the shape {list(tensor.shape)}, there {list(own[name].shape)}"
+    return ""

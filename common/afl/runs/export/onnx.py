@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -13,94 +12,68 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afl.errors import AflError, ConfigError, ExitCode
+from afl.errors import AflError, ConfigError
 from afl.optional_dependencies import require
 
 FILE: Final = "model.onnx"
-
+# Of an output, relative to its largest magnitude (or 1); 1e-4 for others: kernels sum in different orders.
 TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Of an output, relative to its largest magnitude (or to 1); 1e-4 for others: other kernels sum in
-another order."""
-
 _Outputs: TypeAlias = "list[NDArray[Any]]"
 
-_Run: TypeAlias = Callable[[Tensor], _Outputs]
 
-
-class ProgramError(AflError):
+class ProgramError(ConfigError):
     """A module that cannot be made a program, or whose program answers otherwise."""
 
-    exit_code = ExitCode.CONFIG
 
-
-@dataclass(frozen=True)
-class Program:
-    """A program that was written and checked.
-
-    Attributes:
-        any_batch: whether it takes batches of other sizes than the sample's.
-        largest_difference: of its outputs from the module's, on the sample.
-        tolerance: what was allowed.
-    """
-
-    sample: Tensor
-    any_batch: bool
-    largest_difference: float
-    tolerance: float
-
-    def described(self) -> dict[str, Any]:
-        """The program's entry of ``card.json``."""
-        return {
-            "file": FILE,
-            "format": "ONNX",
-            "input": f"{list(self.sample.shape)} {str(self.sample.dtype).removeprefix('torch.')}",
-            "any_batch": self.any_batch,
-            "largest_difference": self.largest_difference,
-            "tolerance": self.tolerance,
-        }
-
-
-def write_program(module: nn.Module, sample: Tensor, folder: Path) -> Program:
+def write_program(module: nn.Module, sample: Tensor, folder: Path) -> dict[str, Any]:
     """Write the module (in evaluation mode, on the CPU) into ``folder``, load it again, and compare.
 
-    Args:
-        sample: a batch of at least two examples.
+    The sample is a batch of at least two examples. Returned is the program's entry of ``card.json``.
 
-    Raises:
-        ConfigError: if a package is missing.
-        ProgramError: if the exporter refuses the module, or the program answers otherwise than it.
+    :class:`ProgramError` if the exporter refuses the module, or the program answers otherwise than it.
     """
-    path = folder / FILE
     _answered(module, sample)
-    with warnings.catch_warnings():
-        # Of the exporter's own future, not of the model.
-        warnings.simplefilter("ignore")
-        try:
-            run = _exported(module, sample, path)
-        except AflError:
-            raise
-        except Exception as error:
-            # The exporter raises whatever the module's code or its own analysis does.
-            raise ProgramError(
-                f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
-            ) from error
-    difference, tolerance = _compare(module, sample, run)
+    reference = require("onnx.reference", "write ONNX", "onnx")
+    require("onnxscript", "write ONNX", "onnx")
+    path = str(folder / FILE)
+    shapes = ({0: torch.export.Dim.AUTO},)
+    try:
+        with warnings.catch_warnings():
+            # Of the exporter's own future, not of the model.
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        assert program is not None
+        program.save(path)
+        evaluator = reference.ReferenceEvaluator(path)
+    except Exception as error:
+        # The exporter raises whatever the module's code or its own analysis does.
+        raise ProgramError(
+            f"ONNX: torch's exporter refuses {type(module).__name__}: {_first_line(error)}"
+        ) from error
+    difference, tolerance = _compare(module, sample, evaluator)
     any_batch = True
     try:
         # One example more than the program was made with.
-        more = torch.cat([sample, sample[:1]])
-        other, other_tolerance = _compare(module, more, run)
+        other = _compare(module, torch.cat([sample, sample[:1]]), evaluator)
+        difference, tolerance = map(max, (difference, tolerance), other)
     except ProgramError:
         any_batch = False
-    else:
-        difference, tolerance = max(difference, other), max(tolerance, other_tolerance)
-    return Program(sample, any_batch, difference, tolerance)
+    return {
+        "file": FILE,
+        "format": "ONNX",
+        "input": f"{list(sample.shape)} {_type_name(sample)}",
+        "any_batch": any_batch,
+        "largest_difference": difference,
+        "tolerance": tolerance,
+    }
 
 
-def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float]:
+def _compare(module: nn.Module, sample: Tensor, evaluator: Any) -> tuple[float, float]:
+    """The largest difference of the outputs, and the largest that was allowed."""
     wanted = _answered(module, sample)
     try:
-        found = run(sample)
+        (name,) = evaluator.input_names
+        found = [np.asarray(array, np.float64) for array in evaluator.run(None, {name: sample.numpy()})]
     except Exception as error:
         raise ProgramError(f"ONNX: the program cannot be run: {_first_line(error)}") from error
     if [array.shape for array in wanted] != [array.shape for array in found]:
@@ -108,10 +81,8 @@ def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float
     largest, allowed = 0.0, 0.0
     precision = max(TOLERANCES.get(p.dtype, 1e-4) for p in [*module.parameters(), sample])
     for one, other in zip(wanted, found, strict=True):
-        if not one.size:
-            continue
-        tolerance = precision * max(1.0, float(np.abs(one).max()))
-        difference = float(np.abs(one - other).max())
+        tolerance = precision * float(np.abs(one).max(initial=1.0))
+        difference = float(np.abs(one - other).max(initial=0.0))
         # Written so that NaN fails.
         if not difference <= tolerance:
             raise ProgramError(
@@ -125,50 +96,29 @@ def _compare(module: nn.Module, sample: Tensor, run: _Run) -> tuple[float, float
 def _answered(module: nn.Module, sample: Tensor) -> _Outputs:
     try:
         with torch.no_grad():
-            return outputs_of(module(sample))
+            return _outputs(module(sample))
     except AflError:
         raise
     except Exception as error:
-        kind = str(sample.dtype).removeprefix("torch.")
         raise ProgramError(
-            f"the model does not take a batch of shape {list(sample.shape)} and type {kind}: "
+            f"the model does not take a batch of shape {list(sample.shape)} and type {_type_name(sample)}: "
             f"{_first_line(error)}; give the shape of one that it takes, as in --input 2x1x28x28"
         ) from error
 
 
-def outputs_of(value: object) -> _Outputs:
+def _outputs(value: object) -> _Outputs:
     """The tensors in a module's output, in order, as float64."""
     if isinstance(value, Tensor):
         return [value.detach().to(torch.float64).cpu().numpy()]
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [array for each in value for array in outputs_of(each)]
+        return [array for each in value for array in _outputs(each)]
     raise ProgramError(f"the model's output holds {type(value).__name__}; a program gives tensors only")
 
 
-def _exported(module: nn.Module, sample: Tensor, path: Path) -> _Run:
-    reference = require("onnx.reference", "write ONNX", "onnx")
-    require("onnxscript", "write ONNX", "onnx")
-    shapes = ({0: torch.export.Dim.AUTO},)
-    program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
-    assert program is not None
-    program.save(str(path))
-    evaluator = reference.ReferenceEvaluator(str(path))
-
-    def run(inputs: Tensor) -> _Outputs:
-        (name,) = evaluator.input_names
-        return [np.asarray(array, dtype=np.float64) for array in evaluator.run(None, {name: inputs.numpy()})]
-
-    return run
-
-
 def parsed_input(text: str) -> Tensor:
-    """A batch of random numbers of a written shape, such as ``2x1x28x28`` or ``2x40:int64``.
-
-    Raises:
-        ConfigError: if it is no shape of at least two examples.
-    """
+    """A batch of random numbers of a written shape of two examples or more: ``2x1x28x28``, ``2x40:int64``."""
     shape, _, kind = text.partition(":")
     sizes = shape.split("x")
     dtype = getattr(torch, kind or "float32", None)
@@ -177,11 +127,12 @@ def parsed_input(text: str) -> Tensor:
             f"--input {text}: no batch of at least two examples; write its shape, as in 2x1x28x28 (float32) "
             "or 2x40:int64"
         )
-    generator = torch.Generator().manual_seed(0)
-    dimensions = [int(size) for size in sizes]
-    if dtype.is_floating_point:
-        return torch.randn(dimensions, generator=generator).to(dtype)
-    return torch.randint(0, 2, dimensions, generator=generator).to(dtype)
+    numbers = torch.randn(list(map(int, sizes)), generator=torch.Generator().manual_seed(0))
+    return numbers.to(dtype) if dtype.is_floating_point else (numbers > 0).to(dtype)
+
+
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _first_line(error: object) -> str:

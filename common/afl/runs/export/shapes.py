@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,23 +22,25 @@ class Summary(_Shape):
     rounds: int
 
 
-class RoundLine(_Shape):
-    """A round's line of ``metrics.jsonl``."""
+class Line(_Shape):
+    """What lines of ``metrics.jsonl`` say of the bytes up to their round."""
 
-    event: Literal["round"]
     round: int
-    synchronization: int
     uplink_bytes: int
     downlink_bytes: int
     uplink_float_equivalents: float
     downlink_float_equivalents: float
 
 
-class EvaluationLine(_Shape):
-    """An evaluation's line of ``metrics.jsonl``."""
+class RoundLine(Line):
+    """A round's."""
 
-    event: Literal["evaluation"]
-    round: int
+    synchronization: int
+
+
+class EvaluationLine(Line):
+    """An evaluation's; ``workers`` has the metrics of each, ``examples`` their numbers of test examples."""
+
     worst_worker: int
     worst_accuracy: float | None
     mean_accuracy: float | None
@@ -46,10 +48,6 @@ class EvaluationLine(_Shape):
     mean_loss: float | None
     workers: list[dict[str, float | None]]
     examples: list[int] = []
-    uplink_bytes: int
-    downlink_bytes: int
-    uplink_float_equivalents: float
-    downlink_float_equivalents: float
 
 
 class CardTask(_Shape):
@@ -75,36 +73,22 @@ class Card(_Shape):
 _T = TypeVar("_T", bound=BaseModel)
 
 
-def read(path: Path, shape: type[_T]) -> _T:
-    """A JSON file of this shape.
-
-    Raises:
-        FileNotFoundError: if it is not there.
-        DataError: if it is of another shape, no JSON, or cannot be read.
-    """
+def read(path: Path, shape: type[_T]) -> _T | None:
+    """A JSON file of this shape, ``None`` if there is none; :class:`DataError` if it is of another."""
     try:
-        return shape.model_validate_json(path.read_bytes())
+        return checked(path.read_bytes(), shape, str(path))
     except FileNotFoundError:
-        raise
+        return None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise DataError(f"{path}: damaged, or of another version of afl: {_first(error)}") from error
 
 
-def require(value: object, shape: type[BaseModel], where: str) -> None:
-    """Say what is wrong with a value of another shape.
-
-    Raises:
-        DataError: if it is.
-    """
+def checked(value: object, shape: type[_T], where: str) -> _T:
+    """A value, or JSON in bytes, as this shape; :class:`DataError` if it is of another."""
     try:
-        shape.model_validate(value)
+        return shape.model_validate_json(value) if isinstance(value, bytes) else shape.model_validate(value)
     except ValidationError as error:
-        raise DataError(f"{where}: damaged, or of another version of afl: {_first(error)}") from error
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(map(str, problem["loc"]))
-    return f"{place}: {problem['msg']}" if place else problem["msg"]
+        problem = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        what = f"{place}: {problem['msg']}" if place else problem["msg"]
+        raise DataError(f"{where}: damaged, or of another version of afl: {what}") from error

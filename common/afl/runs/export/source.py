@@ -3,150 +3,109 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.runs import files
 from afl.runs.durable import is_locked
 from afl.runs.export import shapes
-from afl.runs.files import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    MODEL_NAMES,
-    STATE_FOLDER,
-    SUMMARY_FILE,
-    StoredModel,
-    metrics_entries,
-    model_file,
-    of_event,
-    read_model,
-)
+from afl.runs.export.shapes import EvaluationLine, Line, RoundLine
 
 State: TypeAlias = Literal["finished", "stopped", "aborted", "running", "unfinished"]
+
+_LINES: Mapping[str, type[RoundLine | EvaluationLine]] = {"round": RoundLine, "evaluation": EvaluationLine}
 
 _STOPPED = frozenset({ExitCode.INTERRUPTED.name.lower(), ExitCode.LOST_WORKERS.name.lower()})
 
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a run, and what is known of it.
-
-    Attributes:
-        name: ``final``, ``random`` or ``best``.
-        rounds: the update rounds that the model has seen.
-        state: of the run, as it was looked at.
-        state_words: the same in a sentence.
-        evaluation: of this model, or the last one before it; ``None`` if there was none yet.
-        sent: the line of the metrics that has the model's bytes; ``None`` before the first round.
-    """
+    """One model of a run (``final``, ``random`` or ``best``), and what is known of it."""
 
     name: str
-    model: StoredModel
-    rounds: int
+    model: files.StoredModel
+    rounds: int  # the update rounds that the model has seen
     config: Config
     state: State
-    state_words: str
-    evaluation: Mapping[str, Any] | None
-    sent: Mapping[str, Any] | None
+    state_words: str  # the state in a sentence
+    evaluation: EvaluationLine | None  # of this model, or the last one before it
+    sent: Line | None  # has the bytes up to this model; None before the first round
     synchronizations: int
 
 
 def find(directory: Path, name: str, copy: Path) -> Source:
     """The model ``name`` of the run in ``directory``.
 
-    Args:
-        copy: where the model's file is copied to, and what is then looked at: a run that goes on may replace
-            its own at any time.
+    Its file is first copied to ``copy``: a run that goes on may replace its own at any time.
 
     Raises:
         ConfigError: if no run is there, or it has no such model (yet).
         DataError: if the model or the metrics are damaged.
-        OSError: if it cannot be copied.
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; afl export takes a run's directory")
-    if not (directory / CONFIG_FILE).is_file() or not (directory / METRICS_FILE).is_file():
-        raise ConfigError(f"{directory}: holds no run (no {CONFIG_FILE} with {METRICS_FILE})")
-    config = load_config(directory / CONFIG_FILE, environment={})
+    if not (directory / files.CONFIG_FILE).is_file() or not (directory / files.METRICS_FILE).is_file():
+        raise ConfigError(f"{directory}: holds no run (no {files.CONFIG_FILE} with {files.METRICS_FILE})")
+    config = load_config(directory / files.CONFIG_FILE, environment={})
     state, words = state_of(directory)
-    file = directory / model_file(name)
+    file = directory / files.model_file(name)
     if not file.is_file():
-        there = [other for other in MODEL_NAMES if (directory / model_file(other)).is_file()]
+        there = [other for other in files.MODEL_NAMES if (directory / files.model_file(other)).is_file()]
         others = f"; there is: --model {', --model '.join(there)}" if there else ", nor another"
         raise ConfigError(f"{directory}: there is no {name} model{others} ({words})")
     shutil.copyfile(file, copy)
     try:
-        model = read_model(copy)
+        model = files.read_model(copy)
     except DataError as error:
         raise DataError(str(error).replace(str(copy), str(file))) from error
     # After the model: what the metrics then lack, it cannot have seen.
-    entries, _ = metrics_entries(directory / METRICS_FILE)
+    metrics = directory / files.METRICS_FILE
+    entries, _ = files.metrics_entries(metrics)
     try:
         rounds = int(model.metadata["rounds_applied"])
     except (KeyError, ValueError) as error:
         raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
-    before = _up_to(rounds, entries, directory / METRICS_FILE)
-    evaluations, closed = of_event(before, "evaluation"), of_event(before, "round")
-    if rounds and not closed:
+    lines = [
+        shapes.checked(entry, _LINES[entry["event"]], f"{metrics}:{number}")
+        for number, entry in enumerate(entries, start=1)
+        if entry.get("event") in list(_LINES)  # which need not be hashable in a file that was edited
+    ]
+    seen = [line for line in lines if line.round <= rounds]
+    closed = next((line for line in reversed(seen) if isinstance(line, RoundLine)), None)
+    if rounds and closed is None:
         raise DataError(
-            f"{directory / METRICS_FILE} has no line of a round up to {rounds}, which the {name} model has "
-            "seen; restore it from a backup"
+            f"{metrics} has no line of a round up to {rounds}, which the {name} model has seen; restore it "
+            "from a backup"
         )
-    synchronizations = int(closed[-1]["synchronization"]) if closed else 0
     return Source(
-        name,
-        model,
-        rounds,
-        config,
-        state,
-        words,
-        evaluations[-1] if evaluations else None,
-        before[-1] if before else None,
-        synchronizations,
+        name=name,
+        model=model,
+        rounds=rounds,
+        config=config,
+        state=state,
+        state_words=words,
+        evaluation=next((line for line in reversed(seen) if isinstance(line, EvaluationLine)), None),
+        sent=seen[-1] if seen else None,
+        synchronizations=closed.synchronization if closed else 0,
     )
 
 
 def state_of(directory: Path) -> tuple[State, str]:
-    """How the run in a directory stands, in a word and in a sentence.
-
-    Raises:
-        DataError: if its summary is damaged.
-    """
-    try:
-        summary = shapes.read(directory / SUMMARY_FILE, shapes.Summary)
-    except FileNotFoundError:
-        return _without_summary([directory, directory / STATE_FOLDER / "lock"])
+    """How a run stands, in a word and in a sentence; :class:`DataError` if its summary is damaged."""
+    summary = shapes.read(directory / files.SUMMARY_FILE, shapes.Summary)
+    if summary is None:
+        locks = (directory, directory / files.STATE_FOLDER / "lock")
+        if any(path.exists() and is_locked(path) for path in locks):
+            return "running", "the run is still running"
+        why = "its process died, or runs without state (server.state: off)"
+        return "unfinished", f"the run has no summary: {why}"
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
         return "finished", f"the run is complete, after {rounds} rounds"
-    if result in _STOPPED and (directory / STATE_FOLDER).is_dir():
+    if result in _STOPPED and (directory / files.STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"
-
-
-_LINES: Mapping[str, type[shapes.RoundLine | shapes.EvaluationLine]] = {
-    "round": shapes.RoundLine,
-    "evaluation": shapes.EvaluationLine,
-}
-
-
-def _up_to(rounds: int, entries: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The lines of rounds and evaluations of the first ``rounds`` rounds."""
-    found = []
-    for number, entry in enumerate(entries, start=1):
-        event = entry.get("event")
-        if not isinstance(event, str) or event not in _LINES:
-            continue
-        shapes.require(entry, _LINES[event], f"{path}:{number}")
-        if entry["round"] <= rounds:
-            found.append(entry)
-    return found
-
-
-def _without_summary(locks: Sequence[Path]) -> tuple[State, str]:
-    if any(path.exists() and is_locked(path) for path in locks):
-        return "running", "the run is still running"
-    return "unfinished", "the run has no summary: its process died, or runs without state (server.state: off)"

@@ -1,8 +1,7 @@
 """Tells trackers of a run while it goes on, each on a thread of its own, without the run's noticing.
 
 ``metrics.jsonl`` is the queue: a thread reads what was written since it last looked. So a round costs
-nothing more, what waits for a slow tracker takes no memory, nothing is dropped, and a run that is gone on
-with catches up on what its tracker had not been told.
+nothing more, what waits for a slow tracker takes no memory, and a resumed run catches up.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -24,138 +24,122 @@ from afl.runs.tracking.lines import RoundReader
 from afl.runs.tracking.tracker import Setting, Status, TrackedRound, TrackedRun, Tracker
 
 LOG = logging.getLogger("afl.runs.tracking")
-
 POSITION_FILE = "position.json"
-
+# Between two looks at the metrics: many rounds at a time cost a tracker little more than one.
 INTERVAL_S = 1.0
-"""Between two looks at the metrics: many rounds at a time cost a tracker little more than one."""
-
-MOST_ROUNDS = 256
-"""Handed to a tracker at once; what a process that is killed meanwhile may leave out."""
-
-STALL_S = 30.0
-"""How long, at the run's end, a tracker may take over one batch before it is left behind."""
-
-END_S = 120.0
-"""How long trackers may take over the rest at the end of the run."""
-
-STOP_S = 2.0
-"""The same for a run that is only stopped: the rest is sent when it is resumed."""
+MOST_ROUNDS = 256  # handed to a tracker at once; what a process that is killed meanwhile may leave out
+STALL_S = 30.0  # how long, at the run's end, a tracker may take over one batch before it is left behind
+END_S = 120.0  # how long trackers may take over the rest at the end of the run
+STOP_S = 2.0  # the same for a run that is only stopped: the rest is sent when it is resumed
 
 
 class Following:
-    """A run's trackers, for as long as this process runs it.
+    """A run's trackers, for as long as this process runs it; each has a folder of its own in the run's.
 
-    Args:
-        trackers: by name; each has the folder ``trackers/NAME`` in the run directory.
-        directory: with ``metrics.jsonl``; what it holds already is told too, unless it was before.
+    What ``metrics.jsonl`` holds already is told too, unless it was before.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], run_id: str, directory: Path, config: Config) -> None:
-        self._followers = [
-            _Follower(name, tracker, run_id, directory, config) for name, tracker in trackers.items()
-        ]
+        self._followers = {
+            name: _Follower(name, tracker, run_id, directory, config) for name, tracker in trackers.items()
+        }
 
     def start(self) -> None:
         """Start a thread for each tracker."""
-        for follower in self._followers:
+        for follower in self._followers.values():
             follower.thread.start()
 
     @property
     def failures(self) -> Mapping[str, int]:
         """How often each tracker has failed in this process."""
-        return {follower.name: follower.failures for follower in self._followers}
+        return {name: follower.failures for name, follower in self._followers.items()}
 
     def end(self, status: Status) -> None:
         """Give trackers the rest, for a bounded time: one that hangs or is slow is left behind, and named.
 
         Must be called once the run writes no more.
         """
-        for follower in self._followers:
-            follower.end(status)
-        limit = time.monotonic() + (STOP_S if status == "stopped" else END_S)
-        for follower in self._followers:
+        now = time.monotonic()
+        for follower in self._followers.values():
+            follower.status, follower.progressed_at = status, now
+            follower.ending.set()
+        limit = now + (STOP_S if status == "stopped" else END_S)
+        for follower in self._followers.values():
             follower.leave(limit)
 
 
+@dataclass(eq=False)
 class _Follower:
     """One tracker and its thread."""
 
-    def __init__(self, name: str, tracker: Tracker, run_id: str, directory: Path, config: Config) -> None:
-        self.name = name
-        self.failures = 0
-        self._tracker = tracker
-        self._run_id = run_id
-        self._directory = directory
-        self._config = config
-        self._rounds = 0
-        self._status: Status | None = None
-        self._ending = threading.Event()
-        self._is_left = False
-        self._progressed_at = time.monotonic()
-        # Not joined when the process ends: a tracker that hangs would hold it for ever.
-        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{name}", daemon=True)
+    name: str
+    tracker: Tracker
+    run_id: str
+    directory: Path
+    config: Config
+    rounds: int = 0
+    failures: int = 0
+    status: Status = "stopped"
+    is_left: bool = False
+    progressed_at: float = field(default_factory=time.monotonic)
+    ending: threading.Event = field(default_factory=threading.Event)
 
-    def end(self, status: Status) -> None:
-        """The metrics are complete, as far as this process goes."""
-        self._status = status
-        self._progressed_at = time.monotonic()
-        self._ending.set()
+    def __post_init__(self) -> None:
+        self.folder = self.directory / TRACKERS_FOLDER / self.name
+        # Not joined when the process ends: a tracker that hangs would hold it for ever.
+        self.thread = threading.Thread(target=self._follow, name=f"afl-tracker-{self.name}", daemon=True)
 
     def leave(self, limit: float) -> None:
         """Wait until it is done, until ``limit``, or until it stalls."""
         while self.thread.is_alive():
-            left = min(limit, self._progressed_at + STALL_S) - time.monotonic()
+            left = min(limit, self.progressed_at + STALL_S) - time.monotonic()
             if left <= 0:
-                self._is_left = True
+                self.is_left = True
                 LOG.warning(
                     "tracker %s did not finish and is abandoned: it got %d rounds in this process",
                     self.name,
-                    self._rounds,
-                    extra=events.TrackerLeft(tracker=self.name, rounds=self._rounds).extra,
+                    self.rounds,
+                    extra=events.TrackerLeft(tracker=self.name, rounds=self.rounds).extra,
                 )
                 return
             self.thread.join(left)
-        LOG.info(
-            "tracker %s got %d rounds; it failed %d times",
-            self.name,
-            self._rounds,
-            self.failures,
-            extra=events.TrackerEnded(tracker=self.name, rounds=self._rounds, failures=self.failures).extra,
-        )
+        ended = events.TrackerEnded(tracker=self.name, rounds=self.rounds, failures=self.failures)
+        message = "tracker %s got %d rounds; it failed %d times"
+        LOG.info(message, self.name, self.rounds, self.failures, extra=ended.extra)
 
     def _follow(self) -> None:
-        folder = self._directory / TRACKERS_FOLDER / self.name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            after = self._told_before(folder)
-            run = TrackedRun(self._run_id, self._directory, folder, settings_of(self._config), after)
-            self._tracker.started(run)
-            reader = RoundReader(self._directory / METRICS_FILE, after)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            after = self._told_before()
+            settings = settings_of(self.config)
+            self.tracker.started(TrackedRun(self.run_id, self.directory, self.folder, settings, after))
+            reader = RoundReader(self.directory / METRICS_FILE, after)
             is_last = False
             while not is_last:
                 # Before reading: what is written until then is read.
-                is_last = self._ending.wait(INTERVAL_S)
-                self._tell(folder, reader.whole_rounds())
-            if self._status != "stopped":
-                self._tell(folder, reader.last_round())
-            assert self._status is not None
-            if not self._is_left:
-                self._tracker.ended(self._status)
+                is_last = self.ending.wait(INTERVAL_S)
+                self._tell(reader.whole_rounds())
+            if self.status != "stopped":
+                self._tell(reader.last_round())
+            if not self.is_left:
+                self.tracker.ended(self.status)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # other people's code, which the run must survive
             self._failed(error)
 
-    def _tell(self, folder: Path, rounds: Iterator[TrackedRound]) -> None:
-        while (batch := list(islice(rounds, MOST_ROUNDS))) and not self._is_left:
-            # Before the tracker has them: what might have been taken is not given again.
-            self._keep(folder, batch[-1].round)
+    def _tell(self, rounds: Iterator[TrackedRound]) -> None:
+        while (batch := list(islice(rounds, MOST_ROUNDS))) and not self.is_left:
+            # Before the tracker has them: what might have been taken is not given again. Not synced: after a
+            # loss of power the rounds since may be missing at the tracker, or twice.
+            temporary = self.folder / f".{POSITION_FILE}.new"
+            temporary.write_text(json.dumps({"run_id": self.run_id, "round": batch[-1].round}), "utf-8")
+            temporary.replace(self.folder / POSITION_FILE)
             try:
-                self._tracker.log(batch)
+                self.tracker.log(batch)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # as above; the next may be taken
                 self._failed(error)
             else:
-                self._rounds += len(batch)
-            self._progressed_at = time.monotonic()
+                self.rounds += len(batch)
+            self.progressed_at = time.monotonic()
 
     def _failed(self, error: BaseException) -> None:
         self.failures += 1
@@ -169,20 +153,14 @@ class _Follower:
                 extra=events.TrackerFailed(tracker=self.name).extra,
             )
 
-    def _keep(self, folder: Path, round_: int) -> None:
-        # Not synced: after a loss of power the rounds since may be missing at the tracker, or twice.
-        temporary = folder / f".{POSITION_FILE}.new"
-        temporary.write_text(json.dumps({"run_id": self._run_id, "round": round_}), encoding="utf-8")
-        temporary.replace(folder / POSITION_FILE)
-
-    def _told_before(self, folder: Path) -> int:
+    def _told_before(self) -> int:
         """The last round that the tracker was handed before."""
-        path = folder / POSITION_FILE
+        path = self.folder / POSITION_FILE
         if not path.exists():
             return 0
         try:
             position = json.loads(path.read_text(encoding="utf-8"))
-            return int(position["round"]) if position["run_id"] == self._run_id else 0
+            return int(position["round"]) if position["run_id"] == self.run_id else 0
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(
                 f"{path} is damaged ({error}), so what the tracker has is not known; delete it to send "

@@ -9,52 +9,33 @@ from typing import Any
 
 from afl.runs.tracking.tracker import TrackedRound
 
+# With more workers than this, their own accuracies and losses are left to `metrics.jsonl`: a thousand curves
+# are more than trackers' pages can show.
 MOST_WORKERS = 64
-"""With more workers than this, their own accuracies and losses are left to ``metrics.jsonl``: a thousand
-curves are more than trackers' pages can show."""
-
-_BLOCK = 1 << 20
-
-_EVENTS = frozenset({"round", "evaluation"})
-
-_SENT = frozenset(
-    {"uplink_bytes", "downlink_bytes", "uplink_float_equivalents", "downlink_float_equivalents"}
-)
-
-_NOT_MEASURED = frozenset({"round", "event"})
 
 
 class RoundReader:
-    """Reads ``metrics.jsonl`` from its beginning, on and on.
+    """Reads ``metrics.jsonl`` on and on; rounds up to ``after`` are passed over.
 
     A round is whole once a later one has begun, since an evaluation's line follows its round's.
-
-    Args:
-        after: rounds up to this one are passed over.
     """
 
     def __init__(self, path: Path, after: int) -> None:
         self._path = path
         self._after = after
         self._offset = 0
-        self._rest = b""
         self._round = 0
         self._metrics: dict[str, float] = {}
 
     def whole_rounds(self) -> Iterator[TrackedRound]:
-        """The rounds that have become whole since the last call.
-
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if a line is not JSON.
-        """
+        """The rounds that have become whole since the last call; ``ValueError`` if a line is not JSON."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            while block := file.read(_BLOCK):
-                self._offset += len(block)
-                *lines, self._rest = (self._rest + block).split(b"\n")
-                for line in lines:
-                    yield from self._take(json.loads(line))
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                self._offset += len(line)
+                yield from self._take(json.loads(line))
 
     def last_round(self) -> Iterator[TrackedRound]:
         """The round that nothing more can come of, since the run is over."""
@@ -73,15 +54,16 @@ class RoundReader:
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     """What a line of the metrics measures, by a tracker's name for it."""
-    event = str(line.get("event"))
-    if event not in _EVENTS:
+    event = line.get("event")
+    if event not in {"round", "evaluation"}:
         return {}
-    numbers = {}
-    for key, value in line.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and key not in _NOT_MEASURED:
-            numbers[f"{'sent' if key in _SENT else event}/{key}"] = float(value)
-    workers = line.get("workers", [])
-    if event == "evaluation" and len(workers) <= MOST_WORKERS:
+    numbers = {
+        f"{'sent' if key.startswith(('uplink_', 'downlink_')) else event}/{key}": float(value)
+        for key, value in line.items()
+        if type(value) in {int, float} and key != "round"
+    }
+    workers = line.get("workers", []) if event == "evaluation" else []
+    if len(workers) <= MOST_WORKERS:
         for worker, metrics in enumerate(workers):
             numbers |= {f"worker/{worker}/{key}": float(value) for key, value in metrics.items()}
     return numbers

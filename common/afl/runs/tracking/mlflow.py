@@ -11,20 +11,10 @@ from typing import Any
 from afl.optional_dependencies import check_installed
 from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun
 
-EXPERIMENT = "afl"
-"""Unless ``MLFLOW_EXPERIMENT_NAME`` names another."""
-
+EXPERIMENT = "afl"  # unless `MLFLOW_EXPERIMENT_NAME` names another
 RUN_TAG = "afl.run_id"
-
-_MOST_METRICS = 1000
-"""In one call, and ...
-"""
-_MOST_PARAMS = 100
-"""... parameters: MLflow's own limits."""
-
-_MOST_CHARACTERS = 500
-"""Of a parameter's value: the limit of MLflow's older stores."""
-
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # in one call: MLflow's own limits
+_MOST_CHARACTERS = 500  # of a parameter's value: the limit of MLflow's older stores
 _STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 

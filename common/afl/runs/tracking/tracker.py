@@ -46,11 +46,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedRound:
-    """All numbers of one update round.
-
-    Attributes:
-        metrics: by name: ``round/loss_max``, ``evaluation/worst_accuracy``, ``worker/3/accuracy``.
-    """
+    """All numbers of one round: ``round/loss_max``, ``evaluation/worst_accuracy``, ``worker/3/accuracy``."""
 
     round: int
     metrics: Mapping[str, float]
@@ -76,31 +72,23 @@ class Tracker(Protocol):
 
 
 def load_trackers(names: Sequence[str]) -> Mapping[str, Tracker]:
-    """The trackers of a configuration's ``run.trackers``, by name.
-
-    Raises:
-        ConfigError: if there is none of a name, or what one needs is not installed.
-    """
-    return {name: _made(name) for name in names}
-
-
-def _made(name: str) -> Tracker:
+    """The trackers of ``run.trackers``; :class:`ConfigError` if there is none, or it lacks what it needs."""
     points = {point.name: point for point in entry_points(group=GROUP)}
-    point = points.get(name)
-    if point is None:
-        near = nearest(name, points)
-        hint = f"did you mean {near}? " if near else ""
-        installed = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"run.trackers: no tracker is called {name}; {hint}Installed: {installed}")
-    try:
-        made = point.load()()
-    except (ImportError, TypeError, AttributeError) as error:
-        raise ConfigError(f"run.trackers: {name} ({point.value}) cannot be made: {error}") from error
-    missing = [method for method in ("started", "log", "ended") if not callable(getattr(made, method, None))]
-    if missing:
-        raise ConfigError(
-            f"run.trackers: {name} ({point.value}) is no tracker: it lacks {', '.join(missing)}; "
-            "see afl.runs.tracking.tracker.Tracker"
-        )
-    tracker: Tracker = made
-    return tracker
+    made = {}
+    for name in names:
+        if name not in points:
+            near = nearest(name, points)
+            hint = f"did you mean {near}? " if near else ""
+            installed = ", ".join(sorted(points)) or "none"
+            raise ConfigError(f"run.trackers: no tracker is called {name}; {hint}Installed: {installed}")
+        where = f"run.trackers: {name} ({points[name].value})"
+        try:
+            made[name] = points[name].load()()
+        except (ImportError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{where} cannot be made: {error}") from error
+        missing = [method for method in ("started", "log", "ended") if not hasattr(made[name], method)]
+        if missing:
+            raise ConfigError(
+                f"{where} is no tracker: it lacks {', '.join(missing)}; see afl.runs.tracking.tracker.Tracker"
+            )
+    return made

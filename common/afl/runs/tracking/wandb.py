@@ -10,9 +10,7 @@ from typing import Any
 from afl.optional_dependencies import check_installed
 from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun
 
-PROJECT = "afl"
-"""Unless ``WANDB_PROJECT`` names another."""
-
+PROJECT = "afl"  # unless `WANDB_PROJECT` names another
 _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "stopped": 130, "failed": 1}
 
 
