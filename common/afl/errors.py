@@ -40,6 +40,7 @@ class ExitCode(enum.IntEnum):
     ABORTED = 8, "the run was stopped before its last round; the log says by whom and why"
     STORAGE = 9, "the run directory is gone or cannot be written, so the run was stopped"
     LOST_WORKERS = 10, "no worker had a session for longer than server.give_up_after"
+    SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
@@ -93,6 +94,22 @@ class TaskError(AflError):
 
 class TaskCodeError(TaskError):
     """A task whose own code raised; the cause is what it raised."""
+
+
+class InternalError(AflError):
+    """A fault of afl's own; the cause is what was raised."""
+
+
+class OutOfMemoryError(AflError):
+    """Memory ran out, of the host or of the GPU, in whose code ever."""
+
+    exit_code = ExitCode.SHORTAGE
+
+
+class HelperKilledError(AflError):
+    """A process that the task's code had started, such as a DataLoader's, was killed."""
+
+    exit_code = ExitCode.SHORTAGE
 
 
 class DataError(AflError):

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
+import subprocess
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from afl.errors import AflError, ConfigError, TaskCodeError
+from afl.errors import (
+    AflError,
+    ConfigError,
+    HelperKilledError,
+    InternalError,
+    OutOfMemoryError,
+    TaskCodeError,
+)
 
 _OURS = ("afl", "afl_cli", "afl_server", "afl_worker", "afl_lab")
 _CALLERS = ("dtypes.py", "initialization.py", "registry.py")
 """Beside the tasks that are ours: they call tasks, and are none."""
+_ORACLES = ("oracle.py", "batched.py")
+"""What a library raises below their lines is about the task's loss, model or data."""
+
+_NO_MEMORY = re.compile(
+    r"out of memory|can(?:no|')t allocate (?!memory in static)|not enough memory|bad_alloc|ALLOC_FAILED"
+    r"|insufficient shared memory|unable to (?:allocate shared memory|mmap)|failed to map segment",
+    re.IGNORECASE,
+)
+"""How torch, CUDA, the C library and its loader word it; it raises other types than MemoryError."""
+_KILLED = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly$)")
+"""torch's words for a DataLoader's process that is gone without an error of its own."""
 
 _LONGEST = 300
 """Characters of what was raised: libraries put whole lists into a message."""
@@ -54,6 +75,8 @@ def calling(what: str) -> Iterator[None]:
 
     Raises:
         TaskCodeError: from whatever it raises but an AflError, which says all itself.
+        OutOfMemoryError: if memory runs out.
+        HelperKilledError: if a process that it has started is killed.
     """
     try:
         yield
@@ -65,16 +88,67 @@ def calling(what: str) -> Iterator[None]:
             'if __name__ == "__main__":'
         ) from error
     except Exception as error:
-        raise TaskCodeError(f"{what} raised {described(error)}") from error
+        raise (shortage(error) or TaskCodeError(f"{what} raised {described(error)}")) from error
 
 
 def as_failure(error: Exception) -> AflError:
-    """An error that a user can read, whatever was raised while a task's code ran."""
-    try:
-        with calling("the task's code"):
-            raise error
-    except AflError as failure:
-        return failure
+    """An error that a user can read, whatever was raised in a step; blamed on whose line raised it."""
+    if isinstance(error, AflError):
+        return error
+    failure = shortage(error)
+    if failure is None and _is_of_task(error):
+        failure = TaskCodeError(f"the task's code raised {described(error)}")
+    if failure is None:
+        failure = InternalError(f"afl itself failed: {described(error)}; a bug in afl: please report it")
+    failure.__cause__ = error
+    return failure
+
+
+def shortage(error: BaseException) -> AflError | None:
+    """What is to be said if memory ran out or a helper process was killed; ``None`` if it is neither."""
+    what = described(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        if _is_out_of_memory(cause):
+            return OutOfMemoryError(f"out of memory: {what}")
+        if _is_of_killed(cause):
+            return HelperKilledError(
+                f"a helper process of the task's code was killed: {what}; the machine often does so for lack "
+                "of memory: try fewer or smaller helpers (num_workers of a DataLoader)"
+            )
+        cause = cause.__cause__
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    # torch's own OutOfMemoryError, of a GPU, is a RuntimeError too.
+    is_worded = isinstance(error, RuntimeError | OSError | ImportError)
+    return isinstance(error, MemoryError) or (is_worded and _NO_MEMORY.search(str(error)) is not None)
+
+
+def _is_of_killed(error: BaseException) -> bool:
+    if isinstance(error, subprocess.CalledProcessError):
+        return error.returncode < 0
+    first = next(iter(str(error).splitlines()), "")
+    is_pool = type(error).__name__ in {"BrokenProcessPool", "TerminatedWorkerError"}
+    return is_pool or (isinstance(error, RuntimeError) and bool(_KILLED.search(first)))
+
+
+def _is_of_task(error: BaseException) -> bool:
+    """Whether a task's line raised it, or a library below the lines of ours that call tasks."""
+    ours, libraries = _our_folders(), _libraries()
+    innermost = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if any(path.is_relative_to(folder) for folder in ours):
+            innermost = path
+            if not _is_ours(path, ours):
+                return True
+        elif path.is_file() and not any(path.is_relative_to(folder) for folder in libraries):
+            return True
+    return innermost is not None and innermost.name in {*_CALLERS, *_ORACLES}
 
 
 def described(error: BaseException) -> str:
@@ -90,8 +164,7 @@ def users_line(error: BaseException) -> tuple[str, str] | None:
         error = error.__cause__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(Path(error.filename))}:{error.lineno}", (error.text or "").strip()
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    others = [*_our_folders(), *libraries]
+    others = [*_our_folders(), *_libraries()]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(folder) for folder in others):
@@ -104,13 +177,15 @@ def worth_tracing(error: BaseException) -> BaseException | None:
 
     ``None`` for an error whose message says all.
     """
-    while not isinstance(error, TaskCodeError):
+    while not isinstance(error, TaskCodeError | InternalError):
         if not isinstance(error.__cause__, AflError):
             return None
         error = error.__cause__
     raised = error.__cause__
     if raised is None or isinstance(raised, SystemExit):
         return None
+    if isinstance(error, InternalError):
+        return raised
     trace, ours = raised.__traceback__, _our_folders()
     while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename), ours):
         trace = trace.tb_next
@@ -130,6 +205,10 @@ def _is_ours(path: Path, ours: list[Path]) -> bool:
 def _our_folders() -> list[Path]:
     loaded = [sys.modules[name].__file__ for name in _OURS if name in sys.modules]
     return [Path(file).parent for file in loaded if file is not None]
+
+
+def _libraries() -> list[Path]:
+    return [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _place(error: BaseException) -> str:

@@ -19,7 +19,18 @@ from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
 from afl.daemon import events
 from afl.daemon.fault_points import reached
-from afl.errors import ADVICE_NON_FINITE, AflError, ConfigError, NonFiniteError, ProtocolError, place, placed
+from afl.errors import (
+    ADVICE_NON_FINITE,
+    AflError,
+    ConfigError,
+    HelperKilledError,
+    InternalError,
+    NonFiniteError,
+    OutOfMemoryError,
+    ProtocolError,
+    place,
+    placed,
+)
 from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
@@ -31,6 +42,13 @@ from afl_worker.training.setup import Training, set_up
 from afl_worker.training.timings import Spent
 
 LOG = logging.getLogger("afl.worker")
+
+_CAUSES = {
+    NonFiniteError: FailureCause.NON_FINITE,
+    OutOfMemoryError: FailureCause.OUT_OF_MEMORY,
+    HelperKilledError: FailureCause.HELPER_KILLED,
+    InternalError: FailureCause.INTERNAL,
+}
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
@@ -133,6 +151,10 @@ class Conversation:
             if held is not None and not expectation.held:
                 yield self._frames(held, (expectation.payload, expectation.offset))
 
+    def broken(self, error: Exception) -> CannotGoOnError:
+        """What an error outside a step ends on, once welcome: while frames were made, sent or received."""
+        return self._failure(self._options.workers[0], self._trained.participant.applied, error)
+
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
 
@@ -210,18 +232,14 @@ class Conversation:
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
 
     def _failure(self, worker: int, position: Position, error: Exception) -> CannotGoOnError:
-        cause = FailureCause.TASK
         if isinstance(error, NonFiniteError):
-            cause = FailureCause.NON_FINITE
             error = NonFiniteError(f"{error}; {ADVICE_NON_FINITE}")
-        elif isinstance(error.__cause__ or error, torch.cuda.OutOfMemoryError | MemoryError):
-            cause = FailureCause.OUT_OF_MEMORY
         failure = as_failure(error)
         raised = worth_tracing(failure)
         told = pb.Failure(
             worker=worker,
             position=position_message(position),
-            cause=number(cause),
+            cause=number(_CAUSES.get(type(failure), FailureCause.TASK)),
             message=str(failure),
             traceback="" if raised is None else "".join(traceback.format_exception(raised)),
         )

@@ -10,8 +10,8 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
-from afl.errors import AflError, ExitCode
-from afl.user_code import worth_tracing
+from afl.errors import ExitCode
+from afl.user_code import as_failure, worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime
 
@@ -46,7 +46,8 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
                 LOG.info("nothing is left to do; waiting to be stopped (--stay)", extra=staying.extra)
                 while True:
                     signal.pause()
-        except AflError as error:
+        except Exception as raised:  # a helper's end, for one, is raised wherever we are
+            error = as_failure(raised)
             event = events.Ended(code=int(error.exit_code))
             # The traceback is shown where it says more than the message.
             LOG.error("%s", error, extra=event.extra, exc_info=worth_tracing(error))  # noqa: TRY400

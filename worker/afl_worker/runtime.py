@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import random
 import time
+from typing import NoReturn
 
 from afl.config.quantities import shown_seconds
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
-from afl.errors import ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
+from afl.errors import AflError, ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
-from afl_worker.network.connection import Connection, Ended
+from afl_worker.network.connection import Broken, Connection, Ended
 from afl_worker.options import WorkerOptions
 from afl_worker.reconnection import TOLD_AFTER, Reconnection
 from afl_worker.training.setup import chosen_device
@@ -141,32 +142,50 @@ class Runtime:
             return Ended(str(error))
         connection.send_control(join=self._conversation.join())
         while True:
-            left = None if self._is_welcome else self._reconnection.left(time.monotonic())
-            with self._timings.wait:
-                event = connection.next_event(left)
             try:
-                match event:
-                    case None:
-                        return Ended("no answer")
-                    case Ended(reason, GoodbyeStatus.REFUSED):
-                        raise RefusedError(f"the server refused this worker: {reason}")
-                    case Ended(reason, GoodbyeStatus.ABORTED):
-                        raise RunAbortedError(f"the run was stopped: {reason}")
-                    case Ended():
-                        return event
-                    case pb.Welcome():
-                        self._welcome(connection, event)
-                    case Ack():
-                        self._conversation.answered(event)
-                    case CommittedStep():
-                        self._step(connection, event)
+                ended = self._next(connection)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
                 return Ended(f"the server broke the protocol: {error}")
             except CannotGoOnError as failed:
-                connection.send_control(failure=failed.told)
-                connection.close(drain_s=FAILURE_DRAIN_S)
-                raise failed.error from failed.error.__cause__
+                self._fail(connection, failed)
+            except AflError:
+                raise
+            except Exception as error:  # a helper's end, for one, is raised wherever the main thread is
+                if not self._is_welcome:
+                    raise
+                self._fail(connection, self._conversation.broken(error))
+            if ended is not None:
+                return ended
+
+    def _next(self, connection: Connection) -> Ended | None:
+        """Wait for the next event and act on it; the connection's end, if that is what it is."""
+        left = None if self._is_welcome else self._reconnection.left(time.monotonic())
+        with self._timings.wait:
+            event = connection.next_event(left)
+        match event:
+            case None:
+                return Ended("no answer")
+            case Ended(reason, GoodbyeStatus.REFUSED):
+                raise RefusedError(f"the server refused this worker: {reason}")
+            case Ended(reason, GoodbyeStatus.ABORTED):
+                raise RunAbortedError(f"the run was stopped: {reason}")
+            case Ended():
+                return event
+            case Broken():
+                raise event.error
+            case pb.Welcome():
+                self._welcome(connection, event)
+            case Ack():
+                self._conversation.answered(event)
+            case CommittedStep():
+                self._step(connection, event)
+        return None
+
+    def _fail(self, connection: Connection, failed: CannotGoOnError) -> NoReturn:
+        connection.send_control(failure=failed.told)
+        connection.close(drain_s=FAILURE_DRAIN_S)
+        raise failed.error from failed.error.__cause__
 
     def _welcome(self, connection: Connection, welcome: pb.Welcome) -> None:
         settings = RunSettings.of_message(welcome.settings)

@@ -221,3 +221,5 @@ class FailureCause(enum.IntEnum):
     TASK = 1
     NON_FINITE = 2
     OUT_OF_MEMORY = 3
+    HELPER_KILLED = 4
+    INTERNAL = 5

@@ -175,7 +175,7 @@ class SessionEnded(_OfPeer):
 
 
 class SessionBroke(_OfPeer):
-    """A bug in the server ended one session, with its traceback; the worker reconnects."""
+    """A bug in the server ended one session, at its first time with its traceback; the worker reconnects."""
 
 
 class Goodbye(_OfPeer):
@@ -247,7 +247,7 @@ class DigestMismatch(_OfWorker):
 
 
 class StepFailed(Event):
-    """A bug in the server while it closed a step, with its traceback; the server ends with code 1."""
+    """A bug in the server, with its traceback (it ends with code 1), or memory ran out there (code 12)."""
 
     round: SynchronizationRound
 
@@ -357,10 +357,6 @@ class JournalRead(_OfWorker):
 
 class JournalDamaged(_OfWorker):
     """An entry of a journal is incomplete; the one before it is used, if there is one."""
-
-
-class ReceiverFailed(Event):
-    """A fault of the worker's in the thread that receives, with its traceback; it connects again."""
 
 
 class Timings(Event):

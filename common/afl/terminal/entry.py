@@ -10,7 +10,7 @@ import traceback
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
-from afl.user_code import worth_tracing
+from afl.user_code import shortage, worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
 
@@ -39,6 +39,12 @@ def enter(program: str, module: str) -> int:
         # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except Exception as error:
+        failure = shortage(error)
+        if failure is None:
+            raise
+        print(f"{program}: {failure}", file=sys.stderr)
+        return failure.exit_code
     return code
 
 

@@ -382,10 +382,14 @@ class Failure(_message.Message):
         CAUSE_TASK: _ClassVar[Failure.Cause]
         CAUSE_NON_FINITE: _ClassVar[Failure.Cause]
         CAUSE_OUT_OF_MEMORY: _ClassVar[Failure.Cause]
+        CAUSE_HELPER_KILLED: _ClassVar[Failure.Cause]
+        CAUSE_INTERNAL: _ClassVar[Failure.Cause]
     CAUSE_UNSPECIFIED: Failure.Cause
     CAUSE_TASK: Failure.Cause
     CAUSE_NON_FINITE: Failure.Cause
     CAUSE_OUT_OF_MEMORY: Failure.Cause
+    CAUSE_HELPER_KILLED: Failure.Cause
+    CAUSE_INTERNAL: Failure.Cause
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]

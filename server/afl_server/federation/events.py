@@ -245,6 +245,16 @@ class StopAsked(Event):
     code: ExitCode = ExitCode.INTERRUPTED
 
 
+class Faulted(Event):
+    """The loop around the machine, or the writer of a stream, has failed.
+
+    Attributes:
+        error: for the log.
+    """
+
+    error: Exception | None = field(default=None, compare=False)
+
+
 class AbortAsked(Event):
     """The run is to end before its last round."""
 

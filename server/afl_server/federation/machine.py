@@ -10,6 +10,7 @@ takes nothing else in hand; what comes meanwhile waits in order, and who sent it
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from afl.core.messages import Encoding, GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
 from afl.security.identity import WorkerIds
+from afl.user_code import described, shortage
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation import events
 from afl_server.federation.effects import Effect, Job, Pause, Release, Resume
@@ -45,6 +47,8 @@ class Federation(Rounds):
         super().__init__(run, ranking)
         self._job: Job[None] | None = None
         self._put_off_of: Counter[int] = Counter()
+        self._told_faults: set[tuple[str, int | None]] = set()
+        """The lines that raised, of faults whose traceback was logged."""
         membership = self._membership
         self._member_handlers: dict[type[events.Event], Callable[[Member, Any], Job[None] | None]] = {
             events.FrameCame: self._frame_came,
@@ -67,6 +71,7 @@ class Federation(Rounds):
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
             events.AbortAsked: lambda event: self._abort(event.code, event.reason),
+            events.Faulted: self._faulted,
         }
 
     # Events.
@@ -81,7 +86,7 @@ class Federation(Rounds):
         run.now = now
         if isinstance(event, _ANSWERS) or _is_failed_answer(event):
             self._answered(event)
-        elif self._job is None:
+        elif self._job is None or isinstance(event, events.Faulted):
             self._take(event)
         else:
             self._put_off(event)
@@ -99,7 +104,11 @@ class Federation(Rounds):
         return run.taken_out()
 
     def _take(self, event: events.Event) -> None:
-        """Handle an event; what a member does wrong, or what goes wrong with it, ends that member alone."""
+        """Handle an event; what a member does wrong, or what goes wrong with it, ends that member alone.
+
+        Where it would go wrong with each that comes, it ends the server: if memory runs out, or if a member
+        that is ready cannot be brought to where the run is.
+        """
         if not isinstance(event, events.MemberEvent):
             try:
                 self._begin(self._handlers[type(event)](event))
@@ -120,12 +129,29 @@ class Federation(Rounds):
         except (ProtocolError, NonFiniteError) as error:
             self._membership.refuse(member, str(error))
         except Exception as error:  # noqa: BLE001  # logged with its traceback
-            broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
-            self._run.log("ERROR", f"session of {member.label} broke", broke, error)
-            self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
+            if isinstance(event, events.Ready) or shortage(error):
+                self._break(error)
+            else:
+                self._member_broke(member, error)
         if self._job is None and self._is_congested(member):
             self._members.paused.add(member.id)
             self._run.out.append(Pause(member.id))
+
+    def _member_broke(self, member: Member, error: Exception) -> None:
+        """A fault of the server that is this member's alone, as far as is known; it may come again."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = (frame.filename, frame.lineno)
+        is_new, message = place not in self._told_faults, f"session of {member.label} broke"
+        self._told_faults.add(place)
+        broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
+        text = message if is_new else f"{message}, as before: {described(error)}"
+        self._run.log("ERROR", text, broke, error if is_new else None)
+        self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
+
+    def _faulted(self, event: events.Faulted) -> None:
+        """Nothing answers a job any more, if one is under way."""
+        self._job = None
+        self._break(event.error or RuntimeError("a fault outside the machine"))
 
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
@@ -152,7 +178,9 @@ class Federation(Rounds):
     def _answered(self, event: events.Event) -> None:
         """What the job waits for has come; whatever else fails in it is a fault of the server."""
         job, result, error = self._job, None, None
-        assert job is not None
+        if job is None:
+            assert self.ending is not None, "an answer to a job that a fault has ended"
+            return
         match event:
             case events.EngineDone():
                 result, error = event.result, event.error

@@ -17,6 +17,7 @@ from afl.core.randomness import Purpose
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
+from afl.user_code import shortage
 from afl.wire.frames import ack_frame, traffic_of_kind
 from afl_server.federation import events
 from afl_server.federation.broadcast import ModelCopy
@@ -381,6 +382,9 @@ class Rounds:
         """What the run does not wait for could not be written."""
         if event.what == "metrics":
             return self._abort(event.code, event.reason)
+        if event.error is not None and shortage(event.error):
+            self._break(event.error)
+            return None
         # Whatever it is, the run must not wait for a file that never comes.
         self._run.log("ERROR", event.reason, log_events.DiskFailed(), event.error)
         self._finish(event.code, event.reason, GoodbyeStatus.ABORTED)
@@ -427,10 +431,19 @@ class Rounds:
         yield from self._save("final", is_salvage=True)
 
     def _break(self, fault: Exception) -> None:
-        """A fault of the server, not of the member whose report happened to be the last."""
-        failed = log_events.StepFailed(round=self.engine.step.position.round)
-        self._run.log("ERROR", f"{self._run.open_rounds} cannot be closed", failed, fault)
-        self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
+        """A fault of the server, not of the member whose report happened to be the last.
+
+        One for lack of memory leaves what was written as it was: the run can be resumed.
+        """
+        failed, lack = log_events.StepFailed(round=self.engine.step.position.round), shortage(fault)
+        if lack is None:
+            self._run.log("ERROR", f"{self._run.open_rounds} cannot be closed", failed, fault)
+            self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
+            return
+        reason = f"the server ran {lack}"
+        self._run.log("ERROR", f"{self._run.open_rounds} cannot go on: {reason}", failed)
+        status = GoodbyeStatus.LEAVING if self._run.is_durable else GoodbyeStatus.ABORTED
+        self._finish(lack.exit_code, reason, status)
 
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
         if self.ending is not None:

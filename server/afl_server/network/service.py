@@ -17,6 +17,7 @@ from afl.config.schema import Server
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import most_connections, most_descriptors
 from afl.errors import AddressError
+from afl.user_code import shortage
 from afl.wire.frames import SERVICE
 from afl.wire.transport import channel_options
 from afl_server.federation import effects, events
@@ -195,7 +196,9 @@ class FederationService:
             self._deliver(events.Left(stream.member))
         await asyncio.gather(*tasks, return_exceptions=True)
         for error in broken:
-            if not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
+            if isinstance(error, Exception) and shortage(error):
+                self._deliver(events.Faulted(error))
+            elif not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
                 broke = log_events.SessionBroke(peer=context.peer(), workers=())
                 LOG.error("the stream of %s broke", context.peer(), exc_info=error, extra=broke.extra)
         if stream.outbox.is_given_up:
@@ -229,9 +232,14 @@ class FederationService:
 
     async def _write(self, stream: _Stream, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         downlink = self._counters.downlink
-        async for frame in stream.outbox.frames():
-            downlink.add(len(frame.data), frame.content)
-            await context.write(frame.data)
+        try:
+            async for frame in stream.outbox.frames():
+                downlink.add(len(frame.data), frame.content)
+                await context.write(frame.data)
+        except (grpc.RpcError, grpc.aio.BaseError):
+            raise
+        except Exception as error:  # noqa: BLE001  # it would come with each stream that is sent the same
+            self._deliver(events.Faulted(error))
 
     async def _read(self, stream: _Stream, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         conversation, ended = Conversation(stream.member, stream.outbox), stream.outbox.ended

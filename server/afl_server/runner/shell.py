@@ -12,6 +12,7 @@ from typing import Any
 
 from afl.daemon import events as log_events
 from afl.errors import ExitCode, StorageError
+from afl.user_code import as_failure
 from afl_server.federation import effects, events
 from afl_server.federation.machine import Federation
 from afl_server.pages.dual_window import DualWindow
@@ -65,7 +66,7 @@ class Shell:
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._inbox: deque[events.Event] = deque()
-        self._is_delivering = False
+        self._is_delivering = self._has_faulted = False
         self._carriers: dict[type[effects.Effect], Callable[[Any], None]] = {
             effects.Compute: lambda effect: self._spawn(self._compute(effect)),
             effects.Append: lambda effect: self._spawn(self._append(effect)),
@@ -90,11 +91,24 @@ class Shell:
         try:
             while self._inbox:
                 event, now = self._inbox.popleft(), time.monotonic()
-                if self._recorder is not None:
-                    self._recorder.add(event, now)
-                self.carry_out(self._federation.handle(event, now))
+                try:
+                    if self._recorder is not None:
+                        self._recorder.add(event, now)
+                    self.carry_out(self._federation.handle(event, now))
+                except Exception as error:  # noqa: BLE001  # whoever called must not be blamed for it
+                    self._fault(error)
         finally:
             self._is_delivering = False
+
+    def _fault(self, error: Exception) -> None:
+        """What was to be done is lost: the server ends, at once where it cannot even say so."""
+        if not self._has_faulted:
+            self._has_faulted = True
+            self._inbox.append(events.Faulted(error))
+        elif not self.result.done():
+            failure = as_failure(error)
+            self.result.set_result((failure.exit_code, f"the server failed: {failure}"))
+            self.released.set()
 
     async def begin(self) -> None:
         """Let the run begin; returns once what it begins with is durable."""

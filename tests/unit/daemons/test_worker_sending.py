@@ -17,19 +17,23 @@ CHUNK = 1024 * 1024
 SIZE = 4 * CAREFUL_BYTES
 
 
+def fails(error: Exception) -> None:
+    raise error
+
+
 def chunk() -> Frame:
     header = PayloadHeader(Role.UPDATE, Encoding.DENSE, SIZE // 4, SIZE // 4, SIZE)
     return chunk_frame(pb.WorkerFrame, header, 0, memoryview(bytes(SIZE)))
 
 
 def careful() -> Sending:
-    sending = Sending()
+    sending = Sending(fails)
     sending.keep_pace(Pace(CHUNK, is_careful=True))
     return sending
 
 
 def test_in_order_to_the_end() -> None:
-    sending = Sending()
+    sending = Sending(fails)
     frames = [control(pb.WorkerFrame(goodbye=pb.Goodbye(reason=str(number)))) for number in range(5)]
     sending.put(frames[:2])
     sending.put(frames[2:])

@@ -13,7 +13,6 @@ import grpc
 
 from afl.config.address import Address
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
-from afl.daemon import events
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
@@ -49,7 +48,14 @@ class Ended:
     run_id: str = ""
 
 
-Event = pb.Welcome | CommittedStep | Ack | Ended
+@dataclass(frozen=True)
+class Broken:
+    """One of the stream's threads has failed; another connection would not help."""
+
+    error: Exception
+
+
+Event = pb.Welcome | CommittedStep | Ack | Ended | Broken
 
 
 class Connection:
@@ -70,7 +76,7 @@ class Connection:
         self._files = files
         self._use_proxy = use_proxy and not address.is_loopback
         self._is_careful = is_careful
-        self._sending = Sending()
+        self._sending = Sending(lambda error: self._inbox.put(Broken(error)))
         self.assembler = StepAssembler((), 0)
         """To be replaced by one of the run, before any step is asked for."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -160,10 +166,8 @@ class Connection:
             self._inbox.put(Ended(self._silence or self._described(error)))
         except ProtocolError as error:
             self._inbox.put(Ended(f"the server broke the protocol: {error}"))
-        except Exception as error:
-            # Whatever it is, who waits for the next event must hear that none will come.
-            LOG.exception("the receiving thread failed", extra=events.ReceiverFailed().extra)
-            self._inbox.put(Ended(f"the receiving thread failed: {error!r}"))
+        except Exception as error:  # noqa: BLE001  # who waits for the next event must hear that none will come
+            self._inbox.put(Broken(error))
         finally:
             self._ended = time.monotonic()
             # Or gRPC's thread would wait for answers for ever.

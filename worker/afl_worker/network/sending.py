@@ -19,9 +19,13 @@ class Sending:
     """The messages of one stream, in order; replies to the server's questions go before all others.
 
     gRPC's thread takes them, others put them in.
+
+    Args:
+        failed: told what was raised while a frame was made; the rest of its message is left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
         self._changed = threading.Condition()
         self._queue: deque[Iterable[Frame] | None] = deque()
         self._pace: Pace | None = None
@@ -75,16 +79,22 @@ class Sending:
             frames = None if self._is_stopped else self._queue.popleft()
             if frames is None:
                 return
-            for frame in frames:
-                most = len(frame.data) if self._pace is None else self._pace.piece_bytes()
-                for piece in pieces(frame, most):
-                    yield from self._paced(len(piece.data))
-                    self.sent_bytes += len(piece.data)
-                    yield piece.data
-                    reached("worker.mid-chunk")
+            try:
+                yield from self._made(frames)
+            except Exception as error:  # noqa: BLE001  # gRPC would only say that its iterator raised
+                self._failed(error)
             with self._changed:
                 self._is_idle = not self._queue
                 self._changed.notify_all()
+
+    def _made(self, frames: Iterable[Frame]) -> Iterator[bytes]:
+        for frame in frames:
+            most = len(frame.data) if self._pace is None else self._pace.piece_bytes()
+            for piece in pieces(frame, most):
+                yield from self._paced(len(piece.data))
+                self.sent_bytes += len(piece.data)
+                yield piece.data
+                reached("worker.mid-chunk")
 
     def _paced(self, size: int) -> Iterator[bytes]:
         pace = self._pace
