@@ -8,7 +8,7 @@ from afl.daemon import events as log_events
 from afl.errors import ProtocolError
 from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import control
+from afl.wire.frames import control, position_message
 from afl_server.federation.admission import Admission
 from afl_server.federation.counters import Incident
 from afl_server.federation.effects import End, HangUp, Heartbeat
@@ -165,8 +165,7 @@ class Membership:
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
         self._members.give(member)
-        position = pb.Position(round=engine.step.position.round, phase=engine.step.position.phase)
-        averaged = pb.Position(round=engine.buffers_averaged.round, phase=engine.buffers_averaged.phase)
+        position = position_message(engine.step.position)
         welcome = pb.Welcome(
             run_id=run.description.run_id,
             server_version=__version__,
@@ -177,7 +176,7 @@ class Membership:
                 pb.Expectation(worker=worker, position=position, held=worker in member.told_held)
                 for worker in member.workers
             ],
-            buffers_averaged=averaged,
+            buffers_averaged=position_message(engine.buffers_averaged),
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 

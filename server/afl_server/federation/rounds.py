@@ -361,7 +361,7 @@ class Rounds:
             "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
             "engine": values,
-            "moment": Moment(0.0, self.seconds, self.counters).values(),
+            "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }
         everything = {
             "params": model.numpy(),

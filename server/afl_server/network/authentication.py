@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from afl.config.schema import Server, Tls
 from afl.daemon import events
-from afl.errors import ConfigError
+from afl.errors import ConfigError, RefusedError
 from afl.security.certificates import (
     EXPIRES_SOON_S,
     KeyPair,
@@ -98,12 +98,9 @@ class Authentication:
     @property
     def description(self) -> str:
         """How peers are known, in a few words for the log."""
-        ways = [
-            "plaintext" if self.certificates is None else "TLS",
-            *(["client certificates"] if self._wants_certificate else []),
-            *(["tokens"] if self._tokens is not None else []),
-        ]
-        return " with ".join([ways[0], " and ".join(ways[1:])] if len(ways) > 1 else ways)
+        transport = "plaintext" if self.certificates is None else "TLS"
+        proofs = ["client certificates"] * self._wants_certificate + ["tokens"] * (self._tokens is not None)
+        return f"{transport} with {' and '.join(proofs)}" if proofs else transport
 
     def identify(
         self, names: Sequence[str], authorization: Sequence[str], certificate: bytes = b""
@@ -136,37 +133,41 @@ class Authentication:
 
     def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
         tokens = () if self._tokens is None else self._tokens.current()
-        grants: list[Grant] = []
-        refusal = self._grant(grants, names, token, tokens)
-        permission = Permission(refusal, () if refusal else tuple(grants), expiry)
+        try:
+            permission = Permission(
+                grants=tuple(self._grants(names, token, tokens)), certificate_expiry=expiry
+            )
+        except RefusedError as error:
+            permission = Permission(str(error), certificate_expiry=expiry)
         return PeerIdentity(permission, names, token, tokens)
 
-    def _grant(
-        self, grants: list[Grant], names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]
-    ) -> str:
-        """Collect what a peer's proofs allow; why it may not come in, or empty."""
+    def _grants(self, names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]) -> Iterator[Grant]:
+        """What a peer's proofs allow.
+
+        Raises:
+            RefusedError: if it may not come in.
+        """
         if self._wants_certificate:
             ids = ids_of_names(names)
             if not ids.ranges:
-                return (
+                raise RefusedError(
                     "this worker's certificate names no worker: it needs a URI among its subject alternative"
                     f" names, such as {URI_PREFIX}3 or {URI_PREFIX}0-9"
                 )
-            grants.append(Grant("certificate", ids))
+            yield Grant("certificate", ids)
         if self._tokens is not None:
             if not token:
-                return (
+                raise RefusedError(
                     "this server requires a token: start the worker with --token-file FILE, or with AFL_TOKEN"
                     " in its environment"
                 )
             found = ids_of_hash(token, tokens)
             if found is None:
-                return (
+                raise RefusedError(
                     "this worker's token is not one that the server knows (server.tokens): was it replaced,"
                     " or is it another run's?"
                 )
-            grants.append(Grant("token", found))
-        return ""
+            yield Grant("token", found)
 
 
 def _served(tls: Tls) -> Served:
