@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, dataclass_transform
+from typing import Any, Literal, TypeAlias, dataclass_transform
 
 from afl.core.messages import NOWHERE, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
+
+Artifact: TypeAlias = Literal["outcome", "checkpoint", "metrics", "model"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -171,10 +173,6 @@ class TimerFired(Event):
     member: int = 0
 
 
-class Idle(Event):
-    """What was to be sent is on its way."""
-
-
 class EngineDone(Event):
     """A :class:`afl_server.federation.effects.Compute` has ended.
 
@@ -187,18 +185,14 @@ class EngineDone(Event):
     error: Exception | None = field(default=None, compare=False)
 
 
-class OutcomeWritten(Event):
-    """An outcome is durable.
+class Written(Event):
+    """An outcome is durable, or the arrays of a checkpoint may change again.
 
     Attributes:
-        checkpoint_due: whether a checkpoint should follow.
+        checkpoint_due: whether a checkpoint should follow the outcome.
     """
 
-    checkpoint_due: bool
-
-
-class CheckpointWritten(Event):
-    """The arrays of a checkpoint may change again."""
+    checkpoint_due: bool = False
 
 
 class ModelWritten(Event):
@@ -215,21 +209,19 @@ class WriteFailed(Event):
         error: for the log.
     """
 
-    what: Literal["outcome", "checkpoint", "metrics", "model"]
+    what: Artifact
     reason: str
     code: ExitCode = ExitCode.STORAGE
     error: Exception | None = field(default=None, compare=False)
 
 
 class StopAsked(Event):
-    """This process is to end; the run can be resumed where it is durable."""
+    """This process is to end.
+
+    Attributes:
+        is_final: the run ends at once and for good; else it can be resumed where it is durable.
+    """
 
     reason: str
     code: ExitCode = ExitCode.INTERRUPTED
-
-
-class AbortAsked(Event):
-    """The run is to end before its last round."""
-
-    reason: str
-    code: ExitCode
+    is_final: bool = False

@@ -20,7 +20,7 @@ from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
 from afl.security.identity import WorkerIds
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation import events
-from afl_server.federation.effects import Effect, Job, Pause, Release, Resume
+from afl_server.federation.effects import Effect, Job, Read, Release
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import HEARTBEAT
@@ -36,7 +36,7 @@ _SHORT = frozenset({Encoding.DENSE, Encoding.SEEDED})
 _OF_THE_STREAM = (events.Left, events.NotReading, events.PermissionChanged)
 """Not said by the peer."""
 
-_ANSWERS = (events.EngineDone, events.OutcomeWritten, events.CheckpointWritten)
+_ANSWERS = (events.EngineDone, events.Written)
 
 
 class Federation(Rounds):
@@ -64,11 +64,9 @@ class Federation(Rounds):
         self._handlers: dict[type[events.Event], Callable[[Any], Job[None] | None]] = {
             events.Started: self._started,
             events.TimerFired: self._timer_fired,
-            events.Idle: lambda _: run.engine.catch_up(),
             events.ModelWritten: self._model_written,
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
-            events.AbortAsked: lambda event: self._abort(event.code, event.reason),
         }
 
     # Events.
@@ -127,7 +125,7 @@ class Federation(Rounds):
             self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
         if self._job is None and self._is_congested(member):
             self._members.paused.add(member.id)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
@@ -144,7 +142,7 @@ class Federation(Rounds):
         self._put_off_of[event.member] += 1
         if member is not None and not isinstance(event, _OF_THE_STREAM):
             self._membership.hear(member)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _begin(self, job: Job[None] | None) -> None:
         if job is not None:
@@ -158,7 +156,7 @@ class Federation(Rounds):
         match event:
             case events.EngineDone():
                 result, error = event.result, event.error
-            case events.OutcomeWritten():
+            case events.Written():
                 result = event.checkpoint_due
             case events.WriteFailed():
                 error = event.error or StorageError(event.reason)
@@ -185,7 +183,7 @@ class Federation(Rounds):
             return
         del self._put_off_of[member]
         if member not in self._members.paused:
-            self._run.out.append(Resume(member))
+            self._run.out.append(Read(member, True))
 
     def _is_congested(self, member: Member) -> bool:
         """Whether to stop reading from a member: what it sends must wait, and enough waits already."""
@@ -205,7 +203,7 @@ class Federation(Rounds):
                 self._members.paused.discard(id_)
                 member.last_seen = self._run.now
                 if not self._put_off_of[id_]:
-                    self._run.out.append(Resume(id_))
+                    self._run.out.append(Read(id_, True))
 
     # Members.
 
@@ -331,6 +329,8 @@ class Federation(Rounds):
                 self._run.out.append(Release())
             case "returning":
                 self._release_if_alone()
+            case "idle":
+                self.engine.catch_up()
         return None
 
     def _check_start(self) -> Job[None] | None:

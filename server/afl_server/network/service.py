@@ -156,10 +156,10 @@ class FederationService:
                 outbox.beat()
             case effects.End():
                 outbox.end(effect.status, effect.reason, self._run_id)
-            case effects.Pause():
-                stream_.is_read.clear()
-            case effects.Resume():
+            case effects.Read(is_wanted=True):
                 stream_.is_read.set()
+            case effects.Read():
+                stream_.is_read.clear()
             case effects.HangUp():
                 disconnect(effect.peer, self.port)
         if outbox.is_full and not outbox.is_given_up:

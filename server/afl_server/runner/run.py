@@ -276,5 +276,5 @@ async def _watch_directory(records: RunRecords, shell: Shell) -> None:
     while not shell.result.done():
         reason = records.lost()
         if reason:
-            shell.deliver(events.AbortAsked(reason, ExitCode.STORAGE))
+            shell.deliver(events.StopAsked(reason, ExitCode.STORAGE, is_final=True))
         await asyncio.sleep(DIRECTORY_CHECK_S)

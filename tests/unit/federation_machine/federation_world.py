@@ -246,10 +246,8 @@ class World:
                 self.paused.discard(member)
                 if member in self.peers:
                     self.peers[member].goodbye = status
-            case effects.Pause(member):
-                self.paused.add(member)
-            case effects.Resume(member):
-                self.paused.discard(member)
+            case effects.Read(member, is_wanted):
+                (self.paused.discard if is_wanted else self.paused.add)(member)
             case effects.HangUp(member, _):
                 self.hung_up.append(member)
                 if member in self.peers:
@@ -267,8 +265,6 @@ class World:
             case effects.Release():
                 self.released = True
             case effects.Compute() | effects.Append() | effects.Checkpoint() | effects.SaveModel():
-                self.work.append(effect)
-            case effects.WhenIdle():
                 self.work.append(effect)
 
     def _received(self, member: int, frame: pb.ServerFrame) -> None:
@@ -306,7 +302,7 @@ class World:
                 self.handle(done)
             case effects.Append(outcome, values, _):
                 self.appended.append((_own(outcome), values))
-                self.handle(events.OutcomeWritten(checkpoint_due=len(self.appended) % 3 == 0))
+                self.handle(events.Written(checkpoint_due=len(self.appended) % 3 == 0))
             case effects.Checkpoint(values, arrays, _, _):
                 self.checkpoint = Checkpoint(
                     RUN_ID,
@@ -314,12 +310,10 @@ class World:
                     deepcopy(dict(values)),
                     {name: array.copy() for name, array in arrays.items()},
                 )
-                self.handle(events.CheckpointWritten())
+                self.handle(events.Written())
             case effects.SaveModel(name, model, _, _):
                 self.models[name] = model
                 self.handle(events.ModelWritten(name))
-            case effects.WhenIdle():
-                self.handle(events.Idle())
         return True
 
     def fail(self, reason: str = "the disk is full") -> None:
