@@ -40,6 +40,7 @@ class Broadcast:
         base: the position a model must be at for this step's payload to apply.
         participants: the workers that answer the step.
         is_closed: whether all frames are there.
+        is_abandoned: whether it will never close: a step without its commit was never there.
         dual_weights: ``[m]``, once closed; empty where workers are told none.
     """
 
@@ -48,9 +49,8 @@ class Broadcast:
         self.base = base
         self.participants = participants
         self.frames: list[Frame] = [step_frame(step)]
-        self.is_closed = False
+        self.is_closed = self.is_abandoned = False
         self.dual_weights: Sequence[float] = ()
-        self.is_abandoned = False
         self._sent_bytes = 0
 
     @classmethod
@@ -75,18 +75,13 @@ class Broadcast:
         """Whether one of the workers answers it."""
         return any(worker in self.participants for worker in workers)
 
-    def commit(self, workers: Sequence[int]) -> Frame:
-        """The closing part for a session of these workers."""
+    def ending(self, sent: int, workers: Sequence[int]) -> list[Frame]:
+        """What is left of a closed step for a session of these workers that was sent the first ``sent``
+        frames; the commit is the last."""
         weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
         asked = [worker for worker in workers if worker in self.participants]
-        return commit_frame(
-            self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
-        )
-
-    def ending(self, sent: int, workers: Sequence[int]) -> list[Frame]:
-        """What is left of a closed step for a session that was sent the first ``sent`` frames; the commit is
-        the last."""
-        commit = self.commit(workers)
+        named = () if len(asked) == len(workers) else asked
+        commit = commit_frame(self.step.position, self.step.kind, weights, named)
         rest = self.frames[sent:]
         if rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
             commit = joined([rest.pop(), commit])
@@ -109,10 +104,6 @@ class Broadcast:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
         self.is_closed = True
-
-    def abandon(self) -> None:
-        """It will never close: its followers stop, and a step without its commit was never there."""
-        self.is_abandoned = True
 
     def forget_payload(self) -> None:
         """Free the frames: whoever joins now is sent the model instead."""

@@ -13,26 +13,8 @@ from typing import Final
 from afl.config.schema import Server, Tls
 from afl.daemon import events
 from afl.errors import ConfigError, RefusedError
-from afl.security.certificates import (
-    EXPIRES_SOON_S,
-    KeyPair,
-    read_authorities,
-    read_file,
-    read_pair,
-    shown_time,
-    validity,
-    warn_if_open,
-)
-from afl.security.identity import (
-    URI_PREFIX,
-    Grant,
-    Permission,
-    TokenEntry,
-    ids_of_hash,
-    ids_of_names,
-    parse_tokens,
-    token_hash,
-)
+from afl.security import certificates, identity
+from afl.security.identity import Grant, Permission, TokenEntry
 from afl_server.network.reloading import ReloadedFiles
 
 LOG = logging.getLogger("afl.server")
@@ -65,7 +47,7 @@ class Served:
         not_after: when the certificate expires, in Unix time.
     """
 
-    pair: KeyPair
+    pair: certificates.KeyPair
     authorities: bytes | None
     not_after: float
 
@@ -114,22 +96,22 @@ class Authentication:
         """
         token = ""
         if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
-            token = token_hash(authorization[0][len(_BEARER) :].strip())
+            token = identity.token_hash(authorization[0][len(_BEARER) :].strip())
         expiry = None
         if certificate:
             # What cannot be read was verified all the same; its end is for metrics only.
             with contextlib.suppress(ConfigError):
-                expiry = validity(certificate, "the worker's certificate").not_after
+                expiry = certificates.validity(certificate, "the worker's certificate").not_after
         return self._identity(tuple(names), token, expiry)
 
-    def again(self, identity: PeerIdentity) -> PeerIdentity:
+    def again(self, peer: PeerIdentity) -> PeerIdentity:
         """A peer that is in, by the tokens that are known now; the same object if they are the same.
 
         Its certificate counts for as long as its connection.
         """
-        if self._tokens is None or self._tokens.current() is identity.tokens:
-            return identity
-        return self._identity(identity.names, identity.token, identity.permission.certificate_expiry)
+        if self._tokens is None or self._tokens.current() is peer.tokens:
+            return peer
+        return self._identity(peer.names, peer.token, peer.permission.certificate_expiry)
 
     def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
         tokens = () if self._tokens is None else self._tokens.current()
@@ -148,11 +130,11 @@ class Authentication:
             RefusedError: if it may not come in.
         """
         if self._wants_certificate:
-            ids = ids_of_names(names)
+            ids = identity.ids_of_names(names)
             if not ids.ranges:
                 raise RefusedError(
                     "this worker's certificate names no worker: it needs a URI among its subject alternative"
-                    f" names, such as {URI_PREFIX}3 or {URI_PREFIX}0-9"
+                    f" names, such as {identity.URI_PREFIX}3 or {identity.URI_PREFIX}0-9"
                 )
             yield Grant("certificate", ids)
         if self._tokens is not None:
@@ -161,7 +143,7 @@ class Authentication:
                     "this server requires a token: start the worker with --token-file FILE, or with AFL_TOKEN"
                     " in its environment"
                 )
-            found = ids_of_hash(token, tokens)
+            found = identity.ids_of_hash(token, tokens)
             if found is None:
                 raise RefusedError(
                     "this worker's token is not one that the server knows (server.tokens): was it replaced,"
@@ -172,24 +154,24 @@ class Authentication:
 
 def _served(tls: Tls) -> Served:
     names = ("server.tls.certificate", "server.tls.key")
-    pair = read_pair(tls.certificate, tls.key, names=names)
+    pair = certificates.read_pair(tls.certificate, tls.key, names=names)
     authorities = None
     if tls.client_ca is not None:
-        authorities = read_authorities(tls.client_ca, "server.tls.client_ca")
-    not_after = validity(pair.certificate, str(tls.certificate)).not_after
+        authorities = certificates.read_authorities(tls.client_ca, "server.tls.client_ca")
+    not_after = certificates.validity(pair.certificate, str(tls.certificate)).not_after
     left = not_after - time.time()
-    if left < EXPIRES_SOON_S:
+    if left < certificates.EXPIRES_SOON_S:
         LOG.warning(
             "server.tls.certificate %s %s %s; put a new one in its place, which is read without a restart",
             tls.certificate,
             "expires on" if left > 0 else "expired on",
-            shown_time(not_after),
+            certificates.shown_time(not_after),
             extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
         )
-    warn_if_open(LOG, "server.tls.key", tls.key)
+    certificates.warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
 
 
 def _tokens(path: Path) -> tuple[TokenEntry, ...]:
-    source = f"server.tokens {path}"
-    return parse_tokens(read_file(path, "server.tokens").decode(errors="replace"), source)
+    text = certificates.read_file(path, "server.tokens").decode(errors="replace")
+    return identity.parse_tokens(text, f"server.tokens {path}")

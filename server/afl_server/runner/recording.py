@@ -62,7 +62,7 @@ class Recorder:
         self._write({"event": type(event).__name__, "now": now, **_plain(event)})
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        self._out.write(json.dumps(values, separators=(",", ":")) + "\n")
+        self._out.write(json.dumps(values, separators=(",", ":"), default=_plain) + "\n")
 
     def close(self) -> None:
         """Write no more."""
@@ -107,18 +107,10 @@ def _computed(effect: Compute) -> events.EngineDone:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        names = (entry.name for entry in fields(value) if entry.name not in _NOT_WRITTEN)
-        return {name: _plain(getattr(value, name)) for name in names}
-    if isinstance(value, bytes | memoryview):
-        return base64.b64encode(value).decode()
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return value
+    """A dataclass or bytes as JSON has them; all else JSON knows by itself."""
+    if is_dataclass(value):
+        return {e.name: getattr(value, e.name) for e in fields(value) if e.name not in _NOT_WRITTEN}
+    return base64.b64encode(value).decode()
 
 
 def _value(hint: Any, plain: Any) -> Any:

@@ -182,7 +182,8 @@ class Shell:
         except StorageError as error:
             event = events.WriteFailed(what, str(error))
         except Exception as error:  # noqa: BLE001  # the federation's to judge
-            event = events.WriteFailed(what, f"the {what} cannot be written: {error}", ExitCode.INTERNAL, error)
+            reason = f"the {what} cannot be written: {error}"
+            event = events.WriteFailed(what, reason, ExitCode.INTERNAL, error)
         if event is not None:
             self.deliver(event)
 

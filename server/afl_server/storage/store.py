@@ -28,21 +28,8 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
-from afl.runs.durable import (
-    CutShortError,
-    DamagedError,
-    OtherVersionError,
-    Record,
-    Section,
-    lock,
-    next_record,
-    packed_arrays,
-    read_record,
-    record_head,
-    sync_folder,
-    unpacked_arrays,
-    write_whole,
-)
+from afl.runs import durable
+from afl.runs.durable import DamagedError, Record, Section
 
 LOG = logging.getLogger("afl.server")
 
@@ -122,7 +109,7 @@ class RunStore:
         self._syncs = durability == "machine"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(folder / "lock", f"the run in {folder.parent}")
+            self._lock = durable.lock(folder / "lock", f"the run in {folder.parent}")
         except OSError as error:
             raise ConfigError(
                 f"run.directory: {folder} cannot be written: {why_unwritable(error)}; name another directory"
@@ -142,7 +129,7 @@ class RunStore:
         Returns:
             what :meth:`publish` takes.
         """
-        described, sections = packed_arrays(checkpoint.arrays)
+        described, sections = durable.packed_arrays(checkpoint.arrays)
         values = {
             "format": FORMAT,
             "run_id": checkpoint.run_id,
@@ -154,7 +141,7 @@ class RunStore:
         with self._failing(temporary.name):
             handle = _opened(temporary, os.O_TRUNC)
             try:
-                written = _write(handle, [record_head(values, sections)])
+                written = _write(handle, [durable.record_head(values, sections)])
                 reached("server.mid-checkpoint")
                 written += _write(handle, sections)
             except OSError:
@@ -175,7 +162,7 @@ class RunStore:
                 os.fsync(file.fileno())
             reached("server.before-rename")
             temporary.replace(temporary.with_suffix(""))
-            sync_folder(self._folder)
+            durable.sync_folder(self._folder)
             oldest = self._found("checkpoint")[-2:][0]
             for kind in ("checkpoint", "log"):
                 for sequence in self._found(kind):
@@ -188,7 +175,7 @@ class RunStore:
     def append(self, entry: Entry) -> None:
         """Add a closed step to the log, before anyone hears of it; the log is as before if it cannot be."""
         outcome = entry.outcome
-        described, sections = packed_arrays({"losses": outcome.losses, **outcome.unsent})
+        described, sections = durable.packed_arrays({"losses": outcome.losses, **outcome.unsent})
         values = {
             "sequence": entry.sequence,
             "position": outcome.step.position,
@@ -202,7 +189,7 @@ class RunStore:
             sections += outcome.payload.sections
         with self._failing(self._path("log", self._log_start).name):
             try:
-                written = _write(self._log, [record_head(values, sections)])
+                written = _write(self._log, [durable.record_head(values, sections)])
                 reached("server.mid-log")
                 self._log_bytes += written + _write(self._log, sections)
                 if self._syncs:
@@ -223,13 +210,13 @@ class RunStore:
         path = self._folder / FROZEN_FILE
         if not path.exists():
             with self._failing(path.name):
-                write_whole(path, record_head({}, [data]), data)
+                durable.write_whole(path, durable.record_head({}, [data]), data)
 
     def frozen(self) -> bytes:
         """What :meth:`keep_frozen` wrote, unless it is gone or damaged."""
         path = self._folder / FROZEN_FILE
         try:
-            return bytes(read_record(_content(path)).sections[0])
+            return bytes(durable.read_record(_content(path)).sections[0])
         except (OSError, DamagedError) as error:
             raise StorageError(f"{path} cannot be used: {error}; restore it from a backup") from error
 
@@ -267,8 +254,8 @@ class RunStore:
         for sequence in reversed(self._found("checkpoint")):
             path = self._path("checkpoint", sequence)
             try:
-                checkpoint = _checkpoint(read_record(_content(path)))
-            except OtherVersionError as error:
+                checkpoint = _checkpoint(durable.read_record(_content(path)))
+            except durable.OtherVersionError as error:
                 raise StorageError(
                     f"{path} cannot be used: {error}; resume the run with that version, or start a new "
                     "run in another directory"
@@ -306,7 +293,7 @@ class RunStore:
             position = 0
             while position < len(content):
                 try:
-                    record = read_record(content, position)
+                    record = durable.read_record(content, position)
                 except DamagedError as error:
                     if start == logs[-1] and _is_torn(content, position, error):
                         self._cut(path, position, error)
@@ -355,7 +342,7 @@ class RunStore:
         if path.exists():
             aside = _free(path)
             with self._failing(aside.name):
-                write_whole(aside, self._read(path)[loss.position :])
+                durable.write_whole(aside, self._read(path)[loss.position :])
                 os.truncate(path, loss.position)
         self.loss = None
 
@@ -387,7 +374,7 @@ class RunStore:
                 os.close(self._log)
             self._log, self._log_bytes, self._log_start = handle, 0, sequence
             if self._syncs:
-                sync_folder(self._folder)
+                durable.sync_folder(self._folder)
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -431,15 +418,15 @@ def _is_torn(content: memoryview, position: int, error: DamagedError) -> bool:
     """Whether the log ends, from ``position`` on, as a write that was cut off leaves it: in a part of a
     record, or in room for one that was never written to."""
     rest = np.frombuffer(content, dtype=np.uint8, offset=position)
-    if not isinstance(error, CutShortError) and rest.any():
+    if not isinstance(error, durable.CutShortError) and rest.any():
         return False
-    return next_record(content, position) is None
+    return durable.next_record(content, position) is None
 
 
 def _whole_records(content: memoryview) -> int:
     """How many whole records there are, whatever lies between them."""
     count = start = 0
-    while (found := next_record(content, start)) is not None:
+    while (found := durable.next_record(content, start)) is not None:
         start = found[0] + found[1].length
         count += 1
     return count
@@ -454,15 +441,15 @@ def _free(path: Path) -> Path:
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
-        raise OtherVersionError("it was written by another version of afl")
-    arrays = unpacked_arrays(values.pop("arrays"), record.sections)
+        raise durable.OtherVersionError("it was written by another version of afl")
+    arrays = durable.unpacked_arrays(values.pop("arrays"), record.sections)
     return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
 
 
 def _entry(record: Record) -> Entry:
     values = dict(record.values)
     described, header = values.pop("arrays"), values.pop("payload")
-    arrays = unpacked_arrays(described, record.sections[: len(described)])
+    arrays = durable.unpacked_arrays(described, record.sections[: len(described)])
     evaluation = values.pop("evaluation")
     payload = None
     if header is not None:
