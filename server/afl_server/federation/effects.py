@@ -90,12 +90,11 @@ class Append(Effect):
     """Make a closed step durable; :class:`afl_server.federation.events.Written` answers.
 
     Attributes:
-        values: the moment and the counters, for JSON.
         round: the synchronization round that is open now.
     """
 
     outcome: Outcome
-    values: Mapping[str, Any]
+    moment: Moment
     round: int
 
 

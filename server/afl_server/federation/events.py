@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, dataclass_transform
 from afl.core.messages import NOWHERE, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
+from afl.wire.accounting import FrameContent, Traffic
 
 Artifact: TypeAlias = Literal["outcome", "checkpoint", "metrics", "model"]
 
@@ -43,20 +44,16 @@ class Opened(MemberEvent):
 
 
 class FrameCame(MemberEvent):
-    """A frame has come, before the events of what it holds; a lone :class:`Piece` comes without one.
+    """A frame has come, before the events of what it holds.
 
     Attributes:
         size: in bytes, without gRPC's prefix.
-        values: bytes of payload values in it; ``indices`` and ``scalars`` likewise.
-        has_reports: whether it holds a report or a piece of one.
+        content: ``GRADIENT`` stands for whatever the open step is for, which only the federation knows.
         has_join: whether it holds a :class:`Joined`, as the first of a stream must.
     """
 
     size: int
-    values: int = 0
-    indices: int = 0
-    scalars: int = 0
-    has_reports: bool = False
+    content: FrameContent = FrameContent(Traffic.CONTROL)
     has_join: bool = False
 
 
@@ -103,19 +100,12 @@ class ReportBegan(MemberEvent):
 
 
 class Piece(MemberEvent):
-    """The next bytes of a payload.
-
-    Attributes:
-        size: of the frame that held nothing else; 0 where a :class:`FrameCame` has counted it.
-        indices: how many bytes of the data are coded indices.
-    """
+    """The next bytes of a payload."""
 
     worker: int
     payload: int
     offset: int
     data: bytes | memoryview
-    size: int = 0
-    indices: int = 0
 
 
 class FailureTold(MemberEvent):
@@ -139,7 +129,7 @@ class GoodbyeSaid(MemberEvent):
 
 
 class Malformed(MemberEvent):
-    """A frame that says nothing this protocol knows; ``size`` as in :class:`FrameCame`, 0 after one."""
+    """A frame that says nothing this protocol knows; its ``size``, or 0 after a :class:`FrameCame`."""
 
     reason: str
     size: int = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from afl.core.messages import Encoding, GoodbyeStatus
@@ -208,8 +209,9 @@ class Federation(Rounds):
     # Members.
 
     def _frame_came(self, member: Member, event: events.FrameCame) -> None:
-        traffic = self._traffic if event.has_reports else Traffic.CONTROL
-        content = FrameContent(traffic, event.values, event.indices, event.scalars)
+        content = event.content
+        if content.traffic is not Traffic.CONTROL:
+            content = replace(content, traffic=self._traffic)
         self.counters.uplink.add(event.size, content)
         if member.state is State.NEW and not event.has_join:
             raise ProtocolError(JOIN_FIRST)
@@ -239,9 +241,6 @@ class Federation(Rounds):
         return self._after(member, self.engine.begin_report(event.report))
 
     def _piece(self, member: Member, event: events.Piece) -> Job[None] | None:
-        if event.size:
-            content = FrameContent(self._traffic, len(event.data) - event.indices, event.indices)
-            self.counters.uplink.add(event.size, content)
         worker = event.worker
         self._must_speak_for(member, worker)
         header = self.engine.incoming_header(worker)
@@ -335,7 +334,8 @@ class Federation(Rounds):
 
     def _check_start(self) -> Job[None] | None:
         """The time has come by which all workers must have joined."""
-        missing = self._members.missing()
+        there = {worker for member in self._members.ready() for worker in member.workers}
+        missing = sorted(set(range(self._run.config.workers)) - there)
         if not missing or self._last_round is not None:
             return None
         return self._abort(

@@ -164,7 +164,7 @@ class Membership:
         member.workers = member.join.workers
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
-        self._members.give(member)
+        self._members.owners.update(dict.fromkeys(member.workers, member))
         position = position_message(engine.step.position)
         welcome = pb.Welcome(
             run_id=run.description.run_id,

@@ -241,7 +241,7 @@ class Rounds:
             # Before anyone hears of it: what was heard must never be undone.
             since = run.now
             assert engine.last_outcome is not None
-            is_due = yield effects.Append(engine.last_outcome, moment.values(), engine.step.position.round)
+            is_due = yield effects.Append(engine.last_outcome, moment, engine.step.position.round)
             self._outcome_seconds = run.now - since
         run.out += late
         self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}

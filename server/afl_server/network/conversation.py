@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from afl.core.messages import PayloadHeader
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
-from afl.wire.accounting import Traffic
+from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import (
     check_parts,
@@ -41,7 +41,9 @@ class Conversation:
             worker, payload, offset, content = chunk
             header = self._header(worker, payload)
             indices = 0 if header is None else max(0, min(len(content), header.index_bytes - offset))
-            yield events.Piece(member, worker, payload, offset, content, size, indices)
+            held = FrameContent(Traffic.GRADIENT, len(content) - indices, indices)
+            yield events.FrameCame(member, size, held)
+            yield events.Piece(member, worker, payload, offset, content)
             return
         try:
             frame = parse_worker_frame(data)
@@ -49,17 +51,8 @@ class Conversation:
         except ProtocolError as error:
             yield events.Malformed(member, str(error), size)
             return
-        # What the step is for, which decides on the kind of traffic, the federation knows.
-        counted = content_of_worker_frame(frame, lambda worker: self._header(worker, 0), Traffic.GRADIENT)
-        yield events.FrameCame(
-            member,
-            size,
-            counted.values,
-            counted.indices,
-            counted.scalars,
-            has_reports=bool(frame.reports or frame.chunks),
-            has_join=frame.HasField("join"),
-        )
+        held = content_of_worker_frame(frame, lambda worker: self._header(worker, 0), Traffic.GRADIENT)
+        yield events.FrameCame(member, size, held, has_join=frame.HasField("join"))
         if frame.HasField("join"):
             yield self._join(frame.join)
         if frame.HasField("ready"):

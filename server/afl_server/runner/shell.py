@@ -142,7 +142,7 @@ class Shell:
 
     async def _append(self, effect: effects.Append) -> events.Event:
         assert self._checkpointing is not None
-        append = partial(self._checkpointing.append, effect.outcome, effect.values, effect.round)
+        append = partial(self._checkpointing.append, effect.outcome, effect.moment, effect.round)
         is_due = await self._loop.run_in_executor(self._log_thread, append)
         is_busy = self._publishing is not None and not self._publishing.done()
         return events.Written(is_due and not is_busy)

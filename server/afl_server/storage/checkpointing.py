@@ -37,10 +37,10 @@ class Checkpointing:
         self._checkpoint_round = 0
         self._is_begun = False
 
-    def append(self, outcome: Outcome, values: Mapping[str, Any], round_: int) -> bool:
+    def append(self, outcome: Outcome, moment: Moment, round_: int) -> bool:
         """Make the outcome of the step that was closed last durable; whether a checkpoint is due."""
         reached("server.before-log")
-        self._store.append(Entry(self._sequence, outcome, values))
+        self._store.append(Entry(self._sequence, outcome, moment.values()))
         reached("server.after-log")
         self._sequence += 1
         return round_ - self._checkpoint_round >= self._every or self._store.is_due

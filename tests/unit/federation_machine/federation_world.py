@@ -208,8 +208,8 @@ class World:
         for index, header in enumerate(headers):
             data = payload_of(worker, position, header)
             half = len(data) // 8 * 4
-            found.append(events.Piece(0, worker, index, 0, data[:half], half + 20))
-            found.append(events.Piece(0, worker, index, half, data[half:], len(data) - half + 20))
+            found.append(events.Piece(0, worker, index, 0, data[:half]))
+            found.append(events.Piece(0, worker, index, half, data[half:]))
         return found
 
     def _digest(self, kind: Kind) -> bytes:
@@ -300,8 +300,8 @@ class World:
                 except Exception as error:  # noqa: BLE001  # the federation's to judge
                     done = events.EngineDone(error=error)
                 self.handle(done)
-            case effects.Append(outcome, values, _):
-                self.appended.append((_own(outcome), values))
+            case effects.Append(outcome, moment, _):
+                self.appended.append((_own(outcome), deepcopy(moment.values())))
                 self.handle(events.Written(checkpoint_due=len(self.appended) % 3 == 0))
             case effects.Checkpoint(values, arrays, _, _):
                 self.checkpoint = Checkpoint(

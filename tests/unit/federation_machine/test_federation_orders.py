@@ -222,7 +222,7 @@ class Federations(RuleBasedStateMachine):
         if peer is None or peer.member in self.world.paused:
             return
         if self.world.federation.engine.incoming_header(worker) is None:
-            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234", size))
+            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234"))
 
     @rule(choice=st.integers(0, 9))
     def somebody_joins_twice(self, choice: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from afl.wire.frames import (
 from afl_lab.simulation.meter import Cost, report_costs, step_costs
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Counters
-from afl_server.federation.events import FrameCame, Piece
+from afl_server.federation.events import FrameCame
 from afl_server.network.conversation import Conversation
 from afl_server.network.outbox import Outbox
 
@@ -90,11 +91,7 @@ def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], c
     for frame in report_frames(report, kind, payloads, chunk_bytes):
         for event in conversation.events_of(frame.data):
             if isinstance(event, FrameCame):
-                content = FrameContent(traffic_of_kind(kind), event.values, event.indices, event.scalars)
-                count.add(event.size, content)
-            elif isinstance(event, Piece) and event.size:
-                values = len(event.data) - event.indices
-                count.add(event.size, FrameContent(traffic_of_kind(kind), values, event.indices))
+                count.add(event.size, replace(event.content, traffic=traffic_of_kind(kind)))
     return count
 
 
