@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from afl.core.algorithms.local_sgd import model_payload
+from afl.core.engine import Opening
 from afl.core.messages import (
     NOWHERE,
     Encoding,
@@ -55,18 +56,11 @@ class Broadcast:
 
     @classmethod
     def whole(
-        cls,
-        step: Step,
-        base: Position,
-        payloads: Sequence[Payload],
-        *,
-        dual_weights: Sequence[float],
-        participants: Sequence[int],
-        chunk_bytes: int,
+        cls, opening: Opening, base: Position, *, dual_weights: Sequence[float], chunk_bytes: int
     ) -> Broadcast:
         """A step whose payloads are complete."""
-        broadcast = cls(step, base, participants)
-        for index, payload in enumerate(payloads):
+        broadcast = cls(opening.step, base, opening.participants)
+        for index, payload in enumerate(opening.payloads):
             broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
         broadcast.close(dual_weights)
         return broadcast

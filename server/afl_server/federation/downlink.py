@@ -173,14 +173,7 @@ class Downlink:
         return self._framed(opening, self._open.base)
 
     def _framed(self, opening: Opening, base: Position) -> Broadcast:
-        return Broadcast.whole(
-            opening.step,
-            base,
-            opening.payloads,
-            dual_weights=self._told(opening),
-            participants=opening.participants,
-            chunk_bytes=self._chunk_bytes,
-        )
+        return Broadcast.whole(opening, base, dual_weights=self._told(opening), chunk_bytes=self._chunk_bytes)
 
     def _told(self, opening: Opening) -> list[float]:
         """What workers are told of q."""

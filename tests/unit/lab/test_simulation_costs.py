@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afl.core.engine import Opening
 from afl.core.messages import (
     EVALUATION_PHASE,
     NOWHERE,
@@ -155,14 +156,8 @@ def sent_by_the_server(
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
     outbox = Outbox(Counters())
-    broadcast = Broadcast.whole(
-        step,
-        NOWHERE,
-        payloads,
-        dual_weights=weights,
-        participants=range(worker + 1),
-        chunk_bytes=chunk_bytes,
-    )
+    opening = Opening(step, tuple(payloads), np.array(weights), range(worker + 1))
+    broadcast = Broadcast.whole(opening, NOWHERE, dual_weights=weights, chunk_bytes=chunk_bytes)
     goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:
