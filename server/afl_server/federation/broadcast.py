@@ -8,16 +8,7 @@ from torch import Tensor
 
 from afl.core.algorithms.local_sgd import model_payload
 from afl.core.engine import Opening
-from afl.core.messages import (
-    NOWHERE,
-    Encoding,
-    Payload,
-    PayloadHeader,
-    Position,
-    Role,
-    Step,
-    ValueType,
-)
+from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import (

@@ -9,13 +9,7 @@ from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
-from afl.wire.frames import (
-    check_parts,
-    content_of_worker_frame,
-    parse_worker_frame,
-    position_of,
-    report_of,
-)
+from afl.wire.frames import check_parts, content_of_worker_frame, parse_worker_frame, position_of, report_of
 from afl_server.federation import events
 
 
