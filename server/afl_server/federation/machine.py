@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from afl.core.messages import Encoding, GoodbyeStatus
@@ -36,6 +35,8 @@ _SHORT = frozenset({Encoding.DENSE, Encoding.SEEDED})
 
 _OF_THE_STREAM = (events.Left, events.NotReading, events.PermissionChanged)
 """Not said by the peer."""
+
+_OF_REPORTS = (events.ReportBegan, events.Piece)
 
 _ANSWERS = (events.EngineDone, events.Written)
 
@@ -80,10 +81,10 @@ class Federation(Rounds):
         """
         run = self._run
         run.now = now
-        if isinstance(event, _ANSWERS) or _is_failed_answer(event):
-            self._answered(event)
-        elif self._job is None:
+        if self._job is None:
             self._take(event)
+        elif isinstance(event, _ANSWERS) or _is_failed_answer(event):
+            self._answered(event)
         else:
             self._put_off(event)
         while run.waiting and self._job is None:
@@ -95,7 +96,7 @@ class Federation(Rounds):
         if self._job is None:
             if self._members.paused:
                 self._relieve()
-            if self._waits_in_vain():
+            if self._pausing is not None and self._waits_in_vain():
                 self._begin(self._pause())
         return run.taken_out()
 
@@ -124,7 +125,7 @@ class Federation(Rounds):
             broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
             self._run.log("ERROR", f"session of {member.label} broke", broke, error)
             self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
-        if self._job is None and self._is_congested(member):
+        if isinstance(event, _OF_REPORTS) and self._job is None and self._is_congested(member):
             self._members.paused.add(member.id)
             self._run.out.append(Read(member.id, False))
 
@@ -211,7 +212,7 @@ class Federation(Rounds):
     def _frame_came(self, member: Member, event: events.FrameCame) -> None:
         content = event.content
         if content.traffic is not Traffic.CONTROL:
-            content = replace(content, traffic=self._traffic)
+            content = FrameContent(self._traffic, content.values, content.indices, content.scalars)
         self.counters.uplink.add(event.size, content)
         if member.state is State.NEW and not event.has_join:
             raise ProtocolError(JOIN_FIRST)
