@@ -225,19 +225,18 @@ class Membership:
 
     def _tell_lost(self, member: Member, worker: int) -> None:
         reported = member.reported[worker]
-        event: log_events.Event
         if self._is_ahead(member, worker):
-            event = log_events.WorkerAhead(worker=worker, round=reported.round)
             message = (
                 f"worker {worker} has reported of {self._run.named(reported.round)}, which this server has "
                 "yet to open: its state is an older one; the worker continues from there, with the residual "
                 "that it has"
             )
+            ahead = log_events.WorkerAhead(worker=worker, round=reported.round)
+            self._run.log("WARNING", message, ahead)
         else:
-            event = log_events.LostResidual(worker=worker)
             what = "a zero residual" if reported == NOWHERE else "an older one"
             message = f"worker {worker} came back without its uplink residual; it continues with {what}"
-        self._run.log("WARNING", message, event)
+            self._run.log("WARNING", message, log_events.LostResidual(worker=worker))
 
     def _lost_residuals(self, member: Member) -> list[int]:
         """Workers whose residual is not the one after their last report that the server has."""

@@ -128,7 +128,8 @@ class Run:
         """Log a warning that strangers can bring about: one a second of its kind, however many there are."""
         left_out = self._log_rate.left_out(kind, self.now)
         if left_out is not None:
-            self.log("WARNING", message + and_left_out(left_out), replace(event, left_out=left_out))
+            told = replace(event, left_out=left_out)
+            self.out.append(Log("WARNING", message + and_left_out(left_out), told))
 
     def taken_out(self) -> list[Effect]:
         """The effects so far, which are then forgotten."""
