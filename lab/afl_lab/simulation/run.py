@@ -86,10 +86,7 @@ def simulate(
             ending = ExitCode.DIVERGED, str(error)
         save("final")
         code, reason = ending
-        seconds, uncompressed = time.monotonic() - started, meter.counters.uncompressed_bytes
-        return records.summarize(
-            code=code, reason=reason, seconds=seconds, up=up, down=down, uncompressed=uncompressed
-        )
+        return records.summarize(code, reason, time.monotonic() - started, meter.counters)
     finally:
         records.close()
         following.end(status_of(code, can_go_on=False))

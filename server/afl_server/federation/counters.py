@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from afl.core.messages import PayloadHeader, Report
@@ -41,8 +41,9 @@ class Counters:
         vars(self).update(vars(other.copied()))
 
     def values(self) -> dict[str, Any]:
-        """As JSON has it, for :meth:`of_values`."""
-        return asdict(self)
+        """As JSON has it, for :meth:`of_values`; of counters that go on counting, a copy must be asked."""
+        # dataclasses.asdict does the same at ten times the price, in every round.
+        return {**vars(self), "uplink": vars(self.uplink), "downlink": vars(self.downlink)}
 
     @property
     def uncompressed_bytes(self) -> int:
@@ -88,22 +89,6 @@ class Incident(enum.StrEnum):
     """It came back without its uplink residual."""
     DIGEST_MISMATCH = "digest_mismatch"
     """Its model differed from the server's."""
-
-
-class Incidents:
-    """How often each has happened to each worker in this process of the server.
-
-    The run's own :class:`Counters` are written down with every step, which is
-    why they are not kept by worker.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.counts: dict[Incident, list[int]] = {incident: [0] * workers for incident in Incident}
-
-    def count(self, incident: Incident, workers: Iterable[int]) -> None:
-        """It has happened to each of these."""
-        for worker in workers:
-            self.counts[incident][worker] += 1
 
 
 @dataclass(frozen=True)

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from afl.core.engine import Evaluation, Opening, RoundEngine
+import numpy as np
+
+from afl.core.engine import Evaluation, Opening
 from afl.core.messages import NOWHERE, Kind, Position, Step
 from afl.daemon import events as log_events
 from afl.wire.frames import ack_frame, receipt_frame
 from afl_server.federation.broadcast import Broadcast, model_payloads
-from afl_server.federation.counters import Counters, Incident, Incidents
-from afl_server.federation.effects import Announce, Effect, Follow, Job, Log, Send
-from afl_server.federation.members import Member, Members, State
+from afl_server.federation.counters import Incident
+from afl_server.federation.effects import Announce, Follow, Job
+from afl_server.federation.members import Member, State
+from afl_server.federation.run import Run
 
 
 class Downlink:
-    """Serializes each step once, for all members.
+    """Serializes each step once, for all members."""
 
-    Args:
-        out: where effects are put.
-        compute: runs a call of the engine; on its thread where that would hold up the loop.
-    """
-
-    def __init__(
-        self,
-        *,
-        engine: RoundEngine,
-        members: Members,
-        counters: Counters,
-        incidents: Incidents,
-        out: list[Effect],
-        compute: Callable[[Callable[[], Any]], Job[Any]],
-        chunk_bytes: int,
-    ) -> None:
-        self._engine = engine
-        self._members = members
-        self._counters = counters
-        self._incidents = incidents
-        self._out = out
-        self._compute = compute
-        self._chunk_bytes = chunk_bytes
-        self._open = self._framed(engine.opening(), NOWHERE)
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._engine = run.engine
+        self._members = run.members
+        self._chunk_bytes = run.config.server.chunk_bytes
+        self._open = self._framed(run.engine.opening(), NOWHERE)
         self._streaming: Broadcast | None = None
         self._model: Broadcast | None = None
 
@@ -70,14 +54,14 @@ class Downlink:
         before = len(broadcast.frames)
         broadcast.extend(ready, self._chunk_bytes, complete=complete)
         if len(broadcast.frames) > before:
-            self._out.append(Announce())
+            self._run.out.append(Announce())
 
     def abandon(self) -> None:
         """What is being streamed will never be complete."""
         if self._streaming is not None:
-            self._streaming.abandon()
+            self._streaming.is_abandoned = True
             self._streaming = None
-            self._out.append(Announce())
+            self._run.out.append(Announce())
 
     def model_moved(self) -> None:
         """The model is not what was last sent of it."""
@@ -89,9 +73,9 @@ class Downlink:
             assert self._streaming.step == opening.step
             self._open, self._streaming = self._streaming, None
             self._open.close(self._told(opening))
-            self._out.append(Announce())
+            self._run.out.append(Announce())
             return
-        self._open = yield from self._compute(lambda: self._framed(opening, closed.position))
+        self._open = yield from self._run.compute(lambda: self._framed(opening, closed.position))
         self._send_to_ready(self._open)
 
     def catch_up(self, member: Member) -> Job[None]:
@@ -100,8 +84,8 @@ class Downlink:
         # Whatever the policy is now: a process before this one may have closed steps without the late.
         for worker, reported in member.reported.items():
             if engine.is_late(worker, reported):
-                self._counters.late_reports += 1
-                self._out.append(Send(member.id, ack_frame(engine.late_ack(worker, reported), Kind.TRAIN)))
+                self._run.counters.late_reports += 1
+                self._run.send(member.id, ack_frame(engine.late_ack(worker, reported), Kind.TRAIN))
         if not self._open.is_for(member.workers):
             # Its next step brings the model; what is not trained comes at the first contact only.
             if member.applied == NOWHERE:
@@ -131,9 +115,9 @@ class Downlink:
         """Tell workers whose models are in a closed step, and whose process is not sent the next one, that
         they need not be kept."""
         for worker in reported if closed.kind is Kind.TRAIN else ():
-            owner = self._members.owner(worker)
+            owner = self._members.owners.get(worker)
             if owner is not None and owner.state is State.READY and not self._open.is_for(owner.workers):
-                self._out.append(Send(owner.id, receipt_frame(worker, closed.position)))
+                self._run.send(owner.id, receipt_frame(worker, closed.position))
 
     def go_on_with(self, member: Member) -> Job[None]:
         """Send the open step to a member that owes nothing any more, whatever its model is."""
@@ -143,17 +127,17 @@ class Downlink:
 
     def tell_diverged(self, evaluation: Evaluation, *, is_last: bool) -> None:
         """Log and count the workers whose model is not the server's."""
-        self._incidents.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
+        self._run.count(Incident.DIGEST_MISMATCH, evaluation.diverged)
+        self._run.counters.digest_mismatches += len(evaluation.diverged)
+        end = "" if is_last else "; it is sent the model"
         for worker in evaluation.diverged:
-            self._counters.digest_mismatches += 1
-            end = "" if is_last else "; it is sent the model"
-            message = f"worker {worker}: its model differs from the server's after round "
             mismatch = log_events.DigestMismatch(worker=worker, round=evaluation.round)
-            self._out.append(Log("ERROR", f"{message}{evaluation.round}{end}", mismatch))
+            message = f"worker {worker}: its model differs from the server's after round {evaluation.round}"
+            self._run.log("ERROR", message + end, mismatch)
 
     def heal(self, evaluation: Evaluation) -> Job[None]:
         """Send the model to workers whose copy is not the server's, before the next step reaches them."""
-        for member in dict.fromkeys(map(self._members.owner, evaluation.diverged)):
+        for member in dict.fromkeys(map(self._members.owners.get, evaluation.diverged)):
             if member is not None and member.state is State.READY:
                 yield from self._send_model(member)
 
@@ -164,25 +148,18 @@ class Downlink:
                 self._follow(member, broadcast)
 
     def _follow(self, member: Member, broadcast: Broadcast) -> None:
-        self._out.append(Follow(member.id, member.workers, broadcast))
+        self._run.out.append(Follow(member.id, member.workers, broadcast))
 
     def _send_model(self, member: Member) -> Job[None]:
         if self._model is None:
-            self._model = yield from self._compute(self._model_broadcast)
+            self._model = yield from self._run.compute(self._model_broadcast)
         self._follow(member, self._model)
 
     def _model_broadcast(self) -> Broadcast:
-        engine = self._engine
-        payloads = model_payloads(engine.model, engine.worker_params)
-        step = Step(engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
-        return Broadcast.whole(
-            step,
-            NOWHERE,
-            payloads,
-            dual_weights=(),
-            participants=range(engine.workers),
-            chunk_bytes=self._chunk_bytes,
-        )
+        payloads = tuple(model_payloads(self._engine.model, self._engine.worker_params))
+        step = Step(self._engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
+        everybody = range(self._engine.workers)
+        return self._framed(Opening(step, payloads, np.empty(0), everybody), NOWHERE)
 
     def _repeated(self, asked: Sequence[int] | None = None) -> Broadcast:
         """The open step without its payload, for a model that already has it.
@@ -196,14 +173,7 @@ class Downlink:
         return self._framed(opening, self._open.base)
 
     def _framed(self, opening: Opening, base: Position) -> Broadcast:
-        return Broadcast.whole(
-            opening.step,
-            base,
-            opening.payloads,
-            dual_weights=self._told(opening),
-            participants=opening.participants,
-            chunk_bytes=self._chunk_bytes,
-        )
+        return Broadcast.whole(opening, base, dual_weights=self._told(opening), chunk_bytes=self._chunk_bytes)
 
     def _told(self, opening: Opening) -> list[float]:
         """What workers are told of q."""

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 from afl.core.algorithms.base import Arrays
 from afl.core.engine import Evaluation, Outcome, RoundSummary
 from afl.core.messages import GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ExitCode
-from afl.wire.accounting import WireCount
 from afl.wire.frames import Frame
 from afl_server.federation.broadcast import Broadcast, ModelCopy
+from afl_server.federation.counters import Moment
 
 ENGINE_PREFIX = "engine."
 """Of the engine's own arrays in a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
 class Effect:
-    """Something to be done."""
+    """Something to be done, made as an :class:`afl_server.federation.events.Event` is."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
 
 # To members.
 
 
-@dataclass(frozen=True, slots=True)
 class Send(Effect):
     """Queue a frame for a member."""
 
@@ -35,14 +37,12 @@ class Send(Effect):
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
 class Heartbeat(Effect):
     """Queue a heartbeat, unless the peer has yet to take what is queued: it is alive or it is not."""
 
     member: int
 
 
-@dataclass(frozen=True, slots=True)
 class Follow(Effect):
     """Queue a step; its frames are sent as they come, until it is closed or abandoned."""
 
@@ -51,12 +51,10 @@ class Follow(Effect):
     broadcast: Broadcast
 
 
-@dataclass(frozen=True, slots=True)
 class Announce(Effect):
     """A step that is followed has more frames, is closed, or is abandoned."""
 
 
-@dataclass(frozen=True, slots=True)
 class End(Effect):
     """Say goodbye and end the stream after what is queued has been sent."""
 
@@ -65,7 +63,6 @@ class End(Effect):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class HangUp(Effect):
     """Cut a peer off that takes nothing, not even a goodbye."""
 
@@ -73,47 +70,36 @@ class HangUp(Effect):
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pause(Effect):
-    """Read no more of a member until :class:`Resume`: what it has sent waits."""
+class Read(Effect):
+    """Read a member, or read no more of it until it is to be read again: what it sends waits."""
 
     member: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resume(Effect):
-    """Read on."""
-
-    member: int
+    is_wanted: bool
 
 
 # Work; while one of these three is under way, the machine takes nothing else in hand.
 
 
-@dataclass(frozen=True, slots=True)
 class Compute(Effect):
     """Run a long calculation off the loop; :class:`afl_server.federation.events.EngineDone` answers."""
 
     call: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
 class Append(Effect):
-    """Make a closed step durable; :class:`afl_server.federation.events.OutcomeWritten` answers.
+    """Make a closed step durable; :class:`afl_server.federation.events.Written` answers.
 
     Attributes:
-        values: the moment and the counters, for JSON.
         round: the synchronization round that is open now.
     """
 
     outcome: Outcome
-    values: Mapping[str, Any]
+    moment: Moment
     round: int
 
 
-@dataclass(frozen=True, slots=True)
 class Checkpoint(Effect):
-    """Write down all that the open step begins with; ``CheckpointWritten`` answers.
+    """Write down all that the open step begins with; ``Written`` answers.
 
     Attributes:
         values: for JSON; ``metrics_bytes`` is added.
@@ -131,26 +117,17 @@ class Checkpoint(Effect):
 # Files, timers, words.
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRound(Effect):
-    """A line of metrics."""
+class Record(Effect):
+    """A line of metrics.
 
-    summary: RoundSummary
-    seconds: float
-    up: WireCount
-    down: WireCount
+    Attributes:
+        closed: a round or an evaluation.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class RecordEvaluation(Effect):
-    """A line of metrics."""
-
-    evaluation: Evaluation
-    up: WireCount
-    down: WireCount
+    closed: RoundSummary | Evaluation
+    moment: Moment
 
 
-@dataclass(frozen=True, slots=True)
 class SaveModel(Effect):
     """Write ``model-NAME.safetensors``; ``ModelWritten`` answers.
 
@@ -165,7 +142,6 @@ class SaveModel(Effect):
     is_salvage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Timer(Effect):
     """Let ``TimerFired`` come ``at`` a time of the monotonic clock, or not at all any more (``None``).
 
@@ -177,12 +153,6 @@ class Timer(Effect):
     member: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WhenIdle(Effect):
-    """Let ``Idle`` come once what was to be sent is on its way."""
-
-
-@dataclass(frozen=True, slots=True)
 class Log(Effect):
     """A line of the log.
 
@@ -197,7 +167,6 @@ class Log(Effect):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Finish(Effect):
     """The run, or this process's part of it, is over."""
 
@@ -205,7 +174,6 @@ class Finish(Effect):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Release(Effect):
     """Everybody has heard of the end who could: the server need not listen any more."""
 

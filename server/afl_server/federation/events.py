@@ -6,29 +6,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, dataclass_transform
 
 from afl.core.messages import NOWHERE, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
+from afl.wire.accounting import FrameContent, Traffic
+
+Artifact: TypeAlias = Literal["outcome", "checkpoint", "metrics", "model"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Event:
-    """Something that happens."""
+    """Something that happens; a subclass's annotations are its fields.
+
+    None is ever changed. Python does not enforce it, which would double what making one costs.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
 
 # What members do.
 
 
-@dataclass(frozen=True, slots=True)
 class MemberEvent(Event):
     """Something that happens on a member's stream."""
 
     member: int
 
 
-@dataclass(frozen=True, slots=True)
 class Opened(MemberEvent):
     """A stream has opened."""
 
@@ -36,26 +43,20 @@ class Opened(MemberEvent):
     permission: Permission
 
 
-@dataclass(frozen=True, slots=True)
 class FrameCame(MemberEvent):
-    """A frame has come, before the events of what it holds; a lone :class:`Piece` comes without one.
+    """A frame has come, before the events of what it holds.
 
     Attributes:
         size: in bytes, without gRPC's prefix.
-        values: bytes of payload values in it; ``indices`` and ``scalars`` likewise.
-        has_reports: whether it holds a report or a piece of one.
+        content: ``GRADIENT`` stands for whatever the open step is for, which only the federation knows.
         has_join: whether it holds a :class:`Joined`, as the first of a stream must.
     """
 
     size: int
-    values: int = 0
-    indices: int = 0
-    scalars: int = 0
-    has_reports: bool = False
+    content: FrameContent = FrameContent(Traffic.CONTROL)
     has_join: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Joined(MemberEvent):
     """A process asks to take part.
 
@@ -77,7 +78,6 @@ class Joined(MemberEvent):
     task: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Ready(MemberEvent):
     """A process has its task, data and model.
 
@@ -93,31 +93,21 @@ class Ready(MemberEvent):
     reported: tuple[tuple[int, Position], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ReportBegan(MemberEvent):
     """A report's opening; its payloads follow in pieces."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
 class Piece(MemberEvent):
-    """The next bytes of a payload.
-
-    Attributes:
-        size: of the frame that held nothing else; 0 where a :class:`FrameCame` has counted it.
-        indices: how many bytes of the data are coded indices.
-    """
+    """The next bytes of a payload."""
 
     worker: int
     payload: int
     offset: int
     data: bytes | memoryview
-    size: int = 0
-    indices: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class FailureTold(MemberEvent):
     """A worker could not do a step; ``cause`` is a :class:`afl.core.messages.FailureCause`, if known."""
 
@@ -128,39 +118,33 @@ class FailureTold(MemberEvent):
     traceback: str
 
 
-@dataclass(frozen=True, slots=True)
 class HeartbeatCame(MemberEvent):
     """A heartbeat that wants an answer."""
 
 
-@dataclass(frozen=True, slots=True)
 class GoodbyeSaid(MemberEvent):
     """The process ends of itself."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Malformed(MemberEvent):
-    """A frame that says nothing this protocol knows; ``size`` as in :class:`FrameCame`, 0 after one."""
+    """A frame that says nothing this protocol knows; its ``size``, or 0 after a :class:`FrameCame`."""
 
     reason: str
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class PermissionChanged(MemberEvent):
     """The peer's token means something else than before."""
 
     permission: Permission
 
 
-@dataclass(frozen=True, slots=True)
 class NotReading(MemberEvent):
     """The peer takes nothing of what it is sent."""
 
 
-@dataclass(frozen=True, slots=True)
 class Left(MemberEvent):
     """The stream has ended."""
 
@@ -168,12 +152,10 @@ class Left(MemberEvent):
 # What the machine around it does.
 
 
-@dataclass(frozen=True, slots=True)
 class Started(Event):
     """The server listens."""
 
 
-@dataclass(frozen=True, slots=True)
 class TimerFired(Event):
     """The time of a :class:`afl_server.federation.effects.Timer` has come."""
 
@@ -181,12 +163,6 @@ class TimerFired(Event):
     member: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Idle(Event):
-    """What was to be sent is on its way."""
-
-
-@dataclass(frozen=True, slots=True)
 class EngineDone(Event):
     """A :class:`afl_server.federation.effects.Compute` has ended.
 
@@ -199,30 +175,22 @@ class EngineDone(Event):
     error: Exception | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeWritten(Event):
-    """An outcome is durable.
+class Written(Event):
+    """An outcome is durable, or the arrays of a checkpoint may change again.
 
     Attributes:
-        checkpoint_due: whether a checkpoint should follow.
+        checkpoint_due: whether a checkpoint should follow the outcome.
     """
 
-    checkpoint_due: bool
+    checkpoint_due: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten(Event):
-    """The arrays of a checkpoint may change again."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelWritten(Event):
     """``model-NAME.safetensors`` is on the disk."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
 class WriteFailed(Event):
     """Something could not be written.
 
@@ -231,23 +199,19 @@ class WriteFailed(Event):
         error: for the log.
     """
 
-    what: Literal["outcome", "checkpoint", "metrics", "model"]
+    what: Artifact
     reason: str
     code: ExitCode = ExitCode.STORAGE
     error: Exception | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
 class StopAsked(Event):
-    """This process is to end; the run can be resumed where it is durable."""
+    """This process is to end.
+
+    Attributes:
+        is_final: the run ends at once and for good; else it can be resumed where it is durable.
+    """
 
     reason: str
     code: ExitCode = ExitCode.INTERRUPTED
-
-
-@dataclass(frozen=True, slots=True)
-class AbortAsked(Event):
-    """The run is to end before its last round."""
-
-    reason: str
-    code: ExitCode
+    is_final: bool = False

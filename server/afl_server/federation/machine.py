@@ -10,33 +10,23 @@ takes nothing else in hand; what comes meanwhile waits in order, and who sent it
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from afl.core.messages import (
-    Encoding,
-    GoodbyeStatus,
-)
+from afl.core.messages import Encoding, GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
 from afl.security.identity import WorkerIds
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation import events
-from afl_server.federation.effects import (
-    Effect,
-    Job,
-    Log,
-    Pause,
-    Release,
-    Resume,
-    Send,
-    Timer,
-)
+from afl_server.federation.effects import Effect, Job, Read, Release
+from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import HEARTBEAT
 from afl_server.federation.rounds import Rounds
-from afl_server.federation.snapshot import Connection, OpenStep, RunDescription, Snapshot
+from afl_server.federation.run import Run
+from afl_server.federation.snapshot import Connection, OpenStep, Snapshot
 
 JOIN_FIRST = "the first frame of a session must be a Join"
 
@@ -46,40 +36,39 @@ _SHORT = frozenset({Encoding.DENSE, Encoding.SEEDED})
 _OF_THE_STREAM = (events.Left, events.NotReading, events.PermissionChanged)
 """Not said by the peer."""
 
-_ANSWERS = (events.EngineDone, events.OutcomeWritten, events.CheckpointWritten)
+_OF_REPORTS = (events.ReportBegan, events.Piece)
+
+_ANSWERS = (events.EngineDone, events.Written)
 
 
 class Federation(Rounds):
     """One run, to its end."""
 
-    def __init__(self, run: RunDescription, **parts: Any) -> None:
-        super().__init__(run, **parts)
+    def __init__(self, run: Run, ranking: Ranking) -> None:
+        super().__init__(run, ranking)
         self._job: Job[None] | None = None
-        self._waiting: deque[events.Event] = deque()
         self._put_off_of: Counter[int] = Counter()
-        self._paused: dict[int, Member] = {}
+        membership = self._membership
         self._member_handlers: dict[type[events.Event], Callable[[Member, Any], Job[None] | None]] = {
             events.FrameCame: self._frame_came,
-            events.Joined: self._joined,
+            events.Joined: membership.join,
             events.Ready: self._ready,
             events.ReportBegan: self._report_began,
             events.Piece: self._piece,
             events.FailureTold: self._failure_told,
-            events.HeartbeatCame: self._heartbeat_came,
+            events.HeartbeatCame: lambda member, _: run.send(member.id, HEARTBEAT),
             events.GoodbyeSaid: self._goodbye_said,
             events.Malformed: self._malformed,
             events.PermissionChanged: self._permission_changed,
-            events.NotReading: self._not_reading,
+            events.NotReading: lambda member, _: membership.cut_off(member),
             events.Left: self._left,
         }
         self._handlers: dict[type[events.Event], Callable[[Any], Job[None] | None]] = {
             events.Started: self._started,
             events.TimerFired: self._timer_fired,
-            events.Idle: self._idle,
             events.ModelWritten: self._model_written,
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
-            events.AbortAsked: self._abort_asked,
         }
 
     # Events.
@@ -90,27 +79,26 @@ class Federation(Rounds):
         Args:
             now: never before the one of the last event.
         """
-        self._now = now
-        if isinstance(event, _ANSWERS) or self._is_failed_answer(event):
-            self._answered(event)
-        elif self._job is None:
+        run = self._run
+        run.now = now
+        if self._job is None:
             self._take(event)
+        elif isinstance(event, _ANSWERS) or _is_failed_answer(event):
+            self._answered(event)
         else:
             self._put_off(event)
-        self._drop_outdated_timers()
-        while self._waiting and self._job is None:
-            waiting = self._waiting.popleft()
+        while run.waiting and self._job is None:
+            waiting = run.waiting.popleft()
             self._take(waiting)
             if isinstance(waiting, events.MemberEvent):
                 self._put_off_of[waiting.member] -= 1
                 self._read_on(waiting.member)
-            self._drop_outdated_timers()
         if self._job is None:
-            if self._paused:
+            if self._members.paused:
                 self._relieve()
-            if self._waits_in_vain():
+            if self._pausing is not None and self._waits_in_vain():
                 self._begin(self._pause())
-        return self._taken_out()
+        return run.taken_out()
 
     def _take(self, event: events.Event) -> None:
         """Handle an event; what a member does wrong, or what goes wrong with it, ends that member alone."""
@@ -120,27 +108,26 @@ class Federation(Rounds):
             except Exception as fault:  # noqa: BLE001  # logged with its traceback
                 self._break(fault)
             return
-        member = self._members.get(event.member)
+        member = self._members.by_id.get(event.member)
         if member is None:
             if isinstance(event, events.Opened):
-                self._membership.open(event, self._now)
+                self._membership.open(event)
             return
         if not isinstance(event, _OF_THE_STREAM):
-            self._membership.hear(member, self._now)
-            if member.state is State.ENDED and not isinstance(event, events.FrameCame):
+            self._membership.hear(member)
+            if member.state >= State.ENDED and not isinstance(event, events.FrameCame):
                 return
         try:
             self._begin(self._member_handlers[type(event)](member, event))
         except (ProtocolError, NonFiniteError) as error:
-            self._membership.refuse(member, str(error), self._now)
+            self._membership.refuse(member, str(error))
         except Exception as error:  # noqa: BLE001  # logged with its traceback
             broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
-            self._out.append(Log("ERROR", f"session of {member.label} broke", broke, error))
+            self._run.log("ERROR", f"session of {member.label} broke", broke, error)
             self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
-        if self._job is None and self._is_congested(member):
-            member.is_paused = True
-            self._paused[member.id] = member
-            self._out.append(Pause(member.id))
+        if isinstance(event, _OF_REPORTS) and self._job is None and self._is_congested(member):
+            self._members.paused.add(member.id)
+            self._run.out.append(Read(member.id, False))
 
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
@@ -148,27 +135,16 @@ class Federation(Rounds):
             self._take(event)
             return
         if isinstance(event, events.TimerFired) and event.name == "heartbeat":
-            self._beat()
+            self._membership.beat()
             return
-        self._waiting.append(event)
+        self._run.waiting.append(event)
         if not isinstance(event, events.MemberEvent):
             return
-        member = self._members.get(event.member)
+        member = self._members.by_id.get(event.member)
         self._put_off_of[event.member] += 1
         if member is not None and not isinstance(event, _OF_THE_STREAM):
-            self._membership.hear(member, self._now)
-            self._out.append(Pause(member.id))
-
-    def _drop_outdated_timers(self) -> None:
-        """A timer that has fired and waits is void once it has been set anew, or cancelled."""
-        if not any(isinstance(event, events.TimerFired) for event in self._waiting):
-            return
-        changed = {(effect.name, effect.member) for effect in self._out if isinstance(effect, Timer)}
-        self._waiting = deque(
-            event
-            for event in self._waiting
-            if not (isinstance(event, events.TimerFired) and (event.name, event.member) in changed)
-        )
+            self._membership.hear(member)
+            self._run.out.append(Read(member.id, False))
 
     def _begin(self, job: Job[None] | None) -> None:
         if job is not None:
@@ -177,14 +153,15 @@ class Federation(Rounds):
 
     def _answered(self, event: events.Event) -> None:
         """What the job waits for has come; whatever else fails in it is a fault of the server."""
-        job = self._job
+        job, result, error = self._job, None, None
         assert job is not None
-        error = getattr(event, "error", None)
-        if isinstance(event, events.WriteFailed) and error is None:
-            error = StorageError(event.reason)
-        result = event.result if isinstance(event, events.EngineDone) else None
-        if isinstance(event, events.OutcomeWritten):
-            result = event.checkpoint_due
+        match event:
+            case events.EngineDone():
+                result, error = event.result, event.error
+            case events.Written():
+                result = event.checkpoint_due
+            case events.WriteFailed():
+                error = event.error or StorageError(event.reason)
         try:
             self._go_on(lambda: job.send(result) if error is None else job.throw(error))
         except Exception as fault:  # noqa: BLE001  # logged with its traceback
@@ -193,16 +170,12 @@ class Federation(Rounds):
     def _go_on(self, step: Callable[[], Effect]) -> None:
         """Let the job go on until it waits again, or has ended."""
         try:
-            self._out.append(step())
+            self._run.out.append(step())
         except StopIteration:
             self._job = None
         except BaseException:
             self._job = None
             raise
-
-    @staticmethod
-    def _is_failed_answer(event: events.Event) -> bool:
-        return isinstance(event, events.WriteFailed) and event.what in {"outcome", "checkpoint"}
 
     # Whom to read.
 
@@ -211,44 +184,42 @@ class Federation(Rounds):
         if self._put_off_of[member]:
             return
         del self._put_off_of[member]
-        if member not in self._paused:
-            self._out.append(Resume(member))
+        if member not in self._members.paused:
+            self._run.out.append(Read(member, True))
 
     def _is_congested(self, member: Member) -> bool:
         """Whether to stop reading from a member: what it sends must wait, and enough waits already."""
         collector = self.engine.collector
         if member.state is not State.READY:
             return False
-        if collector.waiting_bytes <= self._config.server.reorder_buffer:
+        if collector.waiting_bytes <= self._run.config.server.reorder_buffer:
             return False
         pending = next((worker for worker in member.workers if self.engine.awaits(worker)), None)
         return pending is not None and collector.would_wait(pending)
 
     def _relieve(self) -> None:
         """Read on from members whose turn in the sum has come."""
-        for member in list(self._paused.values()):
+        for id_ in sorted(self._members.paused):
+            member = self._members.by_id[id_]
             if not self._is_congested(member):
-                del self._paused[member.id]
-                member.is_paused = False
-                member.last_seen = self._now
-                if not self._put_off_of[member.id]:
-                    self._out.append(Resume(member.id))
+                self._members.paused.discard(id_)
+                member.last_seen = self._run.now
+                if not self._put_off_of[id_]:
+                    self._run.out.append(Read(id_, True))
 
     # Members.
 
     def _frame_came(self, member: Member, event: events.FrameCame) -> None:
-        traffic = self._traffic if event.has_reports else Traffic.CONTROL
-        content = FrameContent(traffic, event.values, event.indices, event.scalars)
+        content = event.content
+        if content.traffic is not Traffic.CONTROL:
+            content = FrameContent(self._traffic, content.values, content.indices, content.scalars)
         self.counters.uplink.add(event.size, content)
         if member.state is State.NEW and not event.has_join:
             raise ProtocolError(JOIN_FIRST)
 
-    def _joined(self, member: Member, event: events.Joined) -> None:
-        self._membership.join(member, event, self._now)
-
     def _ready(self, member: Member, event: events.Ready) -> Job[None] | None:
         """A member's workers have their task, data and model."""
-        if not self._membership.is_as_ready(member, event, self._now):
+        if not self._membership.is_as_ready(member, event):
             return None
         partial = self._membership.take_in(member)
         if partial is not None:
@@ -262,24 +233,21 @@ class Federation(Rounds):
     def _bring_up(self, member: Member) -> Job[None]:
         yield from self._downlink.catch_up(member)
         ready = log_events.WorkerReady(peer=member.peer, workers=member.workers)
-        self._out.append(Log("INFO", f"{member.label} ready", ready))
+        self._run.log("INFO", f"{member.label} ready", ready)
 
     def _report_began(self, member: Member, event: events.ReportBegan) -> Job[None] | None:
         self._must_speak_for(member, event.report.worker)
-        if self.is_over:
+        if self.ending is not None:
             return None
         return self._after(member, self.engine.begin_report(event.report))
 
     def _piece(self, member: Member, event: events.Piece) -> Job[None] | None:
-        if event.size:
-            content = FrameContent(self._traffic, len(event.data) - event.indices, event.indices)
-            self.counters.uplink.add(event.size, content)
         worker = event.worker
         self._must_speak_for(member, worker)
         header = self.engine.incoming_header(worker)
-        if self.is_over or header is None:
+        if self.ending is not None or header is None:
             return None
-        if self._is_small or header.encoding in _SHORT:
+        if self._run.is_small or header.encoding in _SHORT:
             ack = self.engine.add_piece(worker, event.payload, event.offset, event.data)
             return self._after(member, ack)
         return self._add_piece(member, event)
@@ -287,9 +255,11 @@ class Federation(Rounds):
     def _add_piece(self, member: Member, event: events.Piece) -> Job[None]:
         add = self.engine.add_piece
         try:
-            ack = yield from self._compute(lambda: add(event.worker, event.payload, event.offset, event.data))
+            ack = yield from self._run.compute(
+                lambda: add(event.worker, event.payload, event.offset, event.data)
+            )
         except (ProtocolError, NonFiniteError) as error:
-            self._membership.refuse(member, str(error), self._now)
+            self._membership.refuse(member, str(error))
             return
         following = self._after(member, ack)
         if following is not None:
@@ -299,7 +269,7 @@ class Federation(Rounds):
         if member.state is not State.READY:
             is_new = member.state is State.NEW
             raise ProtocolError(JOIN_FIRST if is_new else "a report before the session is ready")
-        if self._members.owner(worker) is not member:
+        if self._members.owners.get(worker) is not member:
             raise ProtocolError(
                 f"worker {worker} is not one of this session's ({WorkerIds.of(member.workers)})"
             )
@@ -308,12 +278,9 @@ class Federation(Rounds):
         reason = self._membership.failed(member, event)
         return self._abort(ExitCode.DIVERGED, reason) if reason else None
 
-    def _heartbeat_came(self, member: Member, _: events.HeartbeatCame) -> None:
-        self._out.append(Send(member.id, HEARTBEAT))
-
     def _goodbye_said(self, member: Member, event: events.GoodbyeSaid) -> None:
         goodbye = log_events.Goodbye(peer=member.peer, workers=member.workers, reason=event.reason)
-        self._out.append(Log("INFO", f"{member.label} leaves: {event.reason}", goodbye))
+        self._run.log("INFO", f"{member.label} leaves: {event.reason}", goodbye)
 
     def _malformed(self, _: Member, event: events.Malformed) -> None:
         if event.size:
@@ -325,84 +292,76 @@ class Federation(Rounds):
         member.permission = event.permission
         refusal = event.permission.forbids(member.join.workers if member.join else ())
         if refusal and State.NEW < member.state < State.ENDED:
-            self._membership.refuse(member, refusal, self._now)
+            self._membership.refuse(member, refusal)
             self._leave(member)
-
-    def _not_reading(self, member: Member, _: events.NotReading) -> None:
-        self._membership.cut_off(member, self._now)
 
     def _left(self, member: Member, _: events.Left) -> None:
         self._leave(member)
-        self._members.forget(member)
+        del self._members.by_id[member.id]
 
     def _leave(self, member: Member) -> None:
-        self._membership.leave(member, self._now)
-        self._paused.pop(member.id, None)
+        self._membership.leave(member)
         self._release_if_alone()
 
     # Time.
 
     def _timer_fired(self, event: events.TimerFired) -> Job[None] | None:
-        now, member = self._now, self._members.get(event.member)
-        if event.name == "heartbeat":
-            self._beat()
-            self._membership.end_silent(now)
-            self._release_if_alone()
-        elif event.name == "handshake" and member is not None and member.state is State.NEW:
-            self._membership.handshake_expired(member, now)
-        elif event.name == "probe" and member is not None:
-            self._membership.probe_expired(member, now)
-        elif event.name == "deadline":
-            return self._deadline_passed()
-        elif event.name == "grace":
-            return self._pause()
-        elif event.name == "start":
-            return self._check_start()
-        elif event.name == "alone" and self._members.alone_since() is not None:
-            limit = self._config.server.give_up_after
-            reason = f"no worker had a session for server.give_up_after ({limit})"
-            return self._stop_asked(events.StopAsked(reason, ExitCode.LOST_WORKERS))
-        elif event.name == "farewell":
-            self._out.append(Release())
-        elif event.name == "returning":
-            self._release_if_alone()
+        server, member = self._run.config.server, self._members.by_id.get(event.member)
+        match event.name:
+            case "heartbeat":
+                self._membership.beat()
+                self._membership.end_silent()
+                self._release_if_alone()
+            case "handshake" if member is not None and member.state is State.NEW:
+                self._membership.refuse(member, f"no Join within {server.handshake_timeout:g} s")
+            case "probe" if member is not None:
+                self._membership.probe_expired(member)
+            case "deadline":
+                return self._deadline_passed()
+            case "grace":
+                return self._pause()
+            case "start":
+                return self._check_start()
+            case "alone" if not self._members.owners:
+                reason = f"no worker had a session for server.give_up_after ({server.give_up_after})"
+                return self._stop_asked(events.StopAsked(reason, ExitCode.LOST_WORKERS))
+            case "farewell":
+                self._run.out.append(Release())
+            case "returning":
+                self._release_if_alone()
+            case "idle":
+                self.engine.catch_up()
         return None
-
-    def _beat(self) -> None:
-        self._membership.beat()
-        self._out.append(Timer("heartbeat", self._now + self._config.server.heartbeat))
 
     def _check_start(self) -> Job[None] | None:
         """The time has come by which all workers must have joined."""
-        missing = self._members.missing()
+        there = {worker for member in self._members.ready() for worker in member.workers}
+        missing = sorted(set(range(self._run.config.workers)) - there)
         if not missing or self._last_round is not None:
             return None
         return self._abort(
             ExitCode.ABORTED,
             f"{WorkerIds.of(missing).named} did not join within server.start_timeout "
-            f"({self._config.server.start_timeout}); start them first, or allow more time",
+            f"({self._run.config.server.start_timeout}); start them first, or allow more time",
         )
-
-    def _idle(self, _: events.Idle) -> None:
-        self.engine.catch_up()
 
     # What is shown.
 
     def snapshot(self) -> Snapshot:
         """The run now; from any thread."""
-        engine = self.engine
+        engine, members = self.engine, self._members
         connections: dict[int, Connection] = {}
         of_members: dict[Member, Connection] = {}
-        for worker, owner in sorted(self._members.owners().items()):
+        for worker, owner in sorted(dict(members.owners).items()):
             if owner not in of_members:
                 expiry = owner.permission.certificate_expiry
                 is_ready = owner.state is State.READY
                 of_members[owner] = Connection(owner.peer, owner.workers, is_ready, expiry)
             connections[worker] = of_members[owner]
         return Snapshot(
-            run=self.run,
+            run=self.description,
             began_at=self._began_at,
-            ending=self._ending,
+            ending=self.ending,
             step=OpenStep(
                 kind=engine.step.kind,
                 round=engine.open_round,
@@ -423,11 +382,15 @@ class Federation(Rounds):
             last=self._ranking.last,
             best=self._ranking.best,
             residual_norm=engine.residual_norm,
-            sessions=len(self._members),
+            sessions=len(members),
             connections=connections,
-            known=self._members.known(),
-            lost_at=self._members.lost_at(),
+            known=frozenset(list(members.incarnations)),
+            lost_at=dict(members.lost_at),
             counters=self.counters.copied(),
             sum_restarts=engine.restarts,
-            incidents={str(incident): counts for incident, counts in self._incidents.counts.items()},
+            incidents=self._run.incidents,
         )
+
+
+def _is_failed_answer(event: events.Event) -> bool:
+    return isinstance(event, events.WriteFailed) and event.what in {"outcome", "checkpoint"}

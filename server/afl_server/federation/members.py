@@ -24,7 +24,9 @@ class State(enum.IntEnum):
     JOINED = 2
     READY = 3
     ENDED = 4
-    """It has been said goodbye; its stream is still there."""
+    """It has been said goodbye."""
+    GONE = 5
+    """It takes part no more, or was turned away as it came; its stream may still be there."""
 
 
 @dataclass(eq=False)
@@ -39,7 +41,6 @@ class Member:
         reported: where each of its workers stood when it became ready.
         told_held: workers whose report was held when they were welcomed: they do not send it by themselves.
         owes: workers whose report for a closed step has not come: it is sent no other step.
-        is_paused: whether it is not read, because its turn in the sum has not come.
         last_seen: when something came of it, or it was read again, in seconds of the monotonic clock.
     """
 
@@ -53,7 +54,6 @@ class Member:
     reported: dict[int, Position] = field(default_factory=dict)
     told_held: set[int] = field(default_factory=set)
     owes: set[int] = field(default_factory=set)
-    is_paused: bool = False
 
     @property
     def label(self) -> str:
@@ -72,7 +72,14 @@ class Member:
 
 
 class Members:
-    """The streams of a run by their id, and what is remembered of each worker's processes.
+    """The streams of a run, and what is remembered of each worker's processes.
+
+    Attributes:
+        by_id: the members whose stream is there.
+        owners: by worker, the member that speaks for it.
+        incarnations: by worker, of the last process that was ready as it.
+        lost_at: of each worker that was ready and is not, when it was lost.
+        paused: members that are not read, because their turn in the sum has not come.
 
     Args:
         workers: m.
@@ -80,107 +87,54 @@ class Members:
     """
 
     def __init__(self, workers: int, now: float) -> None:
-        self._workers = workers
-        self._by_id: dict[int, Member] = {}
-        self._present: dict[int, Member] = {}
-        self._owners: dict[int, Member] = {}
-        self._incarnations: dict[int, bytes] = {}
-        self._lost_at: dict[int, float] = {}
-        self._began = self._alone_since = now
-
-    def __len__(self) -> int:
-        """How many take part, or may come to; without those that were turned away as they came."""
-        return len(self._present)
+        self.by_id: dict[int, Member] = {}
+        self.owners: dict[int, Member] = {}
+        self.incarnations: dict[int, bytes] = {}
+        self.lost_at: dict[int, float] = {}
+        self.paused: set[int] = set()
+        self._workers = range(workers)
+        self._began = now
 
     def __iter__(self) -> Iterator[Member]:
-        return iter(list(self._present.values()))
+        """Those that take part, or may come to."""
+        # A copy in one step, since snapshots are taken from other threads.
+        return (member for member in list(self.by_id.values()) if member.state is not State.GONE)
 
-    def __contains__(self, member: Member) -> bool:
-        return member.id in self._present
-
-    def get(self, member: int) -> Member | None:
-        """The member with this id, while its stream is there."""
-        return self._by_id.get(member)
-
-    def add(self, member: Member) -> None:
-        """A stream has opened."""
-        self._by_id[member.id] = self._present[member.id] = member
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def remove(self, member: Member, now: float) -> list[int]:
         """A member takes part no more; the workers that it spoke for until now."""
-        self._present.pop(member.id, None)
-        freed = [worker for worker in member.workers if self._owners.get(worker) is member]
+        member.state = State.GONE
+        self.paused.discard(member.id)
+        freed = [worker for worker in member.workers if self.owners.get(worker) is member]
         for worker in freed:
-            del self._owners[worker]
-            if self.was_known(worker):
-                self._lost_at.setdefault(worker, now)
-        if freed and not self._owners:
-            self._alone_since = now
+            del self.owners[worker]
+            if worker in self.incarnations:
+                self.lost_at.setdefault(worker, now)
         return freed
-
-    def forget(self, member: Member) -> None:
-        """Its stream has ended."""
-        self._by_id.pop(member.id, None)
-
-    def alone_since(self) -> float | None:
-        """Since when no worker has had a stream, in seconds of the monotonic clock; ``None`` if one has."""
-        return None if self._owners else self._alone_since
 
     def ready(self) -> list[Member]:
         """The members that take steps."""
-        return [member for member in self._present.values() if member.state is State.READY]
-
-    def owner(self, worker: int) -> Member | None:
-        """The member that speaks for a worker."""
-        return self._owners.get(worker)
+        return [member for member in self.by_id.values() if member.state is State.READY]
 
     def owner_of_any(self, workers: Iterable[int]) -> Member | None:
         """The member that speaks for the first of these workers that has one."""
-        return next((owner for worker in workers if (owner := self._owners.get(worker)) is not None), None)
-
-    def owners(self) -> dict[int, Member]:
-        """By worker, those that somebody speaks for; a copy."""
-        return dict(self._owners)
-
-    def give(self, member: Member) -> None:
-        """From now on the member speaks for its workers."""
-        self._owners.update(dict.fromkeys(member.workers, member))
-
-    def missing(self) -> list[int]:
-        """Workers without a member that is ready."""
-        owners = map(self._owners.get, range(self._workers))
-        return [
-            worker for worker, owner in enumerate(owners) if owner is None or owner.state is not State.READY
-        ]
-
-    def lost_at(self) -> dict[int, float]:
-        """When each worker that was ready and is not was lost, in seconds of the monotonic clock; a copy."""
-        return dict(self._lost_at)
+        return next((owner for worker in workers if (owner := self.owners.get(worker)) is not None), None)
 
     def returning(self, now: float) -> dict[int, float]:
         """Workers without a stream that may be on their way, and until when they are expected: lost, or not
         seen since this process began, for no longer than :data:`RETURN_S`."""
-        found = {
-            worker: self._lost_at.get(worker, self._began) + RETURN_S
-            for worker in range(self._workers)
-            if worker not in self._owners
-        }
-        return {worker: until for worker, until in found.items() if until > now}
+        away = (worker for worker in self._workers if worker not in self.owners)
+        until = {worker: self.lost_at.get(worker, self._began) + RETURN_S for worker in away}
+        return {worker: at for worker, at in until.items() if at > now}
 
     def newcomers(self, member: Member) -> list[int]:
         """The member's workers that another process, or none, ran before."""
-        return [worker for worker in member.workers if self._incarnations.get(worker) != member.incarnation]
-
-    def was_known(self, worker: int) -> bool:
-        """Whether some process has been ready as this worker."""
-        return worker in self._incarnations
-
-    def known(self) -> frozenset[int]:
-        """The workers that some process has been ready as."""
-        return frozenset(list(self._incarnations))
+        return [worker for worker in member.workers if self.incarnations.get(worker) != member.incarnation]
 
     def remember(self, member: Member) -> None:
         """The member's process is ready as its workers."""
-        self._incarnations.update(dict.fromkeys(member.workers, member.incarnation))
+        self.incarnations.update(dict.fromkeys(member.workers, member.incarnation))
         for worker in member.workers:
-            self._lost_at.pop(worker, None)
+            self.lost_at.pop(worker, None)

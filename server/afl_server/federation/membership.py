@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from afl._version import __version__
-from afl.config import Config
-from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.daemon import events as log_events
-from afl.errors import ProtocolError, place
+from afl.errors import ProtocolError
 from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import control
-from afl.wire.settings import RunSettings
+from afl.wire.frames import control, position_message
 from afl_server.federation.admission import Admission
-from afl_server.federation.counters import Counters, Incident, Incidents
-from afl_server.federation.effects import Effect, End, HangUp, Heartbeat, Log, Send, Timer
+from afl_server.federation.counters import Incident
+from afl_server.federation.effects import End, HangUp, Heartbeat
 from afl_server.federation.events import FailureTold, Joined, Opened, Ready
-from afl_server.federation.log_rate import LogRate, and_left_out
-from afl_server.federation.members import Member, Members, State
+from afl_server.federation.members import Member, State
+from afl_server.federation.run import Run
 
 HEARTBEAT = control(pb.ServerFrame(heartbeat=pb.Heartbeat()))
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
@@ -32,78 +29,51 @@ class Membership:
     Attributes:
         farewell: what members are told once the run, or this process's part of it, is over; ``None`` before.
         informed: the workers that know of it.
-
-    Args:
-        seed: the run's, for processes that have yet to build their model.
-        out: where effects are put.
     """
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        settings: RunSettings,
-        seed: bytes,
-        engine: RoundEngine,
-        members: Members,
-        counters: Counters,
-        incidents: Incidents,
-        admission: Admission,
-        out: list[Effect],
-    ) -> None:
+    def __init__(self, run: Run) -> None:
         self.farewell: tuple[GoodbyeStatus, str] | None = None
         self.informed: set[int] = set()
-        self._server = config.server
-        self._refuses_lost_residuals = config.faults.lost_residual == "refuse"
-        self._settings = settings
-        self._seed = seed
-        self._engine = engine
-        self._members = members
-        self._counters = counters
-        self._incidents = incidents
-        self._admission = admission
-        self._out = out
-        self._log_rate = LogRate()
+        self._run = run
+        self._members = run.members
+        self._admission = Admission(run)
         self._claimants: dict[int, list[Member]] = {}
         """By the id of a member that is asked whether it is alive: those that claim one of its workers."""
 
     # Coming.
 
-    def open(self, event: Opened, now: float) -> None:
+    def open(self, event: Opened) -> None:
         """A new stream; that of a peer without identity, or one too many, is ended at once."""
-        member = Member(event.member, event.peer, event.permission, now)
+        run, server = self._run, self._run.config.server
         sessions = len(self._members)
-        self._members.add(member)
+        member = Member(event.member, event.peer, event.permission, run.now)
+        self._members.by_id[member.id] = member
         if event.permission.refusal:
-            self.refuse(member, event.permission.refusal, now)
-        elif sessions >= self._server.max_sessions:
+            self.refuse(member, event.permission.refusal)
+        elif sessions >= server.max_sessions:
             reason = f"the server holds {sessions} sessions, as many as server.max_sessions allows"
-            self._turn_away(member, reason, GoodbyeStatus.TRY_LATER, now)
+            self.refuse(member, reason, GoodbyeStatus.TRY_LATER)
         else:
-            self._counters.sessions += 1
-            self._out.append(Timer("handshake", now + self._server.handshake_timeout, member.id))
+            run.counters.sessions += 1
+            run.set_timer("handshake", run.now + server.handshake_timeout, member.id)
             return
-        self._members.remove(member, now)
+        self._members.remove(member, run.now)
 
-    def hear(self, member: Member, now: float) -> None:
+    def hear(self, member: Member) -> None:
         """Something has come of a member: it is alive.
 
         Of one that has been ended nothing counts: it neither keeps its workers nor goes on being waited for.
         """
-        if member.state is State.ENDED:
+        if member.state >= State.ENDED:
             return
-        member.last_seen = now
+        member.last_seen = self._run.now
         if member.state is State.NEW:
-            self._out.append(Timer("handshake", None, member.id))
+            self._run.set_timer("handshake", None, member.id)
         if self._claimants:
             for claimant in self._no_longer_asked(member):
-                self._refuse_taken(claimant, member, now)
+                self._refuse_taken(claimant, member)
 
-    def handshake_expired(self, member: Member, now: float) -> None:
-        """A stream on which nothing has come."""
-        self.refuse(member, f"no Join within {self._server.handshake_timeout:g} s", now)
-
-    def join(self, member: Member, event: Joined, now: float) -> None:
+    def join(self, member: Member, event: Joined) -> None:
         """Check who it is and welcome it, or end it; who speaks for its workers already is asked first.
 
         Raises:
@@ -112,23 +82,20 @@ class Membership:
         if member.state is not State.NEW:
             raise ProtocolError("a second Join in one session")
         forbidden = member.permission.forbids(event.workers)
-        if forbidden:
-            self.refuse(member, forbidden, now)
-            return
-        if self.farewell is not None:
+        if not forbidden and self.farewell is not None:
             self.informed.update(event.workers)
             self.end(member, *self.farewell)
             return
-        refusal = self._admission.of_join(event)
+        refusal = forbidden or self._admission.of_join(event)
         if refusal:
-            self.refuse(member, refusal, now)
+            self.refuse(member, refusal)
             return
         _check_workers(event.workers)
         member.join = event
         member.state = State.JOINING
-        self._claim(member, now)
+        self._claim(member)
 
-    def _claim(self, member: Member, now: float, *, may_ask: bool = True) -> None:
+    def _claim(self, member: Member, *, may_ask: bool = True) -> None:
         """Give a joining member its workers, one owner after the other.
 
         The same process come back replaces its own stream; another must not answer a probe. A member that is
@@ -143,47 +110,42 @@ class Membership:
             if owner.incarnation == member.incarnation:
                 # Its process is alive, so whoever waited for it to be gone has waited in vain.
                 for claimant in self._no_longer_asked(owner):
-                    self._refuse_taken(claimant, owner, now)
-                self._replace(owner, now)
-            elif owner.is_paused or not may_ask:
+                    self._refuse_taken(claimant, owner)
+                self._replace(owner)
+            elif owner.id in self._members.paused or not may_ask:
                 # The answer of one that is paused would not be read, since its turn in the sum has not come;
                 # the transport's own keepalive ends it if it is gone.
-                self._refuse_taken(member, owner, now)
+                self._refuse_taken(member, owner)
                 return
             else:
                 if owner.id not in self._claimants:
-                    self._out.append(Send(owner.id, HEARTBEAT_WITH_REPLY))
-                    self._out.append(Timer("probe", now + PROBE_TIMEOUT_S, owner.id))
+                    self._run.send(owner.id, HEARTBEAT_WITH_REPLY)
+                    self._run.set_timer("probe", self._run.now + PROBE_TIMEOUT_S, owner.id)
                 self._claimants.setdefault(owner.id, []).append(member)
                 return
         self._welcome(member)
 
-    def probe_expired(self, owner: Member, now: float) -> None:
+    def probe_expired(self, owner: Member) -> None:
         """A member has not answered while another process claims one of its workers."""
         claimants = self._no_longer_asked(owner)
-        self._out.append(
-            Log(
-                "WARNING",
-                f"{owner.label} does not answer and is replaced",
-                log_events.Replaced(peer=owner.peer, workers=owner.workers),
-            )
-        )
-        self._replace(owner, now)
-        for place_, claimant in enumerate(claimants):
+        replaced = log_events.Replaced(peer=owner.peer, workers=owner.workers)
+        self._run.log("WARNING", f"{owner.label} does not answer and is replaced", replaced)
+        self._replace(owner)
+        for place, claimant in enumerate(claimants):
             # The first was quicker than the others.
-            self._claim(claimant, now, may_ask=place_ == 0)
+            self._claim(claimant, may_ask=place == 0)
 
     def _no_longer_asked(self, owner: Member) -> list[Member]:
         claimants = self._claimants.pop(owner.id, [])
         if claimants:
-            self._out.append(Timer("probe", None, owner.id))
+            self._run.set_timer("probe", None, owner.id)
         return claimants
 
-    def _replace(self, owner: Member, now: float) -> None:
+    def _replace(self, owner: Member) -> None:
         self.end(owner, GoodbyeStatus.TRY_LATER, "replaced by a newer session")
-        self.leave(owner, now)
+        self.leave(owner)
 
-    def _refuse_taken(self, member: Member, rival: Member, now: float) -> None:
+    def _refuse_taken(self, member: Member, rival: Member) -> None:
         if member.state is not State.JOINING:
             return
         assert member.join is not None
@@ -192,41 +154,35 @@ class Membership:
             member,
             f"worker {worker} is taken: another process ({rival.peer}) runs it and answers; "
             "start this one with another --id, or end that one",
-            now,
         )
 
     def _welcome(self, member: Member) -> None:
         assert member.join is not None
-        engine, position = self._engine, self._engine.step.position
+        run, engine = self._run, self._run.engine
         if member.join.run_id:
-            self._counters.reconnections += 1
+            run.counters.reconnections += 1
         member.workers = member.join.workers
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
-        self._members.give(member)
+        self._members.owners.update(dict.fromkeys(member.workers, member))
+        position = position_message(engine.step.position)
         welcome = pb.Welcome(
-            run_id=self._admission.run_id,
+            run_id=run.description.run_id,
             server_version=__version__,
-            settings=self._settings.to_message(),
+            settings=run.settings.to_message(),
             # A process that has built its model has drawn from the seed.
-            seed=b"" if member.join.layout_hash else self._seed,
+            seed=b"" if member.join.layout_hash else run.randomness.seed,
             workers=[
-                pb.Expectation(
-                    worker=worker,
-                    position=pb.Position(round=position.round, phase=position.phase),
-                    held=worker in member.told_held,
-                )
+                pb.Expectation(worker=worker, position=position, held=worker in member.told_held)
                 for worker in member.workers
             ],
-            buffers_averaged=pb.Position(
-                round=engine.buffers_averaged.round, phase=engine.buffers_averaged.phase
-            ),
+            buffers_averaged=position_message(engine.buffers_averaged),
         )
-        self._out.append(Send(member.id, control(pb.ServerFrame(welcome=welcome))))
+        run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 
     # Newcomers.
 
-    def is_as_ready(self, member: Member, event: Ready, now: float) -> bool:
+    def is_as_ready(self, member: Member, event: Ready) -> bool:
         """Whether a member is as the run needs it; one that is not is refused.
 
         Raises:
@@ -239,7 +195,7 @@ class Membership:
         member.reported = dict(event.reported)
         refusal = self._admission.of_ready(event) or self._residual_refusal(member)
         if refusal:
-            self.refuse(member, refusal, now)
+            self.refuse(member, refusal)
         return not refusal
 
     def take_in(self, member: Member) -> int | None:
@@ -248,16 +204,16 @@ class Membership:
         Returns:
             a worker of which the sum holds the beginning of a payload whose rest will never come, if any.
         """
-        engine = self._engine
+        run, engine = self._run, self._run.engine
         lost = self._lost_residuals(member)
-        self._incidents.count(Incident.LOST_RESIDUAL, lost)
-        self._counters.lost_residuals += len(lost)
+        run.count(Incident.LOST_RESIDUAL, lost)
+        run.counters.lost_residuals += len(lost)
         for worker in lost:
             self._tell_lost(member, worker)
         newcomers = self._members.newcomers(member)
-        restarted = [worker for worker in newcomers if self._members.was_known(worker)]
-        self._counters.worker_restarts += len(restarted)
-        self._incidents.count(Incident.RESTART, restarted)
+        restarted = [worker for worker in newcomers if worker in self._members.incarnations]
+        run.count(Incident.RESTART, restarted)
+        run.counters.worker_restarts += len(restarted)
         self._members.remember(member)
         partial = (
             worker
@@ -271,21 +227,20 @@ class Membership:
         reported = member.reported[worker]
         if self._is_ahead(member, worker):
             message = (
-                f"worker {worker} has reported of {self._settings.parameters.named(reported.round)}, which "
-                "this server has yet to open: its state is an older one; the worker continues from there, "
-                "with the residual that it has"
+                f"worker {worker} has reported of {self._run.named(reported.round)}, which this server has "
+                "yet to open: its state is an older one; the worker continues from there, with the residual "
+                "that it has"
             )
-            self._out.append(
-                Log("WARNING", message, log_events.WorkerAhead(worker=worker, round=reported.round))
-            )
-            return
-        what = "a zero residual" if reported == NOWHERE else "an older one"
-        message = f"worker {worker} came back without its uplink residual; it continues with {what}"
-        self._out.append(Log("WARNING", message, log_events.LostResidual(worker=worker)))
+            ahead = log_events.WorkerAhead(worker=worker, round=reported.round)
+            self._run.log("WARNING", message, ahead)
+        else:
+            what = "a zero residual" if reported == NOWHERE else "an older one"
+            message = f"worker {worker} came back without its uplink residual; it continues with {what}"
+            self._run.log("WARNING", message, log_events.LostResidual(worker=worker))
 
     def _lost_residuals(self, member: Member) -> list[int]:
         """Workers whose residual is not the one after their last report that the server has."""
-        engine = self._engine
+        engine = self._run.engine
         if not engine.algorithm.keeps_residuals:
             return []
         return [
@@ -296,7 +251,7 @@ class Membership:
 
     def _residual_refusal(self, member: Member) -> str:
         lost = self._lost_residuals(member)
-        if not lost or not self._refuses_lost_residuals:
+        if not lost or self._run.config.faults.lost_residual != "refuse":
             return ""
         what = "ahead of this server" if self._is_ahead(member, lost[0]) else "without its uplink residual"
         return f"worker {lost[0]} comes back {what}, and faults.lost_residual is refuse"
@@ -304,31 +259,28 @@ class Membership:
     def _is_ahead(self, member: Member, worker: int) -> bool:
         """Whether the worker has reported of a round that the server, put back to an old state, has yet to
         open."""
-        return member.reported[worker] > self._engine.step.position
+        return member.reported[worker] > self._run.engine.step.position
 
     # Staying.
 
     def beat(self) -> None:
-        """Send heartbeats."""
+        """Send heartbeats, and come back."""
+        run = self._run
         for member in self._members:
             if State.NEW < member.state < State.ENDED:
-                self._out.append(Heartbeat(member.id))
+                run.out.append(Heartbeat(member.id))
+        run.set_timer("heartbeat", run.now + run.config.server.heartbeat)
 
-    def end_silent(self, now: float) -> None:
+    def end_silent(self) -> None:
         """End members of which nothing has come for too long."""
         for member in self._members:
-            silence = now - member.last_seen
-            if member.state is State.NEW or member.is_paused or silence <= self._server.peer_timeout:
-                continue
-            self._out.append(
-                Log(
-                    "WARNING",
-                    f"{member.label} silent for {silence:.0f} s and given up",
-                    log_events.PeerTimeout(peer=member.peer, workers=member.workers, seconds=silence),
-                )
-            )
-            self.end(member, GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
-            self.leave(member, now)
+            silence = self._run.now - member.last_seen
+            is_due = silence > self._run.config.server.peer_timeout
+            if is_due and member.state is not State.NEW and member.id not in self._members.paused:
+                given_up = log_events.PeerTimeout(peer=member.peer, workers=member.workers, seconds=silence)
+                self._run.log("WARNING", f"{member.label} silent for {silence:.0f} s and given up", given_up)
+                self.end(member, GoodbyeStatus.TRY_LATER, f"nothing heard for {silence:.0f} s")
+                self.leave(member)
 
     def failed(self, member: Member, event: FailureTold) -> str:
         """A worker could not do a step.
@@ -339,51 +291,41 @@ class Membership:
         Raises:
             ProtocolError: if the member does not speak for the worker.
         """
+        run = self._run
         if event.worker not in member.workers:
             raise ProtocolError(f"a failure of worker {event.worker}, which is not one of this session's")
-        self._counters.failures += 1
-        self._incidents.count(Incident.FAILURE, [event.worker])
+        run.counters.failures += 1
+        run.count(Incident.FAILURE, [event.worker])
         round_ = event.position.round
-        where = place(event.worker, self._settings.parameters.named(round_))
+        where = run.place(event.worker, round_)
         what = "\n".join(part for part in (event.message, event.traceback.rstrip()) if part)
         failed = log_events.WorkerFailed(worker=event.worker, round=round_ or None)
-        self._out.append(Log("ERROR", f"{where} failed: {what}", failed))
-        is_fatal = event.cause == FailureCause.NON_FINITE and not self._engine.policy.skips_non_finite
+        run.log("ERROR", f"{where} failed: {what}", failed)
+        is_fatal = event.cause == FailureCause.NON_FINITE and not run.engine.policy.skips_non_finite
         return f"{where}: {event.message}" if is_fatal else ""
 
     # Going.
 
-    def refuse(self, member: Member, reason: str, now: float) -> None:
+    def refuse(self, member: Member, reason: str, status: GoodbyeStatus = GoodbyeStatus.REFUSED) -> None:
         """End a member that cannot help the run."""
-        self._turn_away(member, reason, GoodbyeStatus.REFUSED, now)
-
-    def _turn_away(self, member: Member, reason: str, status: GoodbyeStatus, now: float) -> None:
-        self._counters.refused += 1
-        left_out = self._log_rate.left_out(f"refused {member.workers}: {reason}", now)
-        if left_out is not None:
-            refused = log_events.Refused(
-                peer=member.peer, workers=member.workers, reason=reason, left_out=left_out
-            )
-            message = f"refused {member.label}: {reason}{and_left_out(left_out)}"
-            self._out.append(Log("WARNING", message, refused))
+        peer, workers = member.peer, member.workers
+        self._run.counters.refused += 1
+        refused = log_events.Refused(peer=peer, workers=workers, reason=reason, left_out=0)
+        self._run.log_rarely(f"refused {workers}: {reason}", f"refused {member.label}: {reason}", refused)
         self.end(member, status, reason)
 
-    def cut_off(self, member: Member, now: float) -> None:
+    def cut_off(self, member: Member) -> None:
         """End a member whose peer takes nothing, not even a goodbye."""
-        member.state = State.ENDED
-        left_out = self._log_rate.left_out(f"not reading {member.workers}", now)
-        if left_out is not None:
-            message = (
-                f"{member.label} takes nothing of what it is sent and is cut off{and_left_out(left_out)}"
-            )
-            event = log_events.NotReading(peer=member.peer, workers=member.workers, left_out=left_out)
-            self._out.append(Log("WARNING", message, event))
-        self._out.append(HangUp(member.id, member.peer))
+        member.state = max(member.state, State.ENDED)
+        not_reading = log_events.NotReading(peer=member.peer, workers=member.workers, left_out=0)
+        message = f"{member.label} takes nothing of what it is sent and is cut off"
+        self._run.log_rarely(f"not reading {member.workers}", message, not_reading)
+        self._run.out.append(HangUp(member.id, member.peer))
 
     def end(self, member: Member, status: GoodbyeStatus, reason: str) -> None:
         """Say goodbye, once."""
-        if member.state is not State.ENDED:
-            self._out.append(End(member.id, status, reason))
+        if member.state < State.ENDED:
+            self._run.out.append(End(member.id, status, reason))
             member.state = State.ENDED
 
     def finish(self, status: GoodbyeStatus, reason: str) -> None:
@@ -393,30 +335,30 @@ class Membership:
             self.informed.update(member.workers)
             self.end(member, status, reason)
 
-    def leave(self, member: Member, now: float) -> None:
+    def leave(self, member: Member) -> None:
         """A member's stream has ended, or is as good as ended: its workers are free; idempotent."""
-        if member not in self._members:
+        run, members = self._run, self._members
+        if member.state is State.GONE:
             return
-        had_owner = self._members.alone_since() is None
         is_new = member.state is State.NEW
-        member.state = State.ENDED
-        for worker in self._members.remove(member, now):
-            self._engine.cut(worker)
+        freed = members.remove(member, run.now)
+        for worker in freed:
+            run.engine.cut(worker)
         if is_new:
-            self._out.append(Timer("handshake", None, member.id))
+            run.set_timer("handshake", None, member.id)
         if self.farewell is None:
             if member.workers:
                 gone = log_events.SessionEnded(peer=member.peer, workers=member.workers)
-                self._out.append(Log("WARNING", f"{member.label} gone", gone))
-            if had_owner and self._members.alone_since() is not None:
-                self.watch_alone(now)
+                run.log("WARNING", f"{member.label} gone", gone)
+            if freed and not members.owners:
+                self.watch_alone()
         for claimant in self._no_longer_asked(member):
-            self._claim(claimant, now)
+            self._claim(claimant)
 
-    def watch_alone(self, now: float) -> None:
+    def watch_alone(self) -> None:
         """No worker has a stream from now on."""
-        if self._server.give_up_after is not None:
-            self._out.append(Timer("alone", now + self._server.give_up_after))
+        if self._run.config.server.give_up_after is not None:
+            self._run.set_timer("alone", self._run.now + self._run.config.server.give_up_after)
 
 
 def _check_workers(workers: tuple[int, ...]) -> None:

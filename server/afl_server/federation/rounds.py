@@ -8,57 +8,26 @@ writing of an outcome. That an outcome is durable before anybody hears of it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
-from afl.config import Config, dump_config
-from afl.core.engine import Opening, Outcome, RoundEngine
-from afl.core.messages import (
-    NOWHERE,
-    Ack,
-    AckStatus,
-    GoodbyeStatus,
-    Kind,
-    Position,
-    Step,
-)
-from afl.core.randomness import Purpose, SharedRandomness
+from afl.config import dump_config
+from afl.core.engine import Opening, Outcome
+from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Step
+from afl.core.randomness import Purpose
 from afl.daemon import events as log_events
-from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError, place
+from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
-from afl.tasks.initialization import realization_digest
 from afl.wire.frames import ack_frame, traffic_of_kind
-from afl.wire.settings import RunSettings
-from afl_server.federation import events
-from afl_server.federation.admission import Admission
+from afl_server.federation import effects, events
 from afl_server.federation.broadcast import ModelCopy
-from afl_server.federation.counters import Counters, Incident, Incidents, Moment
+from afl_server.federation.counters import Incident, Moment
 from afl_server.federation.downlink import Downlink
-from afl_server.federation.effects import (
-    ENGINE_PREFIX,
-    Append,
-    Checkpoint,
-    Compute,
-    Effect,
-    Finish,
-    Job,
-    Log,
-    RecordEvaluation,
-    RecordRound,
-    Release,
-    SaveModel,
-    Send,
-    Timer,
-    WhenIdle,
-)
+from afl_server.federation.effects import ENGINE_PREFIX, Effect, Job
 from afl_server.federation.evaluation_summary import Ranking
-from afl_server.federation.members import Member, Members, State
+from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
-from afl_server.federation.snapshot import Ending, RunDescription
-
-INLINE_DIM = 1 << 20
-"""Up to this dimension the engine's calls are made in place: the longest then takes a few milliseconds, and a
-thread hop would cost more than most."""
+from afl_server.federation.run import Run
+from afl_server.federation.snapshot import Ending
 
 CLOCK_S = 0.001
 """How much before its time a timer may fire."""
@@ -66,78 +35,41 @@ CLOCK_S = 0.001
 FAREWELL_TIMEOUT_S = 10.0
 """How long the end of the run waits for workers to have read their goodbye."""
 
-_R = TypeVar("_R")
-
 
 class Rounds:
     """The part of a federation that goes from step to step; :class:`afl_server.federation.machine.Federation`
     is the whole.
 
     Attributes:
-        run: what does not change while it lasts.
+        description: what does not change while the run lasts.
         engine: which step is open, and who has reported.
-        has_begun: whether all that the run begins with is durable.
         counters: of the whole run; what is sent is counted by whoever sends it.
+        has_begun: whether all that the run begins with is durable.
+        ending: how the run, or this process's part of it, has ended; ``None`` while it goes on.
 
     Args:
-        settings: what workers are told of the configuration.
-        is_durable: whether outcomes and checkpoints are written.
         ranking: of the evaluations so far.
-        now: in seconds of the monotonic clock, as in all of this.
     """
 
-    def __init__(
-        self,
-        run: RunDescription,
-        *,
-        config: Config,
-        settings: RunSettings,
-        engine: RoundEngine,
-        randomness: SharedRandomness,
-        ranking: Ranking,
-        is_durable: bool,
-        now: float,
-    ) -> None:
-        self.run = run
+    def __init__(self, run: Run, ranking: Ranking) -> None:
+        engine, now = run.engine, run.now
+        self.description = run.description
         self.engine = engine
+        self.counters = run.counters
         self.has_begun = False
-        self.counters = Counters()
-        self._config = config
-        self._settings = settings
-        self._is_durable = is_durable
+        self.ending: Ending | None = None
+        self._run = run
+        self._members = run.members
         self._ranking = ranking
-        self._random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
-        self._out: list[Effect] = []
-        self._members = Members(config.workers, now)
-        self._incidents = Incidents(config.workers)
-        admission = Admission(
-            run_id=run.run_id,
-            task=config.task.name,
-            workers=config.workers,
-            layout_hash=engine.model.layout_hash(),
-            dim=run.dim,
-            realization_digest=realization_digest(engine.algorithm),
-        )
-        shared: dict[str, Any] = {
-            "engine": engine,
-            "members": self._members,
-            "counters": self.counters,
-            "incidents": self._incidents,
-            "out": self._out,
-        }
-        self._membership = Membership(
-            config=config, settings=settings, seed=randomness.seed, admission=admission, **shared
-        )
-        # Where whole payloads are kept, closing a step folds all of them at once.
-        at_once = config.workers if engine.policy.leaves_out else 1
-        self._is_small = run.dim * at_once <= INLINE_DIM
-        self._downlink = Downlink(chunk_bytes=config.server.chunk_bytes, compute=self._compute, **shared)
+        stream = run.randomness.stream(Purpose.RANDOM_OUTPUT)
+        self._random_position = Position(stream.integer(engine.synchronizations) + 1, 0)
+        self._membership = Membership(run)
+        self._downlink = Downlink(run)
         self._traffic = traffic_of_kind(engine.step.kind)
         """What the open step is for; kept apart from the engine, which a thread may be changing."""
-        self._now = now
         self._made_at = self._began_at = self._round_began_at = self._step_opened_at = now
         self._step_seconds: dict[Kind, float] = {}
-        self._report_seconds = [math.nan] * config.workers
+        self._report_seconds = [math.nan] * run.config.workers
         self._outcome_seconds = self._round_seconds = 0.0
         self._first_closed: tuple[float, int] | None = None
         self._last_round = engine.last_round
@@ -147,98 +79,70 @@ class Rounds:
         """The workers that the last step was closed without."""
         self._pausing: tuple[ExitCode, str] | None = None
         """How this process ends after the open step, if it is to."""
-        self._ending: Ending | None = None
-        self._reopened: tuple[Opening | None, Position] = (None, NOWHERE)
-        """Of a run that is being resumed: the last opening, and what it follows."""
 
     # The run.
 
     @property
-    def is_over(self) -> bool:
-        """Whether the run, or this process's part of it, has ended, well or badly."""
-        return self._ending is not None
-
-    @property
-    def ending(self) -> Ending | None:
-        """How it has ended; ``None`` while it goes on."""
-        return self._ending
-
-    @property
     def seconds(self) -> float:
         """How long the run has run, in all its processes, at the last event."""
-        return self._now - self._began_at
+        return self._run.now - self._began_at
 
-    @property
-    def open_rounds(self) -> str:
-        """The update rounds of the open step, for a message."""
-        return self._settings.parameters.named(self.engine.step.position.round)
+    def resume(
+        self, moment: Moment, since: Iterable[tuple[float, Outcome, Moment]]
+    ) -> Iterator[list[Effect]]:
+        """Go on, before any event, from a checkpoint to which the engine has been put back.
 
-    def _compute(self, call: Callable[[], _R]) -> Job[_R]:
-        """A call of the engine: in place for a small model, else on the engine's thread."""
-        if self._is_small:
-            return call()
-        result: _R = yield Compute(call)
-        return result
+        Args:
+            moment: when the checkpoint was made.
+            since: the outcomes since: the time now, what closed the step, and when it did.
 
-    def _started(self, _: events.Started) -> Job[None]:
-        """Make the run's beginning, or what it resumes from, durable."""
-        now, server = self._now, self._config.server
-        self.counters.starts += 1
-        self._out.append(Timer("heartbeat", now + server.heartbeat))
-        self._membership.watch_alone(now)
-        if server.start_timeout is not None:
-            self._out.append(Timer("start", now + server.start_timeout))
-        try:
-            if self._is_random_output(self.engine.opening()):
-                yield from self._save("random", self.engine.updates_applied)
-            if self._is_durable:
-                yield from self._checkpoint(waits=True)
-            if self.engine.finished:
-                yield from self._save("final", self.engine.rounds)
-        except StorageError as error:
-            self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
-        self.has_begun = True
-
-    # Resuming, before any event.
-
-    def resume(self, moment: Moment) -> None:
-        """The engine has been put back to a checkpoint, which was made at this moment."""
+        Yields:
+            what each outcome, and at last the resumed run, sets in motion.
+        """
+        run, engine = self._run, self.engine
         self._stand_at(moment)
-        self._last_round = self.engine.last_round
-        self._evaluation = self.engine.last_evaluation
-        self._reopened = (self.engine.opening(), NOWHERE)
-
-    def replay(self, outcome: Outcome, moment: Moment, now: float) -> list[Effect]:
-        """Close the open step as it was closed before."""
-        self._now = now
-        closed = self.engine.step
-        opening = self.engine.replay(outcome)
-        self._stand_at(moment)
-        self._reopened = (opening, closed.position)
-        for name in self._outputs(self._record(closed, moment), opening):
-            self._out.append(SaveModel(name, ModelCopy(self.engine.model), self.engine.updates_applied))
-        return self._taken_out()
-
-    def resumed(self, replayed: int) -> list[Effect]:
-        """All outcomes since the checkpoint, so many, have been replayed."""
+        self._last_round, self._evaluation = engine.last_round, engine.last_evaluation
+        opening: Opening | None = engine.opening()
+        base, replayed = NOWHERE, 0
+        for now, outcome, closed_at in since:
+            run.now = now
+            closed = engine.step
+            opening, base = engine.replay(outcome), closed.position
+            self._stand_at(closed_at)
+            for name in self._outputs(self._record(closed, closed_at), opening):
+                run.out.append(effects.SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
+            replayed += 1
+            yield run.taken_out()
         # Each outcome brings the counters of its time.
         self.counters.replayed_steps += replayed
-        opening, base = self._reopened
-        if opening is not None and not self.engine.finished:
+        if opening is not None and not engine.finished:
             self._downlink.begin_with(opening, base)
-        self._traffic = traffic_of_kind(self.engine.step.kind)
-        goes_on = log_events.Resumed(run_id=self.run.run_id, round=self.engine.step.position.round)
-        self._out.append(Log("WARNING", f"the run resumes with {self.open_rounds}", goes_on))
-        return self._taken_out()
+        self._traffic = traffic_of_kind(engine.step.kind)
+        resumed = log_events.Resumed(run_id=self.description.run_id, round=engine.step.position.round)
+        run.log("WARNING", f"the run resumes with {run.open_rounds}", resumed)
+        yield run.taken_out()
 
     def _stand_at(self, moment: Moment) -> None:
         self._began_at = self._made_at - moment.seconds
         self.counters.set(moment.counters)
 
-    def _taken_out(self) -> list[Effect]:
-        effects = self._out[:]
-        self._out.clear()
-        return effects
+    def _started(self, _: events.Started) -> Job[None]:
+        """Make the run's beginning, or what it resumes from, durable."""
+        run, server = self._run, self._run.config.server
+        self.counters.starts += 1
+        run.set_timer("heartbeat", run.now + server.heartbeat)
+        self._membership.watch_alone()
+        if server.start_timeout is not None:
+            run.set_timer("start", run.now + server.start_timeout)
+        try:
+            yield from self._save(*self._outputs(False, self.engine.opening()))
+            if run.is_durable:
+                yield from self._checkpoint(waits=True)
+            if self.engine.finished:
+                yield from self._save("final")
+        except StorageError as error:
+            self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
+        self.has_begun = True
 
     # Reports.
 
@@ -250,7 +154,7 @@ class Rounds:
         if ack.reason:
             # What counts is acknowledged by the next commit.
             self.counters.refused_reports += 1
-            self._out.append(Send(member.id, ack_frame(ack, Kind.TRAIN)))
+            self._run.send(member.id, ack_frame(ack, Kind.TRAIN))
             if ack.status is AckStatus.LATE:
                 return self._late(member, ack.worker)
             is_taken_as_missing = (
@@ -265,19 +169,19 @@ class Rounds:
         return self._close() if self.engine.complete else None
 
     def _stream(self) -> None:
-        if not self._is_small:
+        if not self._run.is_small:
             self._downlink.stream()
 
     def _note(self, worker: int) -> None:
         """Take note of a report that the open step now has."""
         report = self.engine.report(worker)
-        self._report_seconds[worker] = self._now - self._step_opened_at
+        self._report_seconds[worker] = self._run.now - self._step_opened_at
         if report.missing:
-            self._incidents.count(Incident.NON_FINITE, [worker])
-            where = place(worker, self._settings.parameters.named(report.position.round))
+            self._run.count(Incident.NON_FINITE, [worker])
+            where = self._run.place(worker, report.position.round)
             message = f"{where}: left out, since it is not finite: {report.missing}"
             left_out = log_events.NonFinite(worker=worker, round=report.position.round)
-            self._out.append(Log("WARNING", message, left_out))
+            self._run.log("WARNING", message, left_out)
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
 
@@ -287,9 +191,7 @@ class Rounds:
         if worker not in member.owes:
             return None
         member.owes.discard(worker)
-        if member.owes:
-            return None
-        return self._downlink.go_on_with(member)
+        return None if member.owes else self._downlink.go_on_with(member)
 
     def _restart_round(self, worker: int, newcomer: Member) -> None:
         """Part of a payload is in the sum whose rest will never come: begin the sum again.
@@ -297,9 +199,9 @@ class Rounds:
         Every other member is cut, also one that was welcomed and told that its report is held; each comes
         back by itself and sends its report again.
         """
-        rounds = self.open_rounds
+        rounds = self._run.open_rounds
         message = f"worker {worker} restarted in the middle of its report: the sum of {rounds} begins again"
-        self._out.append(Log("WARNING", message, log_events.RoundRestarted(worker=worker)))
+        self._run.log("WARNING", message, log_events.RoundRestarted(worker=worker))
         self.engine.restart_round()
         self._downlink.abandon()
         for member in self._members:
@@ -322,28 +224,28 @@ class Rounds:
 
     def _close_step(self) -> Job[None]:
         """All workers have reported: close the step and broadcast the next."""
-        engine, closed = self.engine, self.engine.step
+        run, engine, closed = self._run, self.engine, self.engine.step
         absent, unanswered = engine.absent(), engine.missing()
         counted = [worker for worker in engine.participants if worker not in absent]
-        opening = yield from self._compute(engine.advance)
+        opening = yield from run.compute(engine.advance)
         self._traffic = traffic_of_kind(engine.step.kind)
         self.counters.absent_reports += len(absent)
-        self._incidents.count(Incident.ABSENT, absent)
+        run.count(Incident.ABSENT, absent)
         late = self._late_at_close(absent, unanswered)
         evaluation = engine.last_evaluation if closed.kind is Kind.EVALUATE else None
         if evaluation is not None:
             self._downlink.tell_diverged(evaluation, is_last=opening is None)
-        moment = Moment(self._now - self._round_began_at, self.seconds, self.counters.copied())
+        moment = Moment(run.now - self._round_began_at, self.seconds, self.counters.copied())
         is_due = False
-        if self._is_durable:
+        if run.is_durable:
             # Before anyone hears of it: what was heard must never be undone.
-            since = self._now
+            since = run.now
             assert engine.last_outcome is not None
-            is_due = yield Append(engine.last_outcome, moment.values(), engine.step.position.round)
-            self._outcome_seconds = self._now - since
-        self._out += late
-        self._step_seconds = {**self._step_seconds, closed.kind: self._now - self._step_opened_at}
-        self._step_opened_at = self._now
+            is_due = yield effects.Append(engine.last_outcome, moment, engine.step.position.round)
+            self._outcome_seconds = run.now - since
+        run.out += late
+        self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}
+        self._step_opened_at = run.now
         self._start_deadline()
         self._downlink.model_moved()
         is_last_here = self._pausing is not None and opening is not None
@@ -354,36 +256,37 @@ class Rounds:
                 yield from self._downlink.open(opening, closed)
                 self._downlink.acknowledge(closed, counted)
         outputs = self._outputs(self._record(closed, moment), opening)
-        if outputs or opening is None:
-            model = yield from self._compute(lambda: ModelCopy(engine.model))
-            self._out += [SaveModel(name, model, engine.updates_applied) for name in outputs]
-            if opening is None:
-                self._out.append(SaveModel("final", model, engine.rounds))
+        yield from self._save(*outputs, *(["final"] if opening is None else []))
         if is_last_here:
             yield from self._pause()
-        elif self._is_durable and (opening is None or is_due):
+        elif run.is_durable and (opening is None or is_due):
             yield from self._checkpoint(waits=False)
-        elif self._is_small:
-            self._out.append(WhenIdle())
+        elif run.is_small:
+            # Once what was to be sent is on its way.
+            run.set_timer("idle", run.now)
         else:
-            yield from self._compute(engine.catch_up)
+            yield from run.compute(engine.catch_up)
 
     def _start_deadline(self) -> None:
         """A step has been opened; a timer closes it without the late, not the next message."""
-        after = self._config.faults.stragglers.deadline
+        after = self._run.config.faults.stragglers.deadline
         if after is not None:
-            self._deadline_at = self._now + after
-            self._out.append(Timer("deadline", self._deadline_at))
+            self._deadline_at = self._run.now + after
+            self._run.set_timer("deadline", self._deadline_at)
 
     def _deadline_passed(self) -> Job[None] | None:
         """Close the open step without the late, as soon as it has a quorum."""
         # One that has had to wait may be that of a step which is closed.
-        if self.is_over or self._deadline_at is None or self._now < self._deadline_at - CLOCK_S:
+        if (
+            self.ending is not None
+            or self._deadline_at is None
+            or self._run.now < self._deadline_at - CLOCK_S
+        ):
             return None
         self.engine.expire()
         return self._close() if self.engine.complete else None
 
-    def _late_at_close(self, absent: list[int], unanswered: Sequence[int]) -> list[Send]:
+    def _late_at_close(self, absent: list[int], unanswered: Sequence[int]) -> list[effects.Send]:
         """The step has just been closed without some workers.
 
         Returns:
@@ -393,68 +296,66 @@ class Rounds:
             message = "steps are closed with all workers again"
             if absent:
                 message = f"steps are closed without {WorkerIds.of(absent).named}"
-            self._out.append(Log("WARNING", message, log_events.Absent(workers=absent)))
+            self._run.log("WARNING", message, log_events.Absent(workers=absent))
         self._absent = absent
         for member in self._members.ready():
             if not member.owes:
                 member.owes.update(worker for worker in member.workers if worker in unanswered)
-        answers: list[Send] = []
+        answers: list[effects.Send] = []
         for ack in self.engine.cut_off:
-            owner = self._members.owner(ack.worker)
+            owner = self._members.owners.get(ack.worker)
             if owner is not None and ack.worker in owner.owes:
                 self.counters.late_reports += 1
                 owner.owes.discard(ack.worker)
-                answers.append(Send(owner.id, ack_frame(ack, Kind.TRAIN)))
+                answers.append(effects.Send(owner.id, ack_frame(ack, Kind.TRAIN)))
         return answers
 
     def _outputs(self, is_best: bool, opening: Opening | None) -> list[str]:
         """Which of the run's models the model as it now is is."""
-        found = {"best": is_best, "random": self._is_random_output(opening)}
-        return [name for name, is_output in found.items() if is_output]
-
-    def _is_random_output(self, opening: Opening | None) -> bool:
-        """Whether the model as it now is is w_r."""
-        return opening is not None and opening.step.position == Position(self._random_round, 0)
+        # w_r is what its round begins with.
+        is_random = opening is not None and opening.step.position == self._random_position
+        return ["best"] * is_best + ["random"] * is_random
 
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
-        up, down = moment.counters.uplink, moment.counters.downlink
         if closed.kind is Kind.EVALUATE:
             evaluation = self._evaluation = self.engine.last_evaluation
             assert evaluation is not None
-            self._round_began_at = self._now
-            self._out.append(RecordEvaluation(evaluation, up, down))
+            self._round_began_at = self._run.now
+            self._run.out.append(effects.Record(evaluation, moment))
             return self._ranking.see(evaluation)
         summary = self.engine.last_round
         if summary is not None and summary is not self._last_round:
             self._last_round = summary
-            self._round_began_at = self._now
+            self._round_began_at = self._run.now
             self._round_seconds = moment.round_seconds
-            self._out.append(RecordRound(summary, moment.round_seconds, up, down))
+            self._run.out.append(effects.Record(summary, moment))
             if self._first_closed is None:
-                self._first_closed = (self._now, summary.round)
+                self._first_closed = (self._run.now, summary.round)
         return False
 
-    def _save(self, name: str, rounds_applied: int, *, is_salvage: bool = False) -> Job[None]:
-        """Write a copy of the model; the run does not wait for the disk."""
-        model = yield from self._compute(lambda: ModelCopy(self.engine.model))
-        self._out.append(SaveModel(name, model, rounds_applied, is_salvage))
+    def _save(self, *names: str, is_salvage: bool = False) -> Job[None]:
+        """Write a copy of the model by each of these names; the run does not wait for the disk."""
+        if names:
+            model = yield from self._run.compute(lambda: ModelCopy(self.engine.model))
+            applied = self.engine.updates_applied
+            self._run.out += [effects.SaveModel(name, model, applied, is_salvage) for name in names]
 
     def _checkpoint(self, *, waits: bool) -> Job[None]:
-        values, arrays = yield from self._compute(self.engine.state)
+        values, arrays = yield from self._run.compute(self.engine.state)
         model = self.engine.model
         described = {
-            "config": dump_config(self._config),
+            "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
             "engine": values,
-            "moment": Moment(0.0, self.seconds, self.counters).values(),
+            "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }
         everything = {
             "params": model.numpy(),
             "buffers": model.buffers.values(),
             **{ENGINE_PREFIX + name: array for name, array in arrays.items()},
         }
-        yield Checkpoint(described, everything, self.engine.step.position.round, waits)
+        yield effects.Checkpoint(described, everything, self.engine.step.position.round, waits)
 
     # Ends.
 
@@ -468,78 +369,76 @@ class Rounds:
         if event.what == "metrics":
             return self._abort(event.code, event.reason)
         # Whatever it is, the run must not wait for a file that never comes.
-        self._out.append(Log("ERROR", event.reason, log_events.DiskFailed(), event.error))
+        self._run.log("ERROR", event.reason, log_events.DiskFailed(), event.error)
         self._finish(event.code, event.reason, GoodbyeStatus.ABORTED)
         return None
 
     def _stop_asked(self, event: events.StopAsked) -> Job[None] | None:
         """Stop after the open step, or after ``server.grace``, so that the run can be resumed; a run without
         durable state ends for good."""
-        if not self._is_durable:
+        if event.is_final or not self._run.is_durable:
             return self._abort(event.code, event.reason)
-        if not self.is_over:
+        if self.ending is None:
             stopping = log_events.Stopping(reason=event.reason)
-            self._out.append(Log("WARNING", f"{event.reason}; the open step is waited for", stopping))
+            self._run.log("WARNING", f"{event.reason}; the open step is waited for", stopping)
             self._pausing = (event.code, event.reason)
-            self._out.append(Timer("grace", self._now + self._config.server.grace))
+            self._run.set_timer("grace", self._run.now + self._run.config.server.grace)
         return None
 
     def _waits_in_vain(self) -> bool:
         """Whether the process is to end, and the open step waits for someone who is not there."""
-        if self._pausing is None or self.is_over or self.engine.finished:
+        if self._pausing is None or self.ending is not None or self.engine.finished:
             return False
-        return not all(map(self._members.owner, self.engine.missing()))
+        return not all(map(self._members.owners.get, self.engine.missing()))
 
     def _pause(self) -> Job[None]:
         """End this process's part of the run."""
-        if self.is_over or self._pausing is None:
+        if self.ending is not None or self._pausing is None:
             return
         code, reason = self._pausing
         try:
             yield from self._checkpoint(waits=True)
         except StorageError as error:
             # The log has all that was closed.
-            self._out.append(Log("ERROR", str(error), log_events.DiskFailed()))
-        model = yield from self._compute(lambda: ModelCopy(self.engine.model))
+            self._run.log("ERROR", str(error), log_events.DiskFailed())
+        yield from self._save("final")
         self._finish(code, reason, GoodbyeStatus.LEAVING)
-        self._out.append(SaveModel("final", model, self.engine.updates_applied))
-
-    def _abort_asked(self, event: events.AbortAsked) -> Job[None]:
-        return self._abort(event.code, event.reason)
 
     def _abort(self, code: ExitCode, reason: str) -> Job[None]:
         """End the run before its last round; the model as it is becomes the final one."""
-        if self.is_over:
+        if self.ending is not None:
             return
         aborted = log_events.RunAborted(code=int(code), reason=reason)
-        self._out.append(Log("ERROR", f"the run stops: {reason}", aborted))
+        self._run.log("ERROR", f"the run stops: {reason}", aborted)
         self._finish(code, reason, GoodbyeStatus.ABORTED)
-        yield from self._save("final", self.engine.updates_applied, is_salvage=True)
+        yield from self._save("final", is_salvage=True)
 
     def _break(self, fault: Exception) -> None:
         """A fault of the server, not of the member whose report happened to be the last."""
         failed = log_events.StepFailed(round=self.engine.step.position.round)
-        self._out.append(Log("ERROR", f"{self.open_rounds} cannot be closed", failed, fault))
+        self._run.log("ERROR", f"{self._run.open_rounds} cannot be closed", failed, fault)
         self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
 
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
-        if self.is_over:
+        if self.ending is not None:
             return
-        self._ending = Ending(code, reason, status is GoodbyeStatus.LEAVING)
+        self.ending = Ending(code, reason, status is GoodbyeStatus.LEAVING)
         self._downlink.abandon()
         self._membership.finish(status, reason)
-        self._out += [
-            *(Timer(name, None) for name in ("deadline", "start", "alone", "grace")),
-            Timer("farewell", self._now + FAREWELL_TIMEOUT_S),
-            Finish(code, reason),
-        ]
+        for name in ("deadline", "start", "alone", "grace"):
+            self._run.set_timer(name, None)
+        self._run.set_timer("farewell", self._run.now + FAREWELL_TIMEOUT_S)
+        self._run.out.append(effects.Finish(code, reason))
         self._release_if_alone()
 
     def _release_if_alone(self) -> None:
         """Release the server once every member has read its goodbye; at the end of the run also workers that
         have been away for so short a time that they may come back are waited for."""
-        if self._ending is None or len(self._members):
+        if self.ending is None or len(self._members):
             return
-        returning = self._members.returning(self._now) if self._ending.code is ExitCode.OK else {}
+        returning = self._members.returning(self._run.now) if self.ending.code is ExitCode.OK else {}
         expected = [until for worker, until in returning.items() if worker not in self._membership.informed]
-        self._out.append(Timer("returning", max(expected)) if expected else Release())
+        if expected:
+            self._run.set_timer("returning", max(expected))
+        else:
+            self._run.out.append(effects.Release())

@@ -91,27 +91,23 @@ class Outbox:
             if isinstance(item, Frame):
                 yield item
                 continue
-            async for frame in self._followed(*item):
-                yield frame
-
-    async def _followed(self, broadcast: Broadcast, workers: tuple[int, ...]) -> AsyncIterator[Frame]:
-        sent = 0
-        while not broadcast.is_closed:
-            if broadcast.is_abandoned:
-                return
-            if sent < len(broadcast.frames):
-                sent += 1
-                yield broadcast.frames[sent - 1]
-            else:
-                await self._wait()
-        *rest, commit = broadcast.ending(sent, workers)
-        for frame in rest:
-            yield frame
-        reached("server.mid-broadcast")
-        yield commit
-        answering = sum(worker in broadcast.participants for worker in workers)
-        has_weights = bool(broadcast.dual_weights)
-        self._counters.charge_step(broadcast.step.payloads, answering, has_weights=has_weights)
+            broadcast, workers = item
+            sent = 0
+            while not (broadcast.is_closed or broadcast.is_abandoned):
+                if sent < len(broadcast.frames):
+                    sent += 1
+                    yield broadcast.frames[sent - 1]
+                else:
+                    await self._wait()
+            if broadcast.is_closed:
+                *rest, commit = broadcast.ending(sent, workers)
+                for frame in rest:
+                    yield frame
+                reached("server.mid-broadcast")
+                yield commit
+                answering = sum(worker in broadcast.participants for worker in workers)
+                has_weights = bool(broadcast.dual_weights)
+                self._counters.charge_step(broadcast.step.payloads, answering, has_weights=has_weights)
 
     async def _wait(self) -> None:
         self._woken.clear()

@@ -1,27 +1,26 @@
-"""A run's federation from its configuration, and from a recording of its events."""
+"""A run's federation from its configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from afl.config import Config, config_from_text
+from afl.config import Config
 from afl.core.algorithms.registry import server_half
 from afl.core.engine import RoundEngine
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.errors import ConfigError
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.wire.settings import RunSettings
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.machine import Federation
+from afl_server.federation.run import Run
 from afl_server.federation.snapshot import RunDescription
-from afl_server.runner.recording import read, replay
 
 
 def build(
-    config: Config, run_id: str, directory: Path, ranking: Ranking, *, is_durable: bool, now: float
+    config: Config, run_id: str, directory: Path, ranking: Ranking, now: float
 ) -> tuple[Federation, ParameterVector]:
     """A federation at its beginning, and its model.
 
@@ -44,7 +43,7 @@ def build(
         policy=config.absence,
         model=vector,
     )
-    run = RunDescription(
+    description = RunDescription(
         run_id=run_id,
         task=config.task.name,
         algorithm=config.algorithm.name,
@@ -56,41 +55,5 @@ def build(
         is_compressed=config.algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
     )
-    federation = Federation(
-        run,
-        config=config,
-        settings=settings,
-        engine=engine,
-        randomness=randomness,
-        ranking=ranking,
-        is_durable=is_durable,
-        now=now,
-    )
-    return federation, vector
-
-
-def replay_file(path: Path) -> Federation:
-    """The federation that a recording leads to, event by event.
-
-    Raises:
-        ConfigError: if it cannot be replayed.
-    """
-    with path.open(encoding="utf-8") as lines:
-        beginning, recorded = read(lines)
-        if beginning.is_resumed:
-            raise ConfigError(
-                f"{path}: the server resumed a run; only a recording from a run's beginning can be replayed"
-            )
-        config = config_from_text(beginning.config, f"the configuration in {path}")
-        ranking = Ranking(config.divergence_watch)
-        federation, _ = build(
-            config,
-            beginning.run_id,
-            path.parent,
-            ranking,
-            is_durable=beginning.is_durable,
-            now=beginning.began_at,
-        )
-        for _ in replay(federation, recorded):
-            pass
-    return federation
+    run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
+    return Federation(run, ranking), vector

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afl_server.federation.log_rate import MOST_KINDS, LogRate, and_left_out
+from afl_server.federation.run import MOST_KINDS, LogRate, and_left_out
 
 
 def test_one_line_a_second_of_a_kind() -> None:

@@ -134,9 +134,7 @@ class World:
 
     def _made(self) -> Federation:
         self.ranking = Ranking(self.config.divergence_watch)
-        federation, self.vector = build(
-            self.config, RUN_ID, self.folder, self.ranking, is_durable=self.is_durable, now=self.now
-        )
+        federation, self.vector = build(self.config, RUN_ID, self.folder, self.ranking, self.now)
         return federation
 
     # Events.
@@ -210,8 +208,8 @@ class World:
         for index, header in enumerate(headers):
             data = payload_of(worker, position, header)
             half = len(data) // 8 * 4
-            found.append(events.Piece(0, worker, index, 0, data[:half], half + 20))
-            found.append(events.Piece(0, worker, index, half, data[half:], len(data) - half + 20))
+            found.append(events.Piece(0, worker, index, 0, data[:half]))
+            found.append(events.Piece(0, worker, index, half, data[half:]))
         return found
 
     def _digest(self, kind: Kind) -> bytes:
@@ -248,10 +246,8 @@ class World:
                 self.paused.discard(member)
                 if member in self.peers:
                     self.peers[member].goodbye = status
-            case effects.Pause(member):
-                self.paused.add(member)
-            case effects.Resume(member):
-                self.paused.discard(member)
+            case effects.Read(member, is_wanted):
+                (self.paused.discard if is_wanted else self.paused.add)(member)
             case effects.HangUp(member, _):
                 self.hung_up.append(member)
                 if member in self.peers:
@@ -269,8 +265,6 @@ class World:
             case effects.Release():
                 self.released = True
             case effects.Compute() | effects.Append() | effects.Checkpoint() | effects.SaveModel():
-                self.work.append(effect)
-            case effects.WhenIdle():
                 self.work.append(effect)
 
     def _received(self, member: int, frame: pb.ServerFrame) -> None:
@@ -306,9 +300,9 @@ class World:
                 except Exception as error:  # noqa: BLE001  # the federation's to judge
                     done = events.EngineDone(error=error)
                 self.handle(done)
-            case effects.Append(outcome, values, _):
-                self.appended.append((_own(outcome), values))
-                self.handle(events.OutcomeWritten(checkpoint_due=len(self.appended) % 3 == 0))
+            case effects.Append(outcome, moment, _):
+                self.appended.append((_own(outcome), deepcopy(moment.values())))
+                self.handle(events.Written(checkpoint_due=len(self.appended) % 3 == 0))
             case effects.Checkpoint(values, arrays, _, _):
                 self.checkpoint = Checkpoint(
                     RUN_ID,
@@ -316,12 +310,10 @@ class World:
                     deepcopy(dict(values)),
                     {name: array.copy() for name, array in arrays.items()},
                 )
-                self.handle(events.CheckpointWritten())
+                self.handle(events.Written())
             case effects.SaveModel(name, model, _, _):
                 self.models[name] = model
                 self.handle(events.ModelWritten(name))
-            case effects.WhenIdle():
-                self.handle(events.Idle())
         return True
 
     def fail(self, reason: str = "the disk is full") -> None:
@@ -362,13 +354,14 @@ class World:
         records = SimpleNamespace(round=None, last_evaluation=None, directory="run", config=self.config)
         store = SimpleNamespace(frozen=lambda: b"")
         checkpointing = Checkpointing(cast("Any", store), cast("Any", records), self.vector, 50)
-        self.federation.resume(checkpointing.restore(checkpoint, self.federation.engine))
-        for outcome, values in since:
-            for effect in self.federation.replay(_own(outcome), Moment.of_values(values), self.now):
+        moment = checkpointing.restore(checkpoint, self.federation.engine)
+        outcomes = ((self.now, _own(outcome), Moment.of_values(values)) for outcome, values in since)
+        for wanted in self.federation.resume(moment, outcomes):
+            for effect in wanted:
                 if isinstance(effect, effects.SaveModel):
                     self.models[effect.name] = effect.model
-        for effect in self.federation.resumed(len(since)):
-            self._carry_out(effect)
+                else:
+                    self._carry_out(effect)
         self.start()
 
     # What must hold, always.

@@ -17,7 +17,7 @@ from afl.core.messages import Position
 from afl.errors import ExitCode
 from afl.security.identity import Grant, Permission, WorkerIds
 from afl.wire.frames import PROTOCOL
-from afl_server.federation import effects, events, rounds
+from afl_server.federation import effects, events, rounds, run
 from afl_server.federation.membership import PROBE_TIMEOUT_S
 
 WORKERS = 3
@@ -66,7 +66,7 @@ class Federations(RuleBasedStateMachine):
     world_type: type[World] = World
 
     def _begin(self, config: Any, is_large: bool, hosts: int) -> None:
-        self.small, rounds.INLINE_DIM = rounds.INLINE_DIM, 0 if is_large else rounds.INLINE_DIM
+        self.small, run.INLINE_DIM = run.INLINE_DIM, 0 if is_large else run.INLINE_DIM
         self.config, self.hosts = config, hosts
         self.processes = 0
         self._start()
@@ -222,7 +222,7 @@ class Federations(RuleBasedStateMachine):
         if peer is None or peer.member in self.world.paused:
             return
         if self.world.federation.engine.incoming_header(worker) is None:
-            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234", size))
+            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234"))
 
     @rule(choice=st.integers(0, 9))
     def somebody_joins_twice(self, choice: int) -> None:
@@ -273,7 +273,7 @@ class Federations(RuleBasedStateMachine):
             if hasattr(self, "world"):
                 self._end()
         finally:
-            rounds.INLINE_DIM = getattr(self, "small", rounds.INLINE_DIM)
+            run.INLINE_DIM = getattr(self, "small", run.INLINE_DIM)
 
     def _end(self) -> None:
         """What must hold once the run is complete."""
@@ -310,6 +310,8 @@ class LateWorld(World):
     def say(self, peer: Peer) -> bool:
         self._take_steps(peer)
         said = peer.said[0] if peer.said else None
+        # Whatever is said after the last step is answered by the goodbye.
+        is_over = self.federation.engine.finished
         has_said = super().say(peer)
         if isinstance(said, events.ReportBegan) and has_said:
             self._saying[peer.member, said.report.worker] = said.report.position
@@ -317,9 +319,16 @@ class LateWorld(World):
             worker = said.report.worker if isinstance(said, events.ReportBegan) else said.worker
             following = peer.said[0] if peer.said else None
             is_whole = not (isinstance(following, events.Piece) and following.worker == worker)
-            if is_whole and peer.goodbye is None:
+            if is_whole and peer.goodbye is None and not is_over:
                 self.reported.add((worker, self._saying[peer.member, worker]))
         return has_said
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.HangUp) and effect.member in self.peers:
+            # What it has said and still waits is dropped; it says that again when it comes back.
+            cut_off = self.peers[effect.member].workers
+            self.reported = {(worker, at) for worker, at in self.reported if worker not in cut_off}
+        super()._carry_out(effect)
 
     def die_and_resume(self) -> None:
         self.reported.clear()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afl.core.engine import Opening
 from afl.core.messages import (
     EVALUATION_PHASE,
     NOWHERE,
@@ -33,7 +35,7 @@ from afl.wire.frames import (
 from afl_lab.simulation.meter import Cost, report_costs, step_costs
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Counters
-from afl_server.federation.events import FrameCame, Piece
+from afl_server.federation.events import FrameCame
 from afl_server.network.conversation import Conversation
 from afl_server.network.outbox import Outbox
 
@@ -90,11 +92,7 @@ def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], c
     for frame in report_frames(report, kind, payloads, chunk_bytes):
         for event in conversation.events_of(frame.data):
             if isinstance(event, FrameCame):
-                content = FrameContent(traffic_of_kind(kind), event.values, event.indices, event.scalars)
-                count.add(event.size, content)
-            elif isinstance(event, Piece) and event.size:
-                values = len(event.data) - event.indices
-                count.add(event.size, FrameContent(traffic_of_kind(kind), values, event.indices))
+                count.add(event.size, replace(event.content, traffic=traffic_of_kind(kind)))
     return count
 
 
@@ -158,14 +156,8 @@ def sent_by_the_server(
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
     outbox = Outbox(Counters())
-    broadcast = Broadcast.whole(
-        step,
-        NOWHERE,
-        payloads,
-        dual_weights=weights,
-        participants=range(worker + 1),
-        chunk_bytes=chunk_bytes,
-    )
+    opening = Opening(step, tuple(payloads), np.array(weights), range(worker + 1))
+    broadcast = Broadcast.whole(opening, NOWHERE, dual_weights=weights, chunk_bytes=chunk_bytes)
     goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:
