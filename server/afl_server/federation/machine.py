@@ -22,7 +22,7 @@ from afl.security.identity import WorkerIds
 from afl.user_code import described, shortage
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation import events
-from afl_server.federation.effects import Effect, Job, Pause, Release, Resume
+from afl_server.federation.effects import Effect, Job, Read, Release
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.rounds import Rounds
@@ -37,7 +37,9 @@ _SHORT = frozenset({Encoding.DENSE, Encoding.SEEDED})
 _OF_THE_STREAM = (events.Left, events.NotReading, events.PermissionChanged)
 """Not said by the peer."""
 
-_ANSWERS = (events.EngineDone, events.OutcomeWritten, events.CheckpointWritten)
+_OF_REPORTS = (events.ReportBegan, events.Piece)
+
+_ANSWERS = (events.EngineDone, events.Written)
 
 
 class Federation(Rounds):
@@ -66,12 +68,11 @@ class Federation(Rounds):
         self._handlers: dict[type[events.Event], Callable[[Any], Job[None] | None]] = {
             events.Started: self._started,
             events.TimerFired: self._timer_fired,
-            events.Idle: lambda _: run.engine.catch_up(),
             events.ModelWritten: self._model_written,
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
-            events.AbortAsked: lambda event: self._abort(event.code, event.reason),
             events.Faulted: self._faulted,
+            **dict.fromkeys(_ANSWERS, self._unasked),
         }
 
     # Events.
@@ -84,10 +85,10 @@ class Federation(Rounds):
         """
         run = self._run
         run.now = now
-        if isinstance(event, _ANSWERS) or _is_failed_answer(event):
-            self._answered(event)
-        elif self._job is None or isinstance(event, events.Faulted):
+        if self._job is None or isinstance(event, events.Faulted):
             self._take(event)
+        elif isinstance(event, _ANSWERS) or _is_failed_answer(event):
+            self._answered(event)
         else:
             self._put_off(event)
         while run.waiting and self._job is None:
@@ -99,7 +100,7 @@ class Federation(Rounds):
         if self._job is None:
             if self._members.paused:
                 self._relieve()
-            if self._waits_in_vain():
+            if self._pausing is not None and self._waits_in_vain():
                 self._begin(self._pause())
         return run.taken_out()
 
@@ -133,9 +134,9 @@ class Federation(Rounds):
                 self._break(error)
             else:
                 self._member_broke(member, error)
-        if self._job is None and self._is_congested(member):
+        if isinstance(event, _OF_REPORTS) and self._job is None and self._is_congested(member):
             self._members.paused.add(member.id)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _member_broke(self, member: Member, error: Exception) -> None:
         """A fault of the server that is this member's alone, as far as is known; it may come again."""
@@ -153,6 +154,10 @@ class Federation(Rounds):
         self._job = None
         self._break(event.error or RuntimeError("a fault outside the machine"))
 
+    def _unasked(self, _: events.Event) -> None:
+        """An answer to a job that a fault has ended."""
+        assert self.ending is not None
+
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
         if isinstance(event, events.FrameCame | events.Opened):
@@ -168,7 +173,7 @@ class Federation(Rounds):
         self._put_off_of[event.member] += 1
         if member is not None and not isinstance(event, _OF_THE_STREAM):
             self._membership.hear(member)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _begin(self, job: Job[None] | None) -> None:
         if job is not None:
@@ -178,13 +183,11 @@ class Federation(Rounds):
     def _answered(self, event: events.Event) -> None:
         """What the job waits for has come; whatever else fails in it is a fault of the server."""
         job, result, error = self._job, None, None
-        if job is None:
-            assert self.ending is not None, "an answer to a job that a fault has ended"
-            return
+        assert job is not None
         match event:
             case events.EngineDone():
                 result, error = event.result, event.error
-            case events.OutcomeWritten():
+            case events.Written():
                 result = event.checkpoint_due
             case events.WriteFailed():
                 error = event.error or StorageError(event.reason)
@@ -211,7 +214,7 @@ class Federation(Rounds):
             return
         del self._put_off_of[member]
         if member not in self._members.paused:
-            self._run.out.append(Resume(member))
+            self._run.out.append(Read(member, True))
 
     def _is_congested(self, member: Member) -> bool:
         """Whether to stop reading from a member: what it sends must wait, and enough waits already."""
@@ -231,13 +234,14 @@ class Federation(Rounds):
                 self._members.paused.discard(id_)
                 member.last_seen = self._run.now
                 if not self._put_off_of[id_]:
-                    self._run.out.append(Resume(id_))
+                    self._run.out.append(Read(id_, True))
 
     # Members.
 
     def _frame_came(self, member: Member, event: events.FrameCame) -> None:
-        traffic = self._traffic if event.has_reports else Traffic.CONTROL
-        content = FrameContent(traffic, event.values, event.indices, event.scalars)
+        content = event.content
+        if content.traffic is not Traffic.CONTROL:
+            content = FrameContent(self._traffic, content.values, content.indices, content.scalars)
         self.counters.uplink.add(event.size, content)
         if member.state is State.NEW and not event.has_join:
             raise ProtocolError(JOIN_FIRST)
@@ -267,9 +271,6 @@ class Federation(Rounds):
         return self._after(member, self.engine.begin_report(event.report))
 
     def _piece(self, member: Member, event: events.Piece) -> Job[None] | None:
-        if event.size:
-            content = FrameContent(self._traffic, len(event.data) - event.indices, event.indices)
-            self.counters.uplink.add(event.size, content)
         worker = event.worker
         self._must_speak_for(member, worker)
         header = self.engine.incoming_header(worker)
@@ -357,11 +358,14 @@ class Federation(Rounds):
                 self._run.out.append(Release())
             case "returning":
                 self._release_if_alone()
+            case "idle":
+                self.engine.catch_up()
         return None
 
     def _check_start(self) -> Job[None] | None:
         """The time has come by which all workers must have joined."""
-        missing = self._members.missing()
+        there = {worker for member in self._members.ready() for worker in member.workers}
+        missing = sorted(set(range(self._run.config.workers)) - there)
         if not missing or self._last_round is not None:
             return None
         return self._abort(
