@@ -422,7 +422,8 @@ class Rounds:
 
         One for lack of memory leaves what was written as it was: the run can be resumed.
         """
-        failed, lack = log_events.StepFailed(round=self.engine.step.position.round), shortage(fault)
+        failed = log_events.StepFailed(round=self.engine.step.position.round)
+        lack = shortage(fault)
         if lack is None:
             self._run.log("ERROR", f"{self._run.open_rounds} cannot be closed", failed, fault)
             self._finish(ExitCode.INTERNAL, "the server failed; its log has why", GoodbyeStatus.ABORTED)
