@@ -29,10 +29,11 @@ _ORACLES = ("oracle.py", "batched.py")
 
 _NO_MEMORY = re.compile(
     r"out of memory|can(?:no|')t allocate (?!memory in static)|not enough memory|bad_alloc|ALLOC_FAILED"
-    r"|insufficient shared memory|unable to (?:allocate shared memory|mmap)|failed to map segment",
+    r"|insufficient shared memory|unable to (?:allocate shared memory|mmap)|failed to map segment"
+    r"|can't start new thread",
     re.IGNORECASE,
 )
-"""How torch, CUDA, the C library and its loader word it; it raises other types than MemoryError."""
+"""How Python, torch, CUDA, the C library and its loader word it where they raise no MemoryError."""
 _KILLED = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly$)")
 """torch's words for a DataLoader's process that is gone without an error of its own."""
 
@@ -80,24 +81,31 @@ def calling(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except AflError:
-        raise
-    except SystemExit as error:
-        raise TaskCodeError(
-            f"{what} ends the program{_place(error)}; put what only a script does below "
-            'if __name__ == "__main__":'
-        ) from error
-    except Exception as error:
-        raise (shortage(error) or TaskCodeError(f"{what} raised {described(error)}")) from error
+    except (Exception, SystemExit) as error:
+        failure = as_failure(error, what)
+        if failure is error:
+            raise
+        raise failure from error
 
 
-def as_failure(error: Exception) -> AflError:
-    """An error that a user can read, whatever was raised in a step; blamed on whose line raised it."""
+def as_failure(error: Exception | SystemExit, what: str = "") -> AflError:
+    """An error that a user can read.
+
+    Args:
+        what: the call of a task's own code that raised it, which is then to blame; by default whatever a
+            step does, where whose line raised it decides.
+    """
     if isinstance(error, AflError):
         return error
-    failure = shortage(error)
-    if failure is None and _is_of_task(error):
-        failure = TaskCodeError(f"the task's code raised {described(error)}")
+    called = what or "the task's code"
+    failure: AflError | None
+    if isinstance(error, SystemExit):
+        advice = 'put what only a script does below if __name__ == "__main__":'
+        failure = TaskCodeError(f"{called} ends the program{_place(error)}; {advice}")
+    else:
+        failure = shortage(error)
+    if failure is None and (what or _is_of_task(error)):
+        failure = TaskCodeError(f"{called} raised {described(error)}")
     if failure is None:
         failure = InternalError(f"afl itself failed: {described(error)}; a bug in afl: please report it")
     failure.__cause__ = error
@@ -110,7 +118,8 @@ def shortage(error: BaseException) -> AflError | None:
     cause: BaseException | None = error
     while cause is not None:
         if _is_out_of_memory(cause):
-            return OutOfMemoryError(f"out of memory: {what}")
+            threads = " or of threads" * ("thread" in str(cause))
+            return OutOfMemoryError(f"out of memory{threads}: {what}")
         if _is_of_killed(cause):
             return HelperKilledError(
                 f"a helper process of the task's code was killed: {what}; the machine often does so for lack "

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from afl import Task, TaskContext, WorkerData
 from afl.tasks.base import Batch
@@ -146,3 +148,49 @@ class Poisoned(_Linear):
         if worker == 1:
             whole.train[0][3] = float("nan")
         return whole
+
+
+class Unlucky(_Linear):
+    """Memory runs out, a helper process is killed, or a line of afl's own fails, as its option says."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._helped: Iterator[Tensor] | None = None
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        if self._of == "afl":
+            from afl_worker import journal  # noqa: PLC0415  # the server loads this module too
+
+            journal._write = None  # type: ignore[assignment]  # noqa: SLF001
+        return super().data(worker, context)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self._of == "memory":
+            torch.empty(1 << 56)
+        if self._of == "helper":
+            self._helped = self._helped or iter(DataLoader(_Doomed(), num_workers=1))
+            next(self._helped)
+        return super().loss(model, batch)
+
+
+class _Doomed(Dataset[Tensor]):
+    """Each who reads of it is killed, as by a kernel that is short of memory."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Wide(_Linear):
+    """A model of 40 MB."""
+
+    FEATURES = 10_000_000
+
+    def model(self) -> nn.Module:
+        return nn.Linear(self.FEATURES, 1)
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        return WorkerData(train=(torch.ones(1, self.FEATURES),), test=(torch.ones(1, self.FEATURES),))

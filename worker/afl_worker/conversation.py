@@ -171,7 +171,7 @@ class Conversation:
                 answered += 1
         except ProtocolError:
             raise
-        except Exception as error:  # whatever a task's code raises, the server must hear of it
+        except (Exception, SystemExit) as error:  # whatever a task's code raises, the server must hear of it
             worker = asked[min(answered, len(asked) - 1)]
             raise self._failure(worker, committed.step.position, error) from error
 
@@ -228,10 +228,10 @@ class Conversation:
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)
-        except Exception as error:  # a task's data and model may be anything; the server hears of it
+        except (Exception, SystemExit) as error:  # a task's data and model may be anything
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
 
-    def _failure(self, worker: int, position: Position, error: Exception) -> CannotGoOnError:
+    def _failure(self, worker: int, position: Position, error: Exception | SystemExit) -> CannotGoOnError:
         if isinstance(error, NonFiniteError):
             error = NonFiniteError(f"{error}; {ADVICE_NON_FINITE}")
         failure = as_failure(error)

@@ -14,10 +14,10 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
-from afl.errors import ADVICE_NON_FINITE, AflError, NonFiniteError, place, placed
+from afl.errors import ADVICE_NON_FINITE, NonFiniteError, place, placed
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
-from afl.user_code import calling
+from afl.user_code import as_failure
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.meter import WireMeter
 from afl_worker.training.batched import BatchedOracle
@@ -114,12 +114,12 @@ class Driver:
         for worker in opening.participants:
             where = place(worker, self.engine.algorithm.settings.named(step.step.position.round))
             try:
-                with calling("the task's code"):
-                    _, (report, payloads) = next(answers)
+                _, (report, payloads) = next(answers)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{where}: {error}; {ADVICE_NON_FINITE}") from error
-            except AflError as error:
-                raise placed(where, error) from error
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a task's code raises
+                failure = as_failure(error)
+                raise placed(where, failure) from failure
             assert report.worker == worker
             reports.append(report)
             ack = self.engine.begin_report(report)

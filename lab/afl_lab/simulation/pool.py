@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
-from afl.user_code import worth_tracing
+from afl.user_code import shortage, worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
 
@@ -111,8 +111,10 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
         raised = worth_tracing(error)
         trace = "" if raised is None else "".join(["\n", *traceback.format_exception(raised)]).rstrip()
         return Outcome(job, None, f"{error}{trace}", error.exit_code)
-    except (Exception, SystemExit):  # noqa: BLE001  # a task's own code may raise anything; the others go on
-        return Outcome(job, None, traceback.format_exc().rstrip(), ExitCode.INTERNAL)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, the others go on
+        lack = shortage(error)
+        code = ExitCode.INTERNAL if lack is None else lack.exit_code
+        return Outcome(job, None, str(lack or traceback.format_exc().rstrip()), code)
     return Outcome(job, summary)
 
 
@@ -129,9 +131,10 @@ class _Worker:
             return self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            why = f"its process ended with exit code {self.process.exitcode}"
             if self.process.exitcode == -signal.SIGKILL:
                 why = "its process was killed; the machine may have too little memory for so many at a time"
+                return Outcome(job, None, why, ExitCode.SHORTAGE)
+            why = f"its process ended with exit code {self.process.exitcode}"
             return Outcome(job, None, why, ExitCode.INTERNAL)
 
 

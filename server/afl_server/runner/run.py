@@ -113,7 +113,12 @@ async def _run(
             _leave_signals(signal.SIG_IGN)
         can_resume = federation.ending is not None and federation.ending.can_resume
         code = _conclude(run, federation, code, reason, live=live, can_resume=can_resume)
-        await asyncio.to_thread(following.end, status_of(code, can_go_on=can_resume))
+        status = status_of(code, can_go_on=can_resume)
+        if code is ExitCode.SHORTAGE:
+            # No thread may be had.
+            following.end(status)
+        else:
+            await asyncio.to_thread(following.end, status)
         if stays and code is ExitCode.OK:
             await _stay(asked_to_end)
     return code

@@ -142,7 +142,8 @@ class Shell:
         if self._publishing is not None:
             await asyncio.wait([self._publishing])
         for thread in (self._disk_thread, self._log_thread, self._engine_thread):
-            await asyncio.to_thread(thread.shutdown)
+            # It is idle: nothing is under way. Where memory has run out, no thread could be started to wait.
+            thread.shutdown()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 import traceback
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from afl.core import policy
 from afl.core.randomness import SharedRandomness
-from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskCodeError, placed
+from afl.errors import (
+    AflError,
+    ConfigError,
+    DataError,
+    ExitCode,
+    HelperKilledError,
+    InternalError,
+    OutOfMemoryError,
+    TaskCodeError,
+    placed,
+)
 from afl.tasks import TaskContext, digits
 from afl.tasks.initialization import worker_data
 from afl.user_code import as_failure, calling, described, worth_tracing
+from afl_worker.training import oracle
 
 HERE = Path(__file__).name
 
@@ -93,6 +108,103 @@ def test_of_a_fault_that_is_all_ours_everything_is_shown() -> None:
     shown = worth_tracing(error)
     assert shown is not None
     assert "fault" in [frame.name for frame in traceback.extract_tb(shown.__traceback__)]
+
+
+def in_file(path: str, code: str) -> Any:
+    """A function of no arguments whose lines are said to be in a file."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(f"def fault():\n    {code}", path, "exec"), names)
+    return names["fault"]
+
+
+def as_failure_below(call: Any) -> AflError:
+    """Of what a call raises, as if nothing of this file had called it."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # each test says which
+        call()
+    trace = caught.tb
+    while trace.tb_next is not None and trace.tb_frame.f_code.co_filename != call.__code__.co_filename:
+        trace = trace.tb_next
+    return as_failure(caught.value.with_traceback(trace))
+
+
+def test_what_our_own_line_raises_is_not_blamed_on_the_task() -> None:
+    error = as_failure_below(in_file(str(policy.__file__), "import os; os.no_such_call"))
+    assert isinstance(error, InternalError)
+    assert error.exit_code is ExitCode.INTERNAL
+    assert str(error).startswith("afl itself failed: AttributeError: module 'os' has no attribute")
+
+
+def test_what_torch_raises_below_our_call_of_a_task_is_the_task_s() -> None:
+    unfit = in_file(str(oracle.__file__), "torch.zeros(1).sum().backward()")
+    error = as_failure_below(unfit)
+    assert isinstance(error, TaskCodeError)
+    assert "does not require grad" in str(error)
+
+
+NO_MEMORY: dict[str, BaseException] = {
+    "python": MemoryError(),
+    "numpy": MemoryError("Unable to allocate 8.00 EiB for an array with shape (1,)"),
+    "torch": RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"),
+    "cuda": torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "fork": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "thread": RuntimeError("can't start new thread"),
+    "shared": RuntimeError("unable to mmap 64 bytes from file </torch_1>: Cannot allocate memory (12)"),
+}
+
+
+@pytest.mark.parametrize("of", NO_MEMORY)
+def test_lack_of_memory_is_nobody_s_mistake(of: str) -> None:
+    """In the task's code and in ours, in a step and in a call of the task alone."""
+
+    def raises() -> None:
+        raise NO_MEMORY[of]
+
+    for error in (as_failure_of(raises), raised_by(raises)):
+        assert isinstance(error, OutOfMemoryError)
+        assert error.exit_code is ExitCode.SHORTAGE
+        assert str(error).startswith("out of memory")
+        assert worth_tracing(error) is None
+
+
+def test_real_lack_of_memory_is_told_apart() -> None:
+    for call in (lambda: torch.empty(1 << 58), lambda: np.empty(1 << 58), lambda: bytes(1 << 62)):
+        assert isinstance(as_failure_of(call), OutOfMemoryError)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. "),
+        RuntimeError("DataLoader worker (pid(s) 17, 18) exited unexpectedly"),
+        BrokenProcessPool("A process in the process pool was terminated abruptly"),
+        subprocess.CalledProcessError(-9, ["decode"]),
+    ],
+)
+def test_a_helper_that_was_killed_is_nobody_s_mistake(raised: Exception) -> None:
+    def raises() -> None:
+        raise raised
+
+    error = as_failure_of(raises)
+    assert isinstance(error, HelperKilledError)
+    assert error.exit_code is ExitCode.SHORTAGE
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ValueError("out of memory cells"),
+        RuntimeError("DataLoader worker (pid 17) exited unexpectedly with exit code 1. Details are lost"),
+        subprocess.CalledProcessError(1, ["decode"]),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        ImportError("libgomp.so.1: cannot allocate memory in static TLS block"),
+    ],
+)
+def test_what_only_sounds_alike_is_the_task_s(raised: Exception) -> None:
+    def raises() -> None:
+        raise raised
+
+    assert isinstance(as_failure_of(raises), TaskCodeError)
 
 
 def test_a_program_that_ends_is_no_traceback() -> None:

@@ -24,6 +24,7 @@ from afl.errors import ExitCode
 from afl.security.identity import Grant, Permission, WorkerIds
 from afl.wire.frames import PROTOCOL
 from afl_server.federation import effects, events
+from afl_server.federation.downlink import Downlink
 from afl_server.federation.members import RETURN_S
 from afl_server.federation.membership import PROBE_TIMEOUT_S
 
@@ -418,6 +419,66 @@ def test_a_session_that_a_fault_of_the_server_ends(monkeypatch: pytest.MonkeyPat
     report(world, peer, 0)
     assert (peer.goodbye, world.finished) == (GoodbyeStatus.TRY_LATER, None)
     assert [isinstance(line.error, RuntimeError) for line in world.log if line.event.name == "session_broke"]
+
+
+def test_a_fault_that_comes_again_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(dim=20)
+
+    def fails(report: Report) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(world.federation.engine, "begin_report", fails)
+    for _ in range(3):
+        report(world, joined(world, 0), 0)
+    lines = [line for line in world.log if line.event.name == "session_broke"]
+    assert [line.error is not None for line in lines] == [True, False, False]
+    assert "broke, as before: RuntimeError: out of luck" in lines[1].message
+
+
+@pytest.mark.parametrize("state", ["process", "off"])
+@pytest.mark.parametrize("of", [MemoryError, KeyError])
+def test_who_cannot_be_brought_up_for_a_fault_of_the_server_s(
+    of: type[Exception], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that comes back would find the same: the server ends, and lack of memory leaves what can go on."""
+    world = world_of(state=state, dim=20)
+
+    def fails(_: Downlink) -> None:
+        raise of("no luck")
+
+    monkeypatch.setattr(Downlink, "_model_broadcast", fails)
+    peer = joined(world, 0)
+    is_lack = of is MemoryError
+    assert world.finished is not None
+    assert world.finished[0] is (ExitCode.SHORTAGE if is_lack else ExitCode.INTERNAL)
+    (line,) = [line for line in world.log if line.event.name == "step_failed"]
+    assert (line.error is None) == is_lack
+    may_go_on = is_lack and state == "process"
+    assert peer.goodbye is (GoodbyeStatus.LEAVING if may_go_on else GoodbyeStatus.ABORTED)
+
+
+def test_lack_of_memory_in_a_report_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(dim=20)
+    peer = joined(world, 0)
+
+    def fails(report: Report) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(world.federation.engine, "begin_report", fails)
+    report(world, peer, 0)
+    assert world.finished is not None
+    assert world.finished[0] is ExitCode.SHORTAGE
+    assert world.finished[1].startswith("the server ran out of memory: MemoryError")
+
+
+def test_a_fault_around_the_machine_ends_the_server_also_while_a_job_waits() -> None:
+    world = world_of(state="process", workers=1, dim=20)
+    peer = joined(world, 0)
+    report(world, peer, 0)
+    world.handle(events.Faulted(MemoryError()))
+    assert world.finished == (ExitCode.SHORTAGE, "the server ran out of memory: MemoryError")
+    world.settle()
+    assert not [line for line in world.log if line.error]
 
 
 @pytest.mark.parametrize("code", [ExitCode.STORAGE, ExitCode.INTERNAL])

@@ -259,9 +259,16 @@ def test_a_task_that_cannot_be_trained(
     assert "Traceback" not in outcome.error
 
 
-@pytest.mark.parametrize("raised", [RuntimeError("no luck today"), SystemExit(3), MemoryError()])
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (RuntimeError("no luck today"), ExitCode.CONFIG, "the task's code "),
+        (SystemExit(3), ExitCode.CONFIG, "the task's code "),
+        (MemoryError(), ExitCode.SHORTAGE, "out of memory: MemoryError ("),
+    ],
+)
 def test_whatever_a_task_s_code_raises_is_an_outcome(
-    raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raised: BaseException, code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from afl.tasks.digits import Digits  # noqa: PLC0415
 
@@ -272,12 +279,12 @@ def test_whatever_a_task_s_code_raises_is_an_outcome(
     job = job_of(tmp_path / "run")
     outcome = outcome_of(job, lambda _: None)
     assert outcome.summary is None
-    assert outcome.code is ExitCode.CONFIG
+    assert outcome.code is code
     first, *others = outcome.error.splitlines()
-    assert first.startswith("worker 0, round 1: the task's code ")
+    assert first.startswith(f"worker 0, round 1: {said}")
     assert "test_simulation_jobs.py:" in first, "the line is named"
-    if isinstance(raised, SystemExit):
-        assert "ends the program" in first
+    if isinstance(raised, SystemExit | MemoryError):
+        assert "ends the program" in first or code is ExitCode.SHORTAGE
         assert not others
     else:
         assert f"raised {type(raised).__name__}" in first
