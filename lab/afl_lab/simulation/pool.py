@@ -111,7 +111,7 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
         raised = worth_tracing(error)
         trace = "" if raised is None else "".join(["\n", *traceback.format_exception(raised)]).rstrip()
         return Outcome(job, None, f"{error}{trace}", error.exit_code)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, the others go on
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the others go on
         lack = shortage(error)
         code = ExitCode.INTERNAL if lack is None else lack.exit_code
         return Outcome(job, None, str(lack or traceback.format_exc().rstrip()), code)

@@ -154,7 +154,7 @@ def test_a_run_that_fails_takes_no_other_with_it(simulate: Simulate, folder: Pat
         written(folder, "second"),
     ]
     code, out, error = simulate(*configs, "--seeds", "1", "--jobs", "2", "--no-models")
-    assert code == ExitCode.INTERNAL
+    assert code == ExitCode.SHORTAGE
     assert summary(folder, "first")["result"] == summary(folder, "second")["result"] == "ok"
     assert summary(folder, "first")["models"] == []
     lines = out.splitlines()

@@ -10,6 +10,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.errors import ExitCode, StorageError
+from afl.security.identity import Permission
 from afl_server.federation import effects, events
 from afl_server.pages.dual_window import DualWindow
 from afl_server.runner.build import build
@@ -89,6 +90,34 @@ def test_a_checkpoint_that_fails_is_no_loss_and_its_error_comes_again(
     drive(tmp_path, what)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert getattr(record, "event", "") == "checkpoint_failed"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_cannot_be_carried_out_ends_the_server(
+    times: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its end cannot be carried out either."""
+
+    async def what(shell: Shell, run: OpenRun) -> None:
+        await shell.begin()
+        left = [MemoryError()] * times
+
+        def fails(_: effects.Effect) -> None:
+            if left:
+                raise left.pop()
+
+        shell.streams = fails
+        for member in (1, 2):
+            shell.deliver(events.Opened(member, "peer", Permission()))
+        shell.deliver(events.Malformed(1, "not a frame", 3))
+        for member in (1, 2):
+            shell.deliver(events.Left(member))
+        code, reason = await shell.result
+        assert (code, "out of memory" in reason) == (ExitCode.SHORTAGE, True)
+        await shell.released.wait()
+
+    drive(tmp_path, what)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_timers_fire_in_time_and_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,23 @@ def test_what_shows_that_all_has_come_lets_the_next_go() -> None:
         sending.all_arrived()
 
 
+def test_a_message_that_cannot_be_made_is_told_of_and_others_still_go() -> None:
+    """gRPC would end the stream, and the next one would find the same."""
+
+    def broken() -> Iterator[Frame]:
+        raise MemoryError
+        yield
+
+    told: list[Exception] = []
+    sending = Sending(told.append)
+    goodbye = control(pb.WorkerFrame(goodbye=pb.Goodbye(reason="out of memory")))
+    sending.put(broken())
+    sending.put([goodbye])
+    sending.put(None)
+    assert list(sending.messages()) == [goodbye.data]
+    assert [type(error) for error in told] == [MemoryError]
+
+
 class Rest:
     """Takes the rest of the messages on a thread of its own, and answers questions."""
 
