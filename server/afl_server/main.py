@@ -11,8 +11,8 @@ from afl.config import Config, load_config
 from afl.config.address import check_plaintext
 from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
-from afl.errors import AflError, ConfigError, ExitCode
-from afl.runs.files import CONFIG_FILE, STATE_FOLDER
+from afl.errors import AflError, ConfigError, ExitCode, naming_paths
+from afl.runs.files import CONFIG_FILE, STATE_FOLDER, kind_of
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser
@@ -35,14 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--resume uses the run's own configuration; leave out --config")
     set_up_logs(level=options.log_level, as_json=options.json_logs)
     try:
-        config = _config(options)
-        if config.server.tls is None:
-            check_plaintext(config.server.listen, insecure=config.server.insecure)
-        authentication = Authentication(config.server)
-        # PyTorch takes seconds to import: what is wrong with the configuration is said before.
-        from afl_server.runner.run import run  # noqa: PLC0415
+        with naming_paths():
+            config = _config(options)
+            if config.server.tls is None:
+                check_plaintext(config.server.listen, insecure=config.server.insecure)
+            authentication = Authentication(config.server)
+            # PyTorch takes seconds to import: what is wrong with the configuration is said before.
+            from afl_server.runner.run import run  # noqa: PLC0415
 
-        return run(config, authentication, live=options.live, stays=options.stay)
+            return run(config, authentication, live=options.live, stays=options.stay)
     except AflError as error:
         return failed("afl-server", error)
     except KeyboardInterrupt:
@@ -94,7 +95,9 @@ def stored_config(directory: Path, overrides: list[str]) -> Config:
     Raises:
         ConfigError: if there is no run to resume.
     """
-    if not (directory / STATE_FOLDER).is_dir():
+    with naming_paths(option="--resume"):
+        has_state = kind_of(directory / STATE_FOLDER) == "folder"
+    if not has_state:
         raise ConfigError(
             f"--resume {directory}: there is no run to resume (no folder "
             f"{directory / STATE_FOLDER}); give the run.directory of one that was stopped"

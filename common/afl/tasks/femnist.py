@@ -17,7 +17,7 @@ from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels
 from afl.tasks.data.leaf_files import find_layout
 from afl.tasks.data.models import femnist_cnn
 from afl.tasks.data.partitions import Indices, by_writer
-from afl.tasks.options import DataOptions, parse_options
+from afl.tasks.options import DataOptions, expanded, parse_options
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")
@@ -67,7 +67,7 @@ class Femnist(ImageTask):
         """The first place at which data is found."""
         folder = self.options.folder().absolute()
         file = self.options.file
-        places = [folder / file.expanduser()] if file else [folder / name for name in _PLACES]
+        places = [folder / expanded(file)] if file else [folder / name for name in _PLACES]
         for source in map(find_layout, places):
             if source is not None:
                 return source

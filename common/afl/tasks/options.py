@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from afl.config.problems import nearest
 from afl.errors import ConfigError
@@ -22,6 +22,18 @@ class TaskOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+            raise ValueError("no file or setting has a NUL or half a surrogate pair in its name")
+        return value
+
+
+def expanded(path: Path) -> Path:
+    """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises
+
 
 class DataOptions(TaskOptions):
     """Options of a task that reads files."""
@@ -31,7 +43,7 @@ class DataOptions(TaskOptions):
 
     def folder(self) -> Path:
         """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
-        return (self.data_dir or Path(os.environ.get("AFL_DATA") or "data")).expanduser()
+        return expanded(self.data_dir or Path(os.environ.get("AFL_DATA") or "data"))
 
 
 class SplitOptions(TaskOptions):

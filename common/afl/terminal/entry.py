@@ -19,11 +19,18 @@ def enter(program: str, module: str) -> int:
     """Import the command and run its ``main``; returns the exit code.
 
     A Ctrl-C and a reader that has gone away (``| head``) end it in a line at most, whenever they come.
+    Arguments that are not UTF-8 are refused: nothing that is written or sent could hold them.
     """
     # A descriptor that the shell closed (`>&-`) leaves None, which nothing can be written to.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    # The name of a folder may be no UTF-8, and a terminal's encoding may lack what we write: shown escaped.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for argument in sys.argv[1:]:
+        if any("\udc80" <= character <= "\udcff" for character in argument):
+            print(f"{program}: the argument {argument!a} is not UTF-8; rename what it names", file=sys.stderr)
+            return ExitCode.CONFIG
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.

@@ -21,9 +21,9 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.engine import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, ExitCode, StorageError, naming_paths, why_unwritable, why_unwritten
 from afl.runs.durable import replacing, write_whole
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, kind_of, model_file
 from afl.runs.metrics import settled
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
@@ -212,14 +212,20 @@ class RunRecords:
             is_ours = False
         if is_ours:
             return ""
-        if not self.directory.is_dir():
-            return self._gone
-        return f"{path} is gone, or another file has its place"
+        return self._gone or f"{path} is gone, or another file has its place"
 
     @property
     def _gone(self) -> str:
+        """Why there is no directory any more; empty if there is."""
+        try:
+            with naming_paths(StorageError):
+                is_there = kind_of(self.directory) == "folder"
+        except StorageError as error:
+            return f"the run directory cannot be looked into any more: {error}"
         return (
-            f"the run directory {self.directory} is gone; restore it from a backup, or begin again in "
+            ""
+            if is_there
+            else f"the run directory {self.directory} is gone; restore it from a backup, or begin again in "
             "another one"
         )
 
@@ -398,8 +404,8 @@ class RunRecords:
             self.history.add_round(bucket, dual_weights)
 
     def _unwritten(self, name: str, error: Exception) -> StorageError:
-        if not self.directory.is_dir():
-            return StorageError(f"{name} cannot be written: {self._gone}")
+        if gone := self._gone:
+            return StorageError(f"{name} cannot be written: {gone}")
         reason = why_unwritten(error) if isinstance(error, OSError) else error
         return StorageError(f"{self.directory / name} cannot be written: {reason}")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from afl.core.randomness import SharedRandomness
-from afl.errors import AflError, ConfigError, StorageError, why_unwritable
+from afl.errors import AflError, ConfigError, StorageError, naming_paths, why_unwritable
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
@@ -27,6 +27,7 @@ from afl.tasks.registry import load_task
 PAGE_FILE = "README.md"
 
 
+@naming_paths()
 def export(
     directory: Path,
     model: str,

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from afl.errors import ConfigError, DataError
+from afl.errors import ConfigError, DataError, naming_paths
 from afl.runs.export.shapes import Card, CardTask, read
-from afl.runs.files import METRICS_FILE, model_file, read_model
+from afl.runs.files import METRICS_FILE, kind_of, model_file, read_model
 from afl.tasks.base import Task
 from afl.tasks.initialization import build_module
 from afl.tasks.registry import load_task, make_task
@@ -25,6 +25,7 @@ CARD_FILE = "card.json"
 MODEL_FILE = "model.safetensors"
 
 
+@naming_paths()
 def load_model(
     path: str | os.PathLike[str],
     task: type[Task] | Task | str | None = None,
@@ -83,9 +84,10 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 def _stored(path: Path) -> tuple[Path, CardTask]:
     """A model's file, and the task that it was trained with; its name is empty if nothing says it."""
-    if not path.exists():
+    kind = kind_of(path)
+    if not kind:
         raise ConfigError(f"{path}: no such file or directory")
-    if path.is_dir():
+    if kind == "folder":
         return path / MODEL_FILE, _task_of_card(path)
     metadata = read_model(path).metadata
     try:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.errors import DataError
+from afl.errors import DataError, naming_paths
 from afl.optional_dependencies import require
 from afl.tasks.base import Classification, TaskContext, WorkerData
 from afl.tasks.data.arrays import StoredArray, StoredRows
@@ -149,6 +149,7 @@ class ImageTask(Classification):
             alpha=self._options.alpha,
         )
 
+    @naming_paths(DataError)
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         """The worker's rows, split 80/20: two pairs (inputs float32 ``[n, ...]``, labels int64 ``[n]``)."""
         assert 0 <= worker < context.workers
