@@ -196,11 +196,6 @@ def _about_path(error: OSError) -> str:
         return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}; free some space"
-    if isinstance(error, FileNotFoundError):
-        if "temporary directory" in str(error):
-            return f"{error.strerror}; let TMPDIR name a folder that can be written"
-        try:
-            os.getcwd()  # noqa: PTH109  # asked for its error
-        except FileNotFoundError:
-            return "the folder that this command was started in is gone; start it in another"
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return f"{error.strerror}; let TMPDIR name a folder that can be written"
     return ""

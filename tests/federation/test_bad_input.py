@@ -435,6 +435,7 @@ def test_a_failure_of_unknown_cause_is_logged(besieged: Federation) -> None:
         failure.cause = 55  # type: ignore[assignment]
         client.send(failure=failure)
         line = besieged.server.wait_for("worker_failed", worker=VICTIM)
+    besieged.server.expect_traceback("Traceback: here")
     assert "Traceback: here" in line["message"]
 
 
@@ -678,6 +679,8 @@ def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
             federation.start(ids, "--task", "tests_tasks:Troubled", server=f"127.0.0.1:{port}")
             for ids in "0123"
         )
+        for process in (raising, federation.server):
+            process.expect_traceback("RuntimeError: no luck today")
         unnamed = federation.start("4", server=f"127.0.0.1:{port}")
         other = federation.start("5", "--task", "digits", server=f"127.0.0.1:{port}")
         named = "--task tests_tasks:Troubled"

@@ -321,6 +321,8 @@ def test_with_a_loss_of_one_s_own_too_the_numbers_of_another_type_are_named(tmp_
 
 def test_what_a_task_s_code_raises_names_its_line_at_both_ends(federation: Federation) -> None:
     process = worker("3", *NAMED, site="raising")(federation)
+    for end in (process, federation.server):
+        end.expect_traceback("KeyError: 'age'")
     process.expect(2)
     line = TASK.splitlines().index('            x = {}["age"]') + 1
     said = (

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
@@ -27,6 +28,12 @@ def enter(program: str, module: str) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     # The name of a folder may be no UTF-8, and a terminal's encoding may lack what we write: shown escaped.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        # PyTorch would end the process for it.
+        print(f"{program}: the folder that it was started in is gone; start it in another", file=sys.stderr)
+        return ExitCode.CONFIG
     for argument in sys.argv[1:]:
         if any("\udc80" <= character <= "\udcff" for character in argument):
             print(f"{program}: the argument {argument!a} is not UTF-8; rename what it names", file=sys.stderr)
