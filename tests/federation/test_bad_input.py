@@ -741,6 +741,29 @@ def test_data_that_is_missing_or_does_not_divide(tmp_path: Path) -> None:
         assert "Fashion-MNIST was not found" in fashion.server.wait_for("worker_failed")["message"]
 
 
+def test_paths_of_workers_that_cannot_be_asked_about(tmp_path: Path) -> None:
+    """A journal or data below a name that is too long, and data in a folder whose name is not UTF-8."""
+    config = {**CONFIG, "workers": 10, "task": {"name": "fashion-mnist", "batch_size": 8}}
+    with (
+        Federation(CONFIG, tmp_path / "journal") as journals,
+        Federation(config, tmp_path / "data") as fashion,
+    ):
+        no_journal = journals.start("0", "--journal", "x" * 300)
+        too_long = fashion.start("0", environment={"AFL_DATA": "x" * 300})
+        foreign = fashion.start("1", environment={"AFL_DATA": "\udcff"})
+        for process, code, said in (
+            (no_journal, ExitCode.STORAGE, ".journal cannot be used (File name too long): the journal must"),
+            (too_long, ExitCode.DATA, "/train-images-idx3-ubyte: File name too long; a name has at most 255"),
+            (foreign, ExitCode.DATA, "Fashion-MNIST was not found: looked for"),
+        ):
+            process.expect(code)
+            assert said in process.text
+        for worker, said in ((0, "File name too long"), (1, r"/\udcff/FashionMNIST")):
+            line = fashion.server.wait_for("worker_failed", worker=worker)
+            assert said in line["message"]
+        assert fashion.server.is_running
+
+
 def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
     config = {
         **CONFIG,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from support import Federation, Process, Proxy
+from support.commands import daemon_without_rights
 from support.federation import completed
 from support.identities import Identities, tls
 
@@ -204,6 +205,19 @@ def raw(text: str) -> Made:
     return made
 
 
+def in_a_closed_folder(federation: Federation) -> Process:
+    closed = federation.folder / "closed"
+    closed.mkdir(mode=0)
+    (federation.folder / "closed.yaml").write_text(
+        yaml.safe_dump(completed({**CONFIG, "task": {"name": "synthetic"}}, closed / "run")), encoding="utf-8"
+    )
+    options = ("--config", "closed.yaml", "--no-json-logs")
+    process = Process("server", daemon_without_rights(*options), folder=federation.folder)
+    process.wait()
+    closed.chmod(0o700)
+    return process
+
+
 def second_server(federation: Federation) -> Process:
     return server("--set", f"server.listen={federation.address}")(federation)
 
@@ -257,6 +271,7 @@ OTHERS: dict[str, Made] = {
     "The step size is too large, or the data holds NaN": alone("nan"),
     "Labels are counted from 1, or the model has too few outputs": worker("3", *NAMED, site="labels"),
     "The server's port is taken, usually by an earlier server": second_server,
+    "The run directory is below a folder of another user": in_a_closed_folder,
     "A worker is started twice": worker("0", "--journal", "another", *NAMED),
     "Server and worker have different versions": of_another_version,
     "The server has TLS, the worker does not": under_tls(),

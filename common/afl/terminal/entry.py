@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from afl.errors import AflError, ExitCode
+from afl.errors import AflError, ExitCode, naming_paths
 from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
@@ -44,15 +44,21 @@ def enter(program: str, module: str) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        code: int = importlib.import_module(module).main()
-        sys.stdout.flush()
+        with naming_paths():
+            code: int = importlib.import_module(module).main()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
+        # Whoever read our output (`head`) has seen enough.
+        code = ExitCode.OK
+    except AflError as error:
+        code = failed(program, error)
+    else:
+        return code
+    # What is still buffered would fail again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from afl.errors import ExitCode
+from support.commands import without_rights
 
 PROGRAM = """
 import contextlib, importlib, io, json, os, sys, tempfile, traceback
@@ -151,17 +151,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     closed = folder / "closed"
     (closed / "run" / "state").mkdir(parents=True)
     closed.chmod(0)
-    without_rights = []
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("a superuser may look everywhere, and without setpriv cannot give that up")
-        without_rights = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
     given = {
         name: (case.module, case.arguments, dict(case.variables), case.has_temporary)
         for name, case in CASES.items()
     }
     done = subprocess.run(
-        [*without_rights, sys.executable, "-c", PROGRAM],
+        [*without_rights(), sys.executable, "-c", PROGRAM],
         cwd=folder,
         input=json.dumps(given),
         capture_output=True,
