@@ -16,7 +16,8 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, kind_of, metrics_entries, read_model
+from afl.paths import kind_of
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.terminal.view import facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_size

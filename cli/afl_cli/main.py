@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from afl.errors import AflError, ExitCode, naming_paths
+from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
 from afl_cli import certs, check, export, inspect, new, plot, simulate, status, theory

@@ -6,11 +6,8 @@ right. A mistake of a developer is an ``AssertionError`` or ``TypeError`` and is
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import errno
-import os
-from collections.abc import Iterator
 from typing import Self
 
 
@@ -156,46 +153,3 @@ class RunAbortedError(AflError):
     """The run ended before its last round."""
 
     exit_code = ExitCode.ABORTED
-
-
-_MAY_NOT = "this process may not look or write there; name another path, or run it as a user who may"
-
-_ADVICE = {
-    errno.EACCES: _MAY_NOT,
-    errno.EPERM: _MAY_NOT,
-    errno.ENAMETOOLONG: "a name has at most 255 bytes and a path 4095; name a shorter one",
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
-}
-
-
-@contextlib.contextmanager
-def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterator[None]:
-    """Within the block, an OSError about a path, which a user chose, is an AflError of this kind.
-
-    Every question about a path can fail: a folder above it is closed to this user, or its name too long.
-    A full disk is a StorageError in any case. Other errors pass: what names no path is a bug.
-
-    Args:
-        option: what the user chose the path by, for the message.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = _about_path(error)
-        if not reason:
-            raise
-        kind = StorageError if error.errno in {errno.ENOSPC, errno.EDQUOT} else kind
-        raise kind(f"{option}: {reason}" if option else reason) from error
-
-
-def _about_path(error: OSError) -> str:
-    """What is wrong with which path, and what would be right; empty if it is about none."""
-    if error.filename is not None:
-        reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{error.strerror}; free some space"
-    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
-        return f"{error.strerror}; let TMPDIR name a folder that can be written"
-    return ""

@@ -11,8 +11,9 @@ from afl.config import Config, load_config
 from afl.config.address import check_plaintext
 from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
-from afl.errors import AflError, ConfigError, ExitCode, naming_paths
-from afl.runs.files import CONFIG_FILE, STATE_FOLDER, kind_of
+from afl.errors import AflError, ConfigError, ExitCode
+from afl.paths import kind_of, naming_paths
+from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser

@@ -16,7 +16,8 @@ import yaml
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
-from afl.errors import AddressError, AflError, ConfigError, ExitCode, naming_paths
+from afl.errors import AddressError, AflError, ConfigError, ExitCode
+from afl.paths import naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser

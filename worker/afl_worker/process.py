@@ -10,7 +10,8 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
-from afl.errors import AflError, ExitCode, naming_paths
+from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.user_code import worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime

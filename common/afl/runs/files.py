@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from afl.errors import DataError
 
@@ -25,18 +24,6 @@ MODEL_NAMES = ("final", "random", "best")
 def model_file(name: str) -> str:
     """The file of one of a run's models (``final``, ``random`` or ``best``)."""
     return f"model-{name}.safetensors"
-
-
-def kind_of(path: Path) -> Literal["folder", "file", ""]:
-    """What is at a path; empty if nothing is.
-
-    OSError if that cannot be known, where Path.exists, from Python 3.14 on, says that nothing is.
-    """
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    return "folder" if stat.S_ISDIR(mode) else "file"
 
 
 @dataclass(frozen=True)

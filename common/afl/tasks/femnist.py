@@ -12,12 +12,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
+from afl.paths import expanded
 from afl.tasks.base import TaskContext
 from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels
 from afl.tasks.data.leaf_files import find_layout
 from afl.tasks.data.models import femnist_cnn
 from afl.tasks.data.partitions import Indices, by_writer
-from afl.tasks.options import DataOptions, expanded, parse_options
+from afl.tasks.options import DataOptions, parse_options
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist"
 _PLACES = ("femnist", "femnist.npz", "femnist-by-writer.npz", "femnist.parquet", "femnist.json")

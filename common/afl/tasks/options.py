@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from afl.config.problems import nearest
 from afl.errors import ConfigError
+from afl.paths import expanded
 
 
 class TaskOptions(BaseModel):
@@ -28,11 +29,6 @@ class TaskOptions(BaseModel):
         if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
             raise ValueError("no file or setting has a NUL or half a surrogate pair in its name")
         return value
-
-
-def expanded(path: Path) -> Path:
-    """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises
 
 
 class DataOptions(TaskOptions):

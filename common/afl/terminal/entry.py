@@ -10,7 +10,8 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from afl.errors import AflError, ExitCode, naming_paths
+from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"

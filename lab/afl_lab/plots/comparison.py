@@ -12,7 +12,8 @@ from rich.table import Table
 
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, DataError, StorageError, why_unwritable
-from afl.runs.files import METRICS_FILE, SUMMARY_FILE, kind_of
+from afl.paths import kind_of
+from afl.runs.files import METRICS_FILE, SUMMARY_FILE
 from afl.terminal.view import make_console, table
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
 from afl_lab.plots.points import COSTS, Measure, Point, points_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from afl import __version__
 from afl.config import dump_config, load_config
-from afl.errors import ConfigError, ExitCode, StorageError, naming_paths
+from afl.errors import ConfigError, ExitCode, StorageError
+from afl.paths import naming_paths
 from afl.runs.files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import POLL_S, Outcome, Watch, found_done, interrupts, outcome_of

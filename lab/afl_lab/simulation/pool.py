@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeAlias
 
-from afl.errors import AflError, ExitCode, naming_paths
+from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.user_code import worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate

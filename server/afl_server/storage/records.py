@@ -21,9 +21,10 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.engine import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, ExitCode, StorageError, naming_paths, why_unwritable, why_unwritten
+from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.paths import kind_of, naming_paths
 from afl.runs.durable import replacing, write_whole
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, kind_of, model_file
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import settled
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy

@@ -11,8 +11,9 @@ from pathlib import Path
 from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
-from afl.errors import ConfigError, ExitCode, RunCompleteError, naming_paths
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE, kind_of
+from afl.errors import ConfigError, ExitCode, RunCompleteError
+from afl.paths import kind_of, naming_paths
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
 

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from afl.errors import ConfigError, DataError, naming_paths
+from afl.errors import ConfigError, DataError
+from afl.paths import kind_of, naming_paths
 from afl.runs.export.shapes import Card, CardTask, read
-from afl.runs.files import METRICS_FILE, kind_of, model_file, read_model
+from afl.runs.files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
 from afl.tasks.initialization import build_module
 from afl.tasks.registry import load_task, make_task

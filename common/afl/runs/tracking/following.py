@@ -18,7 +18,8 @@ from pathlib import Path
 from afl.config import Config
 from afl.config.compare import flat
 from afl.daemon import events
-from afl.errors import AflError, ExitCode, StorageError, naming_paths
+from afl.errors import AflError, ExitCode, StorageError
+from afl.paths import naming_paths
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
 from afl.runs.tracking.lines import RoundReader
 from afl.runs.tracking.tracker import Setting, Status, TrackedRound, TrackedRun, Tracker

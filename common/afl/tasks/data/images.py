@@ -18,8 +18,9 @@ from pydantic import Field
 from torch import Tensor
 
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.errors import DataError, naming_paths
+from afl.errors import DataError
 from afl.optional_dependencies import require
+from afl.paths import naming_paths
 from afl.tasks.base import Classification, TaskContext, WorkerData
 from afl.tasks.data.arrays import StoredArray, StoredRows
 from afl.tasks.data.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
