@@ -45,7 +45,7 @@ def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterat
 
 def _about_path(error: OSError) -> str:
     """What is wrong with which path, and what would be right; empty if it is about none."""
-    if error.filename is not None:
+    if isinstance(error.filename, str | bytes | os.PathLike):  # else nothing, or a descriptor
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
         return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:

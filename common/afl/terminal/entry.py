@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -28,7 +29,8 @@ def enter(program: str, module: str) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     # The name of a folder may be no UTF-8, and a terminal's encoding may lack what we write: shown escaped.
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         Path.cwd()
     except FileNotFoundError:
