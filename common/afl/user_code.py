@@ -148,7 +148,7 @@ def _is_of_killed(error: BaseException) -> bool:
 
 def _is_of_task(error: BaseException) -> bool:
     """Whether a task's line raised it, or a library below the lines of ours that call tasks."""
-    ours, libraries = _our_folders(), _libraries()
+    ours = _our_folders()
     innermost = None
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
@@ -156,7 +156,7 @@ def _is_of_task(error: BaseException) -> bool:
             innermost = path
             if not _is_ours(path, ours):
                 return True
-        elif os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in libraries):  # noqa: PTH113
+        elif _is_users(path):
             return True
     return innermost is not None and innermost.name in {*_CALLERS, *_ORACLES}
 
@@ -174,10 +174,10 @@ def users_line(error: BaseException) -> tuple[str, str] | None:
         error = error.__cause__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(Path(error.filename))}:{error.lineno}", (error.text or "").strip()
-    others = [*_our_folders(), *_libraries()]
+    ours = _our_folders()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in others):  # noqa: PTH113
+        if _is_users(path) and not any(path.is_relative_to(folder) for folder in ours):
             return f"{_shown(path)}:{frame.lineno}, in {frame.name}", (frame.line or "").strip()
     return None
 
@@ -217,8 +217,13 @@ def _our_folders() -> list[Path]:
     return [Path(file).parent for file in loaded if file is not None]
 
 
-def _libraries() -> list[Path]:
-    return [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+def _is_users(path: Path) -> bool:
+    """Whether it is a file of no library; also of those that another environment than this process's has."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    is_library = {"site-packages", "dist-packages"} & set(path.parts) or any(
+        path.is_relative_to(folder) for folder in folders
+    )
+    return not is_library and os.path.isfile(path)  # noqa: PTH113
 
 
 def _place(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 from afl.errors import AflError, ExitCode, TaskCodeError
-from afl.user_code import users_line
+from afl.user_code import as_failure, users_line
 
 
 class Level(enum.StrEnum):
@@ -130,7 +130,8 @@ def blaming(report: Report, where: str) -> Iterator[None]:
     except StoppedError:
         raise
     except (Exception, SystemExit) as caught:  # noqa: BLE001  # a task's own code may raise anything
-        error = caught.__cause__ if isinstance(caught, TaskCodeError) else caught
+        failure = as_failure(caught, where)
+        error = failure.__cause__ if isinstance(failure, TaskCodeError) else failure
         assert error is not None
         if isinstance(error, AflError):
             report.fail(where, str(error), code=error.exit_code)

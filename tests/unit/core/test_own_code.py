@@ -29,6 +29,7 @@ from afl.errors import (
 from afl.tasks import TaskContext, digits
 from afl.tasks.initialization import worker_data
 from afl.user_code import as_failure, calling, described, worth_tracing
+from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_worker.training import oracle
 
 HERE = Path(__file__).name
@@ -219,3 +220,12 @@ def test_a_program_that_ends_is_no_traceback() -> None:
 def test_the_place_comes_first_and_the_exit_code_stays() -> None:
     failure = placed("worker 3, round 5", ConfigError("wrong"))
     assert (str(failure), failure.exit_code) == ("worker 3, round 5: wrong", ExitCode.CONFIG)
+
+
+def test_a_check_says_that_memory_ran_out_and_does_not_blame_the_task() -> None:
+    report = Report("tests_tasks:Wide")
+    with pytest.raises(StoppedError), blaming(report, "worker 0's first gradient"):
+        torch.empty(1 << 56)
+    (finding,) = report.findings
+    assert finding.code is ExitCode.SHORTAGE
+    assert finding.what.startswith("out of memory: RuntimeError: ")
