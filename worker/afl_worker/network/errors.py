@@ -128,7 +128,7 @@ def why_untrusted(address: Address, files: CredentialFiles, *, use_proxy: bool) 
             context.wrap_socket(plain, server_hostname=files.server_name or address.host) as connection,
         ):
             missing = certificates.missing_issuer(_sent_chain(connection), authorities)
-    except (OSError, ConfigError):
+    except (OSError, ValueError, ConfigError):
         return ""
     return missing and (
         f"the certificate of {address} {UNTRUSTED} {files.authorities}: it leads to {missing!r}. If that is"
@@ -152,7 +152,7 @@ def why_closed(address: Address, files: CredentialFiles, *, use_proxy: bool) -> 
             if files.authorities is None:
                 return _of_plaintext(plain, address)
             return _of_tls(plain, address, files)
-    except (OSError, ConfigError):
+    except (OSError, ValueError, ConfigError):
         return ""
 
 
