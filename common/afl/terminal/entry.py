@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 
@@ -13,6 +15,8 @@ from afl.errors import AflError, ExitCode
 from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def enter(program: str, module: str) -> int:
@@ -24,6 +28,7 @@ def enter(program: str, module: str) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    _prepare_forks()
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
@@ -51,9 +56,49 @@ def failed(program: str, error: AflError) -> ExitCode:
     return error.exit_code
 
 
+def disregard_children() -> None:
+    """From now on the end of a child no longer raises, as PyTorch has it for a DataLoader's: what ends this
+    process ends its children too."""
+    if callable(signal.getsignal(signal.SIGCHLD)):
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+
+def _prepare_forks() -> None:
+    """See to it that processes that are forked from this one, such as a DataLoader's, take signals as any
+    other process does, and do not outlive this one."""
+    program, forking = os.getpid(), threading.local()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def before() -> None:
+        # A signal that comes in between waits, in the child until the handlers are not ours.
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        is_main = threading.current_thread() is threading.main_thread()
+        forking.is_own = is_main and os.getpid() == program
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def in_child() -> None:
+        # An event loop's descriptor: the parent would read there what comes here.
+        signal.set_wakeup_fd(-1)
+        for number in _STOP_SIGNALS:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        # Only of the main thread: the system takes the end of the thread that has forked for the parent's.
+        # Not of a child's child: whoever forks twice means to stay.
+        if prctl is not None and forking.is_own:
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+            if os.getppid() != program:
+                os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+
+
 def _interrupt(_number: int, frame: FrameType | None) -> None:
     if any(outer.f_code.co_filename == _IMPORTING for outer, _ in traceback.walk_stack(frame)):
         # In the middle of an import an exception may be lost, or end the process from C++.
         os.write(2, b"interrupted\n")
         os._exit(ExitCode.INTERRUPTED)
+    disregard_children()
     raise KeyboardInterrupt

@@ -40,6 +40,7 @@ from afl.runs.durable import (
     read_record,
     record_head,
     sync_folder,
+    unlock,
     unpacked_arrays,
     write_whole,
 )
@@ -267,7 +268,7 @@ class RunStore:
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
-        os.close(self._lock)
+        unlock(self._lock)
 
     # Reading.
 
