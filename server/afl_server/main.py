@@ -35,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--resume uses the run's own configuration; leave out --config")
     set_up_logs(level=options.log_level, as_json=options.json_logs)
     try:
-        config = _config(options)
+        if options.resume is None:
+            config = load_config(options.config, options.set)
+        else:
+            config = stored_config(options.resume, options.set)
         if config.server.tls is None:
             check_plaintext(config.server.listen, insecure=config.server.insecure)
         authentication = Authentication(config.server)
@@ -49,12 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The run itself takes the signal; this one came before it had begun.
         print("afl-server: interrupted before the run began", file=sys.stderr)  # noqa: T201
         return ExitCode.INTERRUPTED
-
-
-def _config(options: argparse.Namespace) -> Config:
-    if options.resume is None:
-        return load_config(options.config, options.set)
-    return stored_config(options.resume, options.set)
 
 
 def make_server_parser() -> argparse.ArgumentParser:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from afl.errors import ConfigError, ExitCode
-from afl_server.runner.build import replay_file
 from afl_server.runner.run import RECORDING
+from afl_tools.replay import replay_file
 from support import Federation, Proxy
 
 CONFIG = {

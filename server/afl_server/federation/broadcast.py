@@ -8,16 +8,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.messages import (
-    NOWHERE,
-    Encoding,
-    Payload,
-    PayloadHeader,
-    Position,
-    Role,
-    Step,
-    ValueType,
-)
+from afl.core.engine import Opening
+from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import DIGEST_BYTES
@@ -44,6 +36,7 @@ class Broadcast:
         base: the position a model must be at for this step's payload to apply.
         participants: the workers that answer the step.
         is_closed: whether all frames are there.
+        is_abandoned: whether it will never close: a step without its commit was never there.
         dual_weights: ``[m]``, once closed; empty where workers are told none.
     """
 
@@ -52,25 +45,17 @@ class Broadcast:
         self.base = base
         self.participants = participants
         self.frames: list[Frame] = [step_frame(step)]
-        self.is_closed = False
+        self.is_closed = self.is_abandoned = False
         self.dual_weights: Sequence[float] = ()
-        self.is_abandoned = False
         self._sent_bytes = 0
 
     @classmethod
     def whole(
-        cls,
-        step: Step,
-        base: Position,
-        payloads: Sequence[Payload],
-        *,
-        dual_weights: Sequence[float],
-        participants: Sequence[int],
-        chunk_bytes: int,
+        cls, opening: Opening, base: Position, *, dual_weights: Sequence[float], chunk_bytes: int
     ) -> Broadcast:
         """A step whose payloads are complete."""
-        broadcast = cls(step, base, participants)
-        for index, payload in enumerate(payloads):
+        broadcast = cls(opening.step, base, opening.participants)
+        for index, payload in enumerate(opening.payloads):
             broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
         broadcast.close(dual_weights)
         return broadcast
@@ -78,14 +63,6 @@ class Broadcast:
     def is_for(self, workers: Iterable[int]) -> bool:
         """Whether one of the workers answers it."""
         return any(worker in self.participants for worker in workers)
-
-    def commit(self, workers: Sequence[int]) -> Frame:
-        """The closing part for a session of these workers."""
-        weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
-        asked = [worker for worker in workers if worker in self.participants]
-        return commit_frame(
-            self.step.position, self.step.kind, weights, () if len(asked) == len(workers) else asked
-        )
 
     def begins_with(self, partial: PartialStep) -> bool:
         """Whether what a process holds of this step is its beginning, as far as it is framed."""
@@ -100,9 +77,12 @@ class Broadcast:
         return digest.digest() == partial.digest
 
     def ending(self, sent: int, workers: Sequence[int], *, may_join: bool = True) -> list[Frame]:
-        """What is left of a closed step for a session that was sent the first ``sent`` frames; the commit is
-        the last, or joined with the last of them if it ``may_join``."""
-        commit = self.commit(workers)
+        """What is left of a closed step for a session of these workers that was sent the first ``sent``
+        frames; the commit is the last, or joined with the last of them if it ``may_join``."""
+        weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
+        asked = [worker for worker in workers if worker in self.participants]
+        named = () if len(asked) == len(workers) else asked
+        commit = commit_frame(self.step.position, self.step.kind, weights, named)
         rest = self.frames[sent:]
         if may_join and rest and len(rest[-1].data) < JOIN_BELOW_BYTES:
             commit = joined([rest.pop(), commit])
@@ -125,10 +105,6 @@ class Broadcast:
             self.frames = [joined(self.frames)]
         self.dual_weights = dual_weights
         self.is_closed = True
-
-    def abandon(self) -> None:
-        """It will never close: its followers stop, and a step without its commit was never there."""
-        self.is_abandoned = True
 
     def forget_payload(self) -> None:
         """Free the frames: whoever joins now is sent the model instead."""

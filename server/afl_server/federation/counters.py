@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from afl.core.messages import PayloadHeader, Report
@@ -41,8 +41,9 @@ class Counters:
         vars(self).update(vars(other.copied()))
 
     def values(self) -> dict[str, Any]:
-        """As JSON has it, for :meth:`of_values`."""
-        return asdict(self)
+        """As JSON has it, for :meth:`of_values`; of counters that go on counting, a copy must be asked."""
+        # dataclasses.asdict does the same at ten times the price, in every round.
+        return {**vars(self), "uplink": vars(self.uplink), "downlink": vars(self.downlink)}
 
     @property
     def uncompressed_bytes(self) -> int:

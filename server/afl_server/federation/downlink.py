@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from afl.core.engine import Evaluation, Opening
 from afl.core.messages import NOWHERE, Kind, Position, Step
 from afl.daemon import events as log_events
@@ -58,7 +60,7 @@ class Downlink:
     def abandon(self) -> None:
         """What is being streamed will never be complete."""
         if self._streaming is not None:
-            self._streaming.abandon()
+            self._streaming.is_abandoned = True
             self._streaming = None
             self._run.out.append(Announce())
 
@@ -164,17 +166,10 @@ class Downlink:
         yield from self._go_on(member, self._model)
 
     def _model_broadcast(self) -> Broadcast:
-        engine = self._engine
-        payloads = model_payloads(engine.model, engine.worker_params)
-        step = Step(engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
-        return Broadcast.whole(
-            step,
-            NOWHERE,
-            payloads,
-            dual_weights=(),
-            participants=range(engine.workers),
-            chunk_bytes=self._chunk_bytes,
-        )
+        payloads = tuple(model_payloads(self._engine.model, self._engine.worker_params))
+        step = Step(self._engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
+        everybody = range(self._engine.workers)
+        return self._framed(Opening(step, payloads, np.empty(0), everybody), NOWHERE)
 
     def _repeated(self, asked: Sequence[int] | None = None) -> Broadcast:
         """The open step without its payload, for a model that already has it.
@@ -188,14 +183,7 @@ class Downlink:
         return self._framed(opening, self._open.base)
 
     def _framed(self, opening: Opening, base: Position) -> Broadcast:
-        return Broadcast.whole(
-            opening.step,
-            base,
-            opening.payloads,
-            dual_weights=self._told(opening),
-            participants=opening.participants,
-            chunk_bytes=self._chunk_bytes,
-        )
+        return Broadcast.whole(opening, base, dual_weights=self._told(opening), chunk_bytes=self._chunk_bytes)
 
     def _told(self, opening: Opening) -> list[float]:
         """What workers are told of q."""

@@ -11,9 +11,9 @@ from afl.core.engine import Evaluation, Outcome, RoundSummary
 from afl.core.messages import GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ExitCode
-from afl.wire.accounting import WireCount
 from afl.wire.frames import Frame
 from afl_server.federation.broadcast import Broadcast, ModelCopy
+from afl_server.federation.counters import Moment
 
 ENGINE_PREFIX = "engine."
 """Of the engine's own arrays in a checkpoint."""
@@ -75,16 +75,11 @@ class HangUp(Effect):
     peer: str
 
 
-class Pause(Effect):
-    """Read no more of a member until :class:`Resume`: what it has sent waits."""
+class Read(Effect):
+    """Read a member, or read no more of it until it is to be read again: what it sends waits."""
 
     member: int
-
-
-class Resume(Effect):
-    """Read on."""
-
-    member: int
+    is_wanted: bool
 
 
 # Work; while one of these three is under way, the machine takes nothing else in hand.
@@ -97,20 +92,19 @@ class Compute(Effect):
 
 
 class Append(Effect):
-    """Make a closed step durable; :class:`afl_server.federation.events.OutcomeWritten` answers.
+    """Make a closed step durable; :class:`afl_server.federation.events.Written` answers.
 
     Attributes:
-        values: the moment and the counters, for JSON.
         round: the synchronization round that is open now.
     """
 
     outcome: Outcome
-    values: Mapping[str, Any]
+    moment: Moment
     round: int
 
 
 class Checkpoint(Effect):
-    """Write down all that the open step begins with; ``CheckpointWritten`` answers.
+    """Write down all that the open step begins with; ``Written`` answers.
 
     Attributes:
         values: for JSON; ``metrics_bytes`` is added.
@@ -128,21 +122,15 @@ class Checkpoint(Effect):
 # Files, timers, words.
 
 
-class RecordRound(Effect):
-    """A line of metrics."""
+class Record(Effect):
+    """A line of metrics.
 
-    summary: RoundSummary
-    seconds: float
-    up: WireCount
-    down: WireCount
+    Attributes:
+        closed: a round or an evaluation.
+    """
 
-
-class RecordEvaluation(Effect):
-    """A line of metrics."""
-
-    evaluation: Evaluation
-    up: WireCount
-    down: WireCount
+    closed: RoundSummary | Evaluation
+    moment: Moment
 
 
 class SaveModel(Effect):
@@ -168,10 +156,6 @@ class Timer(Effect):
     name: str
     at: float | None
     member: int = 0
-
-
-class WhenIdle(Effect):
-    """Let ``Idle`` come once what was to be sent is on its way."""
 
 
 class Log(Effect):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,17 +43,11 @@ class EvaluationSummary:
             evaluation.round,
             worst,
             None if accuracies is None else float(accuracies.min()),
-            None if accuracies is None else _mean(accuracies),
+            None if accuracies is None else mean_of(accuracies),
             float(losses.max()),
-            _mean(losses),
+            mean_of(losses),
             own_metrics(evaluation.metrics, worst),
         )
-
-    @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> EvaluationSummary:
-        """From a line of the metrics."""
-        values = {entry.name: line[entry.name] for entry in fields(cls) if entry.name != "own_metrics"}
-        return cls(**values, own_metrics=own_metrics(line["workers"], line["worst_worker"]))
 
     def is_better_than(self, other: EvaluationSummary | None) -> bool:
         """Whether its worst worker is served better."""
@@ -91,40 +83,23 @@ class Ranking:
     def see(self, evaluation: Evaluation) -> bool:
         """Take the next one; whether it is the best so far."""
         summary = EvaluationSummary.of(evaluation)
-        return self._add(summary, evaluation.metrics, evaluation.absent, evaluation.non_finite)
-
-    def see_line(self, line: Mapping[str, Any]) -> None:
-        """Take the next one, from a line of the metrics."""
-        summary = EvaluationSummary.of_line(line)
-        self._add(summary, line["workers"], line.get("absent", ()), line.get("non_finite", ()))
-
-    def require_convergence(self) -> None:
-        """The evaluations so far are well, or else:
-
-        Raises:
-            DivergedError: as ``faults.divergence`` says.
-        """
-        if self._watch is not None:
-            self._watch.require()
-
-    def _add(
-        self,
-        summary: EvaluationSummary,
-        metrics: Sequence[Mapping[str, float]],
-        absent: Sequence[int],
-        non_finite: Sequence[int],
-    ) -> bool:
         self.evaluations.append(summary)
         if self._watch is not None:
-            self._watch.see(summary.round, metrics, non_finite)
+            self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite)
         # Who was absent may be the one that is served worst.
-        is_best = not absent and summary.is_better_than(self.best)
+        is_best = not evaluation.absent and summary.is_better_than(self.best)
         if is_best:
             self.best = summary
         return is_best
 
+    def require_convergence(self) -> None:
+        """Raise a DivergedError where ``faults.divergence`` says so."""
+        if self._watch is not None:
+            self._watch.require()
 
-def _mean(values: NDArray[np.float64]) -> float:
+
+def mean_of(values: NDArray[np.float64]) -> float:
+    """The mean of finite values, also where their sum overflows."""
     with np.errstate(over="ignore"):
         mean = float(values.mean())
     return settled(mean, values.tolist())

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, dataclass_transform
+from typing import Any, Final, Literal, TypeAlias, dataclass_transform
 
 from afl.core.messages import NOWHERE, Kind, Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Permission
+from afl.wire.accounting import FrameContent, Traffic
+
+Artifact: TypeAlias = Literal["outcome", "checkpoint", "metrics", "model"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -41,20 +44,16 @@ class Opened(MemberEvent):
 
 
 class FrameCame(MemberEvent):
-    """A frame has come, before the events of what it holds; a lone :class:`Piece` comes without one.
+    """A frame has come, before the events of what it holds.
 
     Attributes:
         size: in bytes, without gRPC's prefix.
-        values: bytes of payload values in it; ``indices`` and ``scalars`` likewise.
-        has_reports: whether it holds a report or a piece of one.
+        content: ``GRADIENT`` stands for whatever the open step is for, which only the federation knows.
         has_join: whether it holds a :class:`Joined`, as the first of a stream must.
     """
 
     size: int
-    values: int = 0
-    indices: int = 0
-    scalars: int = 0
-    has_reports: bool = False
+    content: FrameContent = FrameContent(Traffic.CONTROL)
     has_join: bool = False
 
 
@@ -122,19 +121,12 @@ class ReportBegan(MemberEvent):
 
 
 class Piece(MemberEvent):
-    """The next bytes of a payload.
-
-    Attributes:
-        size: of the frame that held nothing else; 0 where a :class:`FrameCame` has counted it.
-        indices: how many bytes of the data are coded indices.
-    """
+    """The next bytes of a payload."""
 
     worker: int
     payload: int
     offset: int
     data: bytes | memoryview
-    size: int = 0
-    indices: int = 0
 
 
 class FailureTold(MemberEvent):
@@ -154,7 +146,7 @@ class GoodbyeSaid(MemberEvent):
 
 
 class Malformed(MemberEvent):
-    """A frame that says nothing this protocol knows; ``size`` as in :class:`FrameCame`, 0 after one."""
+    """A frame that says nothing this protocol knows; its ``size``, or 0 after a :class:`FrameCame`."""
 
     reason: str
     size: int = 0
@@ -188,10 +180,6 @@ class TimerFired(Event):
     member: int = 0
 
 
-class Idle(Event):
-    """What was to be sent is on its way."""
-
-
 class EngineDone(Event):
     """A :class:`afl_server.federation.effects.Compute` has ended.
 
@@ -204,18 +192,14 @@ class EngineDone(Event):
     error: Exception | None = field(default=None, compare=False)
 
 
-class OutcomeWritten(Event):
-    """An outcome is durable.
+class Written(Event):
+    """An outcome is durable, or the arrays of a checkpoint may change again.
 
     Attributes:
-        checkpoint_due: whether a checkpoint should follow.
+        checkpoint_due: whether a checkpoint should follow the outcome.
     """
 
-    checkpoint_due: bool
-
-
-class CheckpointWritten(Event):
-    """The arrays of a checkpoint may change again."""
+    checkpoint_due: bool = False
 
 
 class ModelWritten(Event):
@@ -232,21 +216,19 @@ class WriteFailed(Event):
         error: for the log.
     """
 
-    what: Literal["outcome", "checkpoint", "metrics", "model"]
+    what: Artifact
     reason: str
     code: ExitCode = ExitCode.STORAGE
     error: Exception | None = field(default=None, compare=False)
 
 
 class StopAsked(Event):
-    """This process is to end; the run can be resumed where it is durable."""
+    """This process is to end.
+
+    Attributes:
+        is_final: the run ends at once and for good; else it can be resumed where it is durable.
+    """
 
     reason: str
     code: ExitCode = ExitCode.INTERRUPTED
-
-
-class AbortAsked(Event):
-    """The run is to end before its last round."""
-
-    reason: str
-    code: ExitCode
+    is_final: bool = False

@@ -20,7 +20,7 @@ from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
 from afl.security.identity import WorkerIds
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation import events
-from afl_server.federation.effects import Effect, Job, Pause, Release, Resume
+from afl_server.federation.effects import Effect, Job, Read, Release
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.rounds import Rounds
@@ -35,7 +35,9 @@ _SHORT = frozenset({Encoding.DENSE, Encoding.SEEDED})
 _OF_THE_STREAM = (events.Left, events.NotReading, events.PermissionChanged)
 """Not said by the peer."""
 
-_ANSWERS = (events.EngineDone, events.OutcomeWritten, events.CheckpointWritten)
+_OF_REPORTS = (events.ReportBegan, events.Piece)
+
+_ANSWERS = (events.EngineDone, events.Written)
 
 
 class Federation(Rounds):
@@ -62,11 +64,9 @@ class Federation(Rounds):
         self._handlers: dict[type[events.Event], Callable[[Any], Job[None] | None]] = {
             events.Started: self._started,
             events.TimerFired: self._timer_fired,
-            events.Idle: lambda _: run.engine.catch_up(),
             events.ModelWritten: self._model_written,
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
-            events.AbortAsked: lambda event: self._abort(event.code, event.reason),
         }
 
     # Events.
@@ -79,10 +79,10 @@ class Federation(Rounds):
         """
         run = self._run
         run.now = now
-        if isinstance(event, _ANSWERS) or _is_failed_answer(event):
-            self._answered(event)
-        elif self._job is None:
+        if self._job is None:
             self._take(event)
+        elif isinstance(event, _ANSWERS) or _is_failed_answer(event):
+            self._answered(event)
         else:
             self._put_off(event)
         while run.waiting and self._job is None:
@@ -94,7 +94,7 @@ class Federation(Rounds):
         if self._job is None:
             if self._members.paused:
                 self._relieve()
-            if self._waits_in_vain():
+            if self._pausing is not None and self._waits_in_vain():
                 self._begin(self._pause())
         return run.taken_out()
 
@@ -123,9 +123,9 @@ class Federation(Rounds):
             broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
             self._run.log("ERROR", f"session of {member.label} broke", broke, error)
             self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
-        if self._job is None and self._is_congested(member):
+        if isinstance(event, _OF_REPORTS) and self._job is None and self._is_congested(member):
             self._members.paused.add(member.id)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _put_off(self, event: events.Event) -> None:
         """What comes while a job is under way waits; what touches no engine is done at once."""
@@ -142,7 +142,7 @@ class Federation(Rounds):
         self._put_off_of[event.member] += 1
         if member is not None and not isinstance(event, _OF_THE_STREAM):
             self._membership.hear(member)
-            self._run.out.append(Pause(member.id))
+            self._run.out.append(Read(member.id, False))
 
     def _begin(self, job: Job[None] | None) -> None:
         if job is not None:
@@ -156,7 +156,7 @@ class Federation(Rounds):
         match event:
             case events.EngineDone():
                 result, error = event.result, event.error
-            case events.OutcomeWritten():
+            case events.Written():
                 result = event.checkpoint_due
             case events.WriteFailed():
                 error = event.error or StorageError(event.reason)
@@ -183,7 +183,7 @@ class Federation(Rounds):
             return
         del self._put_off_of[member]
         if member not in self._members.paused:
-            self._run.out.append(Resume(member))
+            self._run.out.append(Read(member, True))
 
     def _is_congested(self, member: Member) -> bool:
         """Whether to stop reading from a member: what it sends must wait, and enough waits already."""
@@ -203,13 +203,14 @@ class Federation(Rounds):
                 self._members.paused.discard(id_)
                 member.last_seen = self._run.now
                 if not self._put_off_of[id_]:
-                    self._run.out.append(Resume(id_))
+                    self._run.out.append(Read(id_, True))
 
     # Members.
 
     def _frame_came(self, member: Member, event: events.FrameCame) -> None:
-        traffic = self._traffic if event.has_reports else Traffic.CONTROL
-        content = FrameContent(traffic, event.values, event.indices, event.scalars)
+        content = event.content
+        if content.traffic is not Traffic.CONTROL:
+            content = FrameContent(self._traffic, content.values, content.indices, content.scalars)
         self.counters.uplink.add(event.size, content)
         if member.state is State.NEW and not event.has_join:
             raise ProtocolError(JOIN_FIRST)
@@ -239,9 +240,6 @@ class Federation(Rounds):
         return self._after(member, self.engine.begin_report(event.report))
 
     def _piece(self, member: Member, event: events.Piece) -> Job[None] | None:
-        if event.size:
-            content = FrameContent(self._traffic, len(event.data) - event.indices, event.indices)
-            self.counters.uplink.add(event.size, content)
         worker = event.worker
         self._must_speak_for(member, worker)
         header = self.engine.incoming_header(worker)
@@ -329,11 +327,14 @@ class Federation(Rounds):
                 self._run.out.append(Release())
             case "returning":
                 self._release_if_alone()
+            case "idle":
+                self.engine.catch_up()
         return None
 
     def _check_start(self) -> Job[None] | None:
         """The time has come by which all workers must have joined."""
-        missing = self._members.missing()
+        there = {worker for member in self._members.ready() for worker in member.workers}
+        missing = sorted(set(range(self._run.config.workers)) - there)
         if not missing or self._last_round is not None:
             return None
         return self._abort(

@@ -124,15 +124,6 @@ class Members:
         """The member that speaks for the first of these workers that has one."""
         return next((owner for worker in workers if (owner := self.owners.get(worker)) is not None), None)
 
-    def give(self, member: Member) -> None:
-        """From now on the member speaks for its workers."""
-        self.owners.update(dict.fromkeys(member.workers, member))
-
-    def missing(self) -> list[int]:
-        """Workers without a member that is ready."""
-        there = {worker for member in self.ready() for worker in member.workers}
-        return [worker for worker in self._workers if worker not in there]
-
     def returning(self, now: float) -> dict[int, float]:
         """Workers without a stream that may be on their way, and until when they are expected: lost, or not
         seen since this process began, for no longer than :data:`RETURN_S`."""

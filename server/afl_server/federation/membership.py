@@ -9,7 +9,7 @@ from afl.daemon import events as log_events
 from afl.errors import ProtocolError
 from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import control
+from afl.wire.frames import control, position_message
 from afl_server.federation.admission import Admission
 from afl_server.federation.counters import Incident
 from afl_server.federation.effects import End, HangUp, Heartbeat
@@ -164,9 +164,8 @@ class Membership:
         member.workers = member.join.workers
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
-        self._members.give(member)
-        position = pb.Position(round=engine.step.position.round, phase=engine.step.position.phase)
-        averaged = pb.Position(round=engine.buffers_averaged.round, phase=engine.buffers_averaged.phase)
+        self._members.owners.update(dict.fromkeys(member.workers, member))
+        position = position_message(engine.step.position)
         welcome = pb.Welcome(
             run_id=run.description.run_id,
             server_version=__version__,
@@ -174,7 +173,7 @@ class Membership:
             # A process that has built its model has drawn from the seed.
             seed=b"" if member.join.layout_hash else run.randomness.seed,
             workers=[_expectation(engine, worker, position) for worker in member.workers],
-            buffers_averaged=averaged,
+            buffers_averaged=position_message(engine.buffers_averaged),
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 
@@ -223,19 +222,18 @@ class Membership:
 
     def _tell_lost(self, member: Member, worker: int) -> None:
         reported = member.reported[worker]
-        event: log_events.Event
         if self._is_ahead(member, worker):
-            event = log_events.WorkerAhead(worker=worker, round=reported.round)
             message = (
                 f"worker {worker} has reported of {self._run.named(reported.round)}, which this server has "
                 "yet to open: its state is an older one; the worker continues from there, with the residual "
                 "that it has"
             )
+            ahead = log_events.WorkerAhead(worker=worker, round=reported.round)
+            self._run.log("WARNING", message, ahead)
         else:
-            event = log_events.LostResidual(worker=worker)
             what = "a zero residual" if reported == NOWHERE else "an older one"
             message = f"worker {worker} came back without its uplink residual; it continues with {what}"
-        self._run.log("WARNING", message, event)
+            self._run.log("WARNING", message, log_events.LostResidual(worker=worker))
 
     def _lost_residuals(self, member: Member) -> list[int]:
         """Workers whose residual is not the one after their last report that the server has."""

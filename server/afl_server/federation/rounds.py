@@ -18,24 +18,11 @@ from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
 from afl.wire.frames import ack_frame, traffic_of_kind
-from afl_server.federation import events
+from afl_server.federation import effects, events
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Incident, Moment
 from afl_server.federation.downlink import Downlink
-from afl_server.federation.effects import (
-    ENGINE_PREFIX,
-    Append,
-    Checkpoint,
-    Effect,
-    Finish,
-    Job,
-    RecordEvaluation,
-    RecordRound,
-    Release,
-    SaveModel,
-    Send,
-    WhenIdle,
-)
+from afl_server.federation.effects import ENGINE_PREFIX, Effect, Job
 from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
@@ -123,7 +110,7 @@ class Rounds:
             opening, base = engine.replay(outcome), closed.position
             self._stand_at(closed_at)
             for name in self._outputs(self._record(closed, closed_at), opening):
-                run.out.append(SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
+                run.out.append(effects.SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
             replayed += 1
             yield run.taken_out()
         # Each outcome brings the counters of its time.
@@ -254,7 +241,7 @@ class Rounds:
             # Before anyone hears of it: what was heard must never be undone.
             since = run.now
             assert engine.last_outcome is not None
-            is_due = yield Append(engine.last_outcome, moment.values(), engine.step.position.round)
+            is_due = yield effects.Append(engine.last_outcome, moment, engine.step.position.round)
             self._outcome_seconds = run.now - since
         run.out += late
         self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}
@@ -275,7 +262,8 @@ class Rounds:
         elif run.is_durable and (opening is None or is_due):
             yield from self._checkpoint(waits=False)
         elif run.is_small:
-            run.out.append(WhenIdle())
+            # Once what was to be sent is on its way.
+            run.set_timer("idle", run.now)
         else:
             yield from run.compute(engine.catch_up)
 
@@ -298,7 +286,7 @@ class Rounds:
         self.engine.expire()
         return self._close() if self.engine.complete else None
 
-    def _late_at_close(self, absent: list[int], unanswered: Sequence[int]) -> list[Send]:
+    def _late_at_close(self, absent: list[int], unanswered: Sequence[int]) -> list[effects.Send]:
         """The step has just been closed without some workers.
 
         Returns:
@@ -313,13 +301,13 @@ class Rounds:
         for member in self._members.ready():
             if not member.owes:
                 member.owes.update(worker for worker in member.workers if worker in unanswered)
-        answers: list[Send] = []
+        answers: list[effects.Send] = []
         for ack in self.engine.cut_off:
             owner = self._members.owners.get(ack.worker)
             if owner is not None and ack.worker in owner.owes:
                 self.counters.late_reports += 1
                 owner.owes.discard(ack.worker)
-                answers.append(Send(owner.id, ack_frame(ack, Kind.TRAIN)))
+                answers.append(effects.Send(owner.id, ack_frame(ack, Kind.TRAIN)))
         return answers
 
     def _outputs(self, is_best: bool, opening: Opening | None) -> list[str]:
@@ -330,19 +318,18 @@ class Rounds:
 
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
-        up, down = moment.counters.uplink, moment.counters.downlink
         if closed.kind is Kind.EVALUATE:
             evaluation = self._evaluation = self.engine.last_evaluation
             assert evaluation is not None
             self._round_began_at = self._run.now
-            self._run.out.append(RecordEvaluation(evaluation, up, down))
+            self._run.out.append(effects.Record(evaluation, moment))
             return self._ranking.see(evaluation)
         summary = self.engine.last_round
         if summary is not None and summary is not self._last_round:
             self._last_round = summary
             self._round_began_at = self._run.now
             self._round_seconds = moment.round_seconds
-            self._run.out.append(RecordRound(summary, moment.round_seconds, up, down))
+            self._run.out.append(effects.Record(summary, moment))
             if self._first_closed is None:
                 self._first_closed = (self._run.now, summary.round)
         return False
@@ -352,7 +339,7 @@ class Rounds:
         if names:
             model = yield from self._run.compute(lambda: ModelCopy(self.engine.model))
             applied = self.engine.updates_applied
-            self._run.out += [SaveModel(name, model, applied, is_salvage) for name in names]
+            self._run.out += [effects.SaveModel(name, model, applied, is_salvage) for name in names]
 
     def _checkpoint(self, *, waits: bool) -> Job[None]:
         values, arrays = yield from self._run.compute(self.engine.state)
@@ -361,14 +348,14 @@ class Rounds:
             "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
             "engine": values,
-            "moment": Moment(0.0, self.seconds, self.counters).values(),
+            "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }
         everything = {
             "params": model.numpy(),
             "buffers": model.buffers.values(),
             **{ENGINE_PREFIX + name: array for name, array in arrays.items()},
         }
-        yield Checkpoint(described, everything, self.engine.step.position.round, waits)
+        yield effects.Checkpoint(described, everything, self.engine.step.position.round, waits)
 
     # Ends.
 
@@ -389,7 +376,7 @@ class Rounds:
     def _stop_asked(self, event: events.StopAsked) -> Job[None] | None:
         """Stop after the open step, or after ``server.grace``, so that the run can be resumed; a run without
         durable state ends for good."""
-        if not self._run.is_durable:
+        if event.is_final or not self._run.is_durable:
             return self._abort(event.code, event.reason)
         if self.ending is None:
             stopping = log_events.Stopping(reason=event.reason)
@@ -441,7 +428,7 @@ class Rounds:
         for name in ("deadline", "start", "alone", "grace"):
             self._run.set_timer(name, None)
         self._run.set_timer("farewell", self._run.now + FAREWELL_TIMEOUT_S)
-        self._run.out.append(Finish(code, reason))
+        self._run.out.append(effects.Finish(code, reason))
         self._release_if_alone()
 
     def _release_if_alone(self) -> None:
@@ -454,4 +441,4 @@ class Rounds:
         if expected:
             self._run.set_timer("returning", max(expected))
         else:
-            self._run.out.append(Release())
+            self._run.out.append(effects.Release())

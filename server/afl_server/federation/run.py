@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -127,7 +128,8 @@ class Run:
         """Log a warning that strangers can bring about: one a second of its kind, however many there are."""
         left_out = self._log_rate.left_out(kind, self.now)
         if left_out is not None:
-            self.log("WARNING", message + and_left_out(left_out), replace(event, left_out=left_out))
+            told = replace(event, left_out=left_out)
+            self.out.append(Log("WARNING", message + and_left_out(left_out), told))
 
     def taken_out(self) -> list[Effect]:
         """The effects so far, which are then forgotten."""
@@ -139,28 +141,29 @@ class LogRate:
     """Which lines are to be written."""
 
     def __init__(self) -> None:
-        self._said_at: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """When a line was last written, and how many have been left out since."""
 
     def left_out(self, kind: str, now: float) -> int | None:
         """How many lines of this kind were left out since the last one; ``None`` if this one is to be too."""
-        if kind not in self._said_at and len(self._said_at) >= MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
             self._forget(now)
-            if len(self._said_at) >= MOST_KINDS:
+            if len(self._kinds) >= MOST_KINDS:
                 kind = _OTHERS
-        said_at = self._said_at.get(kind)
-        if said_at is not None and now - said_at < LOG_PERIOD_S:
-            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+        written_at, left_out = self._kinds.get(kind, (-math.inf, 0))
+        if now - written_at < LOG_PERIOD_S:
+            self._kinds[kind] = (written_at, left_out + 1)
             return None
-        self._said_at[kind] = now
-        return self._left_out.pop(kind, 0)
+        self._kinds[kind] = (now, 0)
+        return left_out
 
     def _forget(self, now: float) -> None:
         """What was said long ago; what was left out of it is told with the others."""
-        for kind, at in list(self._said_at.items()):
-            if now - at >= LOG_PERIOD_S and kind != _OTHERS:
-                del self._said_at[kind]
-                self._left_out[_OTHERS] = self._left_out.get(_OTHERS, 0) + self._left_out.pop(kind, 0)
+        others_at, others = self._kinds.pop(_OTHERS, (-math.inf, 0))
+        old = [kind for kind, (written_at, _) in self._kinds.items() if now - written_at >= LOG_PERIOD_S]
+        others += sum(self._kinds.pop(kind)[1] for kind in old)
+        if others or now - others_at < LOG_PERIOD_S:
+            self._kinds[_OTHERS] = (others_at, others)
 
 
 def and_left_out(count: int) -> str:

@@ -25,12 +25,10 @@ class RunDescription:
     """What does not change while a run lasts.
 
     Attributes:
-        directory: the run's.
         workers: m.
         rounds: T, in update rounds.
         dim: d, the trainable parameters.
         restart_length: B, the update rounds between two restarts of the dual weights; 0 if they never do.
-        is_compressed: whether the algorithm compresses what it sends.
         keeps_residuals: whether workers keep an uplink residual.
     """
 
@@ -48,11 +46,9 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class Connection:
-    """A session that speaks for some workers.
+    """A session that speaks for some workers, ascending.
 
     Attributes:
-        peer: its address.
-        workers: those that it speaks for, ascending.
         is_ready: whether it takes steps.
         certificate_expiry: of the peer's certificate, in Unix time; ``None`` if it has shown none.
     """
@@ -70,7 +66,6 @@ class OpenStep:
     Attributes:
         round: the update round that its synchronization ends with.
         synchronization: its synchronization round; another number where workers take local steps.
-        opened_at: in seconds of the monotonic clock.
         awaited: the workers whose report it waits for, ascending.
         waiting_bytes: of payloads held for workers whose turn in the sum has not come.
     """
@@ -85,11 +80,7 @@ class OpenStep:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run, or this process's part of it, has ended.
-
-    Attributes:
-        can_resume: whether the run itself is not over.
-    """
+    """How the run, or this process's part of it, has ended; whether the run itself can be resumed."""
 
     code: ExitCode
     reason: str
@@ -104,8 +95,7 @@ class Snapshot:
         began_at: when the run began; earlier by as long as earlier processes ran it.
         ending: ``None`` while it goes on.
         updates_applied: how many update rounds the model has behind it.
-        last_round: the last closed one.
-        round_seconds: how long it took.
+        last_round: the last closed one; it took ``round_seconds``.
         first_closed: when this process closed its first round, and which.
         step_seconds: how long the last closed step of each kind was open.
         report_seconds: how long after its step was opened each worker's last report was complete, ``[m]``;

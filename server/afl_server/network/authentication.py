@@ -5,34 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from afl.config.schema import Server, Tls
 from afl.daemon import events
-from afl.errors import ConfigError
-from afl.security.certificates import (
-    EXPIRES_SOON_S,
-    KeyPair,
-    expires_at,
-    read_authorities,
-    read_file,
-    read_pair,
-    shown_time,
-    warn_if_open,
-)
-from afl.security.identity import (
-    URI_PREFIX,
-    Grant,
-    Permission,
-    TokenEntry,
-    ids_of_hash,
-    ids_of_names,
-    parse_tokens,
-    token_hash,
-)
+from afl.errors import ConfigError, RefusedError
+from afl.security import certificates, identity
+from afl.security.identity import Grant, Permission, TokenEntry
 from afl_server.network.reloading import ReloadedFiles
 
 LOG = logging.getLogger("afl.server")
@@ -65,7 +47,7 @@ class Served:
         not_after: when the certificate expires, in Unix time.
     """
 
-    pair: KeyPair
+    pair: certificates.KeyPair
     authorities: bytes | None
     not_after: float
 
@@ -98,12 +80,9 @@ class Authentication:
     @property
     def description(self) -> str:
         """How peers are known, in a few words for the log."""
-        ways = [
-            "plaintext" if self.certificates is None else "TLS",
-            *(["client certificates"] if self._wants_certificate else []),
-            *(["tokens"] if self._tokens is not None else []),
-        ]
-        return " with ".join([ways[0], " and ".join(ways[1:])] if len(ways) > 1 else ways)
+        transport = "plaintext" if self.certificates is None else "TLS"
+        proofs = ["client certificates"] * self._wants_certificate + ["tokens"] * (self._tokens is not None)
+        return f"{transport} with {' and '.join(proofs)}" if proofs else transport
 
     def identify(
         self, names: Sequence[str], authorization: Sequence[str], certificate: bytes = b""
@@ -117,78 +96,82 @@ class Authentication:
         """
         token = ""
         if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
-            token = token_hash(authorization[0][len(_BEARER) :].strip())
+            token = identity.token_hash(authorization[0][len(_BEARER) :].strip())
         expiry = None
         if certificate:
             # What cannot be read was verified all the same; its end is for metrics only.
             with contextlib.suppress(ConfigError):
-                expiry = expires_at(certificate, "the worker's certificate")
+                expiry = certificates.expires_at(certificate, "the worker's certificate")
         return self._identity(tuple(names), token, expiry)
 
-    def again(self, identity: PeerIdentity) -> PeerIdentity:
+    def again(self, peer: PeerIdentity) -> PeerIdentity:
         """A peer that is in, by the tokens that are known now; the same object if they are the same.
 
         Its certificate counts for as long as its connection.
         """
-        if self._tokens is None or self._tokens.current() is identity.tokens:
-            return identity
-        return self._identity(identity.names, identity.token, identity.permission.certificate_expiry)
+        if self._tokens is None or self._tokens.current() is peer.tokens:
+            return peer
+        return self._identity(peer.names, peer.token, peer.permission.certificate_expiry)
 
     def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
         tokens = () if self._tokens is None else self._tokens.current()
-        grants: list[Grant] = []
-        refusal = self._grant(grants, names, token, tokens)
-        permission = Permission(refusal, () if refusal else tuple(grants), expiry)
+        try:
+            permission = Permission(
+                grants=tuple(self._grants(names, token, tokens)), certificate_expiry=expiry
+            )
+        except RefusedError as error:
+            permission = Permission(str(error), certificate_expiry=expiry)
         return PeerIdentity(permission, names, token, tokens)
 
-    def _grant(
-        self, grants: list[Grant], names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]
-    ) -> str:
-        """Collect what a peer's proofs allow; why it may not come in, or empty."""
+    def _grants(self, names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]) -> Iterator[Grant]:
+        """What a peer's proofs allow.
+
+        Raises:
+            RefusedError: if it may not come in.
+        """
         if self._wants_certificate:
-            ids = ids_of_names(names)
+            ids = identity.ids_of_names(names)
             if not ids.ranges:
-                return (
+                raise RefusedError(
                     "this worker's certificate names no worker: it needs a URI among its subject alternative"
-                    f" names, such as {URI_PREFIX}3 or {URI_PREFIX}0-9"
+                    f" names, such as {identity.URI_PREFIX}3 or {identity.URI_PREFIX}0-9"
                 )
-            grants.append(Grant("certificate", ids))
+            yield Grant("certificate", ids)
         if self._tokens is not None:
             if not token:
-                return (
+                raise RefusedError(
                     "this server requires a token: start the worker with --token-file FILE, or with AFL_TOKEN"
                     " in its environment"
                 )
-            found = ids_of_hash(token, tokens)
+            found = identity.ids_of_hash(token, tokens)
             if found is None:
-                return (
+                raise RefusedError(
                     "this worker's token is not one that the server knows (server.tokens): was it replaced,"
                     " or is it another run's?"
                 )
-            grants.append(Grant("token", found))
-        return ""
+            yield Grant("token", found)
 
 
 def _served(tls: Tls) -> Served:
     names = ("server.tls.certificate", "server.tls.key")
-    pair = read_pair(tls.certificate, tls.key, names=names)
+    pair = certificates.read_pair(tls.certificate, tls.key, names=names)
     authorities = None
     if tls.client_ca is not None:
-        authorities = read_authorities(tls.client_ca, "server.tls.client_ca")
-    not_after = expires_at(pair.certificate, str(tls.certificate))
+        authorities = certificates.read_authorities(tls.client_ca, "server.tls.client_ca")
+    not_after = certificates.expires_at(pair.certificate, str(tls.certificate))
     left = not_after - time.time()
-    if left < EXPIRES_SOON_S:
+    if left < certificates.EXPIRES_SOON_S:
         LOG.warning(
             "server.tls.certificate %s %s %s; put a new one in its place, which is read without a restart",
             tls.certificate,
             "expires on" if left > 0 else "expired on",
-            shown_time(not_after),
+            certificates.shown_time(not_after),
             extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
         )
-    warn_if_open(LOG, "server.tls.key", tls.key)
+    certificates.warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
 
 
 def _tokens(path: Path) -> tuple[TokenEntry, ...]:
-    source = f"server.tokens {path}"
-    return parse_tokens(read_file(path, "server.tokens").decode(errors="replace"), source)
+    text = certificates.read_file(path, "server.tokens").decode(errors="replace")
+    return identity.parse_tokens(text, f"server.tokens {path}")

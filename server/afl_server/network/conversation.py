@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from afl.core.messages import Kind, PayloadHeader
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
+from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
-from afl.wire.frames import (
-    check_parts,
-    content_of_worker_frame,
-    parse_worker_frame,
-    position_of,
-    report_of,
-)
+from afl.wire.frames import check_parts, content_of_worker_frame, parse_worker_frame, position_of, report_of
 from afl_server.federation import events
 from afl_server.network.outbox import Outbox
 
@@ -37,96 +32,84 @@ class Conversation:
 
     def events_of(self, data: bytes) -> Iterator[events.MemberEvent]:
         """What a frame says, in order; a lone piece of a payload without copying it."""
+        member, size = self._member, len(data)
         chunk = lone_chunk_of_worker(data)
         if chunk is not None:
             worker, payload, offset, content = chunk
             header = self._header(worker, payload)
             indices = 0 if header is None else max(0, min(len(content), header.index_bytes - offset))
-            yield events.Piece(self._member, worker, payload, offset, content, len(data), indices)
+            held = FrameContent(Traffic.GRADIENT, len(content) - indices, indices)
+            yield events.FrameCame(member, size, held)
+            yield events.Piece(member, worker, payload, offset, content)
             return
         try:
             frame = parse_worker_frame(data)
             check_parts(frame, self._workers)
         except ProtocolError as error:
-            yield events.Malformed(self._member, str(error), len(data))
+            yield events.Malformed(member, str(error), size)
             return
-        yield self._counted(len(data), frame)
-        yield from self._control(frame)
+        held = content_of_worker_frame(frame, self._header)
+        yield events.FrameCame(member, size, held, has_join=frame.HasField("join"))
+        if frame.HasField("join"):
+            yield self._join(frame.join)
+        if frame.HasField("ready"):
+            yield self._ready(frame.ready)
         for message in frame.reports:
             try:
                 report = report_of(message)
             except ProtocolError as error:
-                yield events.Malformed(self._member, str(error))
+                yield events.Malformed(member, str(error))
                 return
             self._payloads[report.worker] = report.payloads
             self._outbox.all_arrived()
-            yield events.ReportBegan(self._member, report)
+            yield events.ReportBegan(member, report)
         for piece in frame.chunks:
-            yield events.Piece(self._member, piece.worker, piece.payload, piece.offset, piece.data)
+            yield events.Piece(member, piece.worker, piece.payload, piece.offset, piece.data)
         if frame.heartbeat.reply_wanted:
             self._outbox.reply()
         if frame.heartbeat.is_reply:
             self._outbox.answered()
         if frame.HasField("failure"):
-            yield self._failure(frame.failure)
+            failure = frame.failure
+            yield events.FailureTold(
+                member,
+                failure.worker,
+                position_of(failure.position),
+                int(failure.cause),
+                failure.message,
+                failure.traceback,
+            )
         if frame.HasField("goodbye"):
-            yield events.GoodbyeSaid(self._member, frame.goodbye.reason)
-
-    def _counted(self, size: int, frame: pb.WorkerFrame) -> events.FrameCame:
-        # What the step is for, which decides on the kind of traffic, the federation knows.
-        content = content_of_worker_frame(frame, self._header)
-        return events.FrameCame(
-            self._member,
-            size,
-            content.values,
-            content.indices,
-            content.scalars,
-            has_reports=bool(frame.reports or frame.chunks),
-            has_join=frame.HasField("join"),
-        )
+            yield events.GoodbyeSaid(member, frame.goodbye.reason)
 
     def _header(self, worker: int, payload: int) -> PayloadHeader | None:
         known = self._payloads.get(worker, ())
         return known[payload] if payload < len(known) else None
 
-    def _control(self, frame: pb.WorkerFrame) -> Iterator[events.MemberEvent]:
-        if frame.HasField("join"):
-            join = frame.join
-            self._workers = len(join.workers)
-            if join.run_id:
-                self._outbox.be_careful()
-            yield events.Joined(
-                self._member,
-                workers=tuple(join.workers),
-                incarnation=join.incarnation,
-                protocol=join.protocol,
-                package_version=join.package_version,
-                run_id=join.run_id,
-                applied=position_of(join.applied),
-                layout_hash=join.layout_hash,
-                task=join.task,
-            )
-        if frame.HasField("ready"):
-            ready = frame.ready
-            yield events.Ready(
-                self._member,
-                layout_hash=ready.layout_hash,
-                dim=ready.dim,
-                realization_digest=ready.realization_digest,
-                reported=tuple(
-                    (standing.worker, position_of(standing.reported)) for standing in ready.workers
-                ),
-                partial=_partial(ready.partial),
-            )
-
-    def _failure(self, failure: pb.Failure) -> events.FailureTold:
-        return events.FailureTold(
+    def _join(self, join: pb.Join) -> events.Joined:
+        self._workers = len(join.workers)
+        if join.run_id:
+            self._outbox.be_careful()
+        return events.Joined(
             self._member,
-            failure.worker,
-            position_of(failure.position),
-            int(failure.cause),
-            failure.message,
-            failure.traceback,
+            workers=tuple(join.workers),
+            incarnation=join.incarnation,
+            protocol=join.protocol,
+            package_version=join.package_version,
+            run_id=join.run_id,
+            applied=position_of(join.applied),
+            layout_hash=join.layout_hash,
+            task=join.task,
+        )
+
+    def _ready(self, ready: pb.Ready) -> events.Ready:
+        return events.Ready(
+            self._member,
+            layout_hash=ready.layout_hash,
+            dim=ready.dim,
+            realization_digest=ready.realization_digest,
+            reported=tuple((entry.worker, position_of(entry.reported)) for entry in ready.workers),
+            partial=_partial(ready.partial),
         )
 
 

@@ -45,14 +45,17 @@ class Outbox:
         self._queue: deque[Frame | Follow] = deque()
         self._chunk_bytes = chunk_bytes
         self._pace = Pace(chunk_bytes, is_careful=False)
-        self._replies = 0
+        self._urgent: deque[Frame] = deque()
+        """What goes before the queue."""
+        self._is_held_up = False
+        """Whether the queue waits for the peer's answer."""
         self._workers = 0
         self._woken = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
         """Whether the peer has long taken nothing."""
-        return len(self._queue) + self._replies > MOST_QUEUED + QUEUED_A_WORKER * self._workers
+        return len(self._queue) + len(self._urgent) > MOST_QUEUED + QUEUED_A_WORKER * self._workers
 
     def put(self, frame: Frame) -> None:
         """Queue a frame."""
@@ -75,7 +78,7 @@ class Outbox:
 
     def reply(self) -> None:
         """The peer asks whether all that it has sent has come."""
-        self._replies += 1
+        self._urgent.append(REPLY)
         self.wake()
 
     def answered(self) -> None:
@@ -92,6 +95,9 @@ class Outbox:
         """Queue a heartbeat, unless something waits to be taken."""
         if not self._queue:
             self.put(HEARTBEAT)
+        elif self._is_held_up and not self._urgent:
+            self._urgent.append(HEARTBEAT)
+            self.wake()
 
     def end(self, status: GoodbyeStatus, reason: str, run_id: str) -> None:
         """Queue a goodbye, and nothing more."""
@@ -118,16 +124,18 @@ class Outbox:
                 self._pace.asked()
                 yield QUESTION
             while self._pace.must_wait(size):
+                self._is_held_up = True
                 await self._wait()
-                for reply in self._taken_replies():
-                    yield reply
+                for urgent in self._taken_urgent():
+                    yield urgent
+            self._is_held_up = False
             self._pace.sent(size)
             yield frame
 
     async def _queued(self) -> AsyncIterator[Frame]:
         while True:
-            for reply in self._taken_replies():
-                yield reply
+            for urgent in self._taken_urgent():
+                yield urgent
             if not self._queue:
                 if self.ended.is_set():
                     return
@@ -140,9 +148,10 @@ class Outbox:
             async for frame in self._followed(item):
                 yield frame
 
-    def _taken_replies(self) -> list[Frame]:
-        count, self._replies = self._replies, 0
-        return [REPLY] * count
+    def _taken_urgent(self) -> list[Frame]:
+        taken = list(self._urgent)
+        self._urgent.clear()
+        return taken
 
     async def _followed(self, step: Follow) -> AsyncIterator[Frame]:
         broadcast, sent, first = step.broadcast, 0, (0, 0)
@@ -158,8 +167,8 @@ class Outbox:
                     yield piece
             else:
                 await self._wait()
-                for reply in self._taken_replies():
-                    yield reply
+                for urgent in self._taken_urgent():
+                    yield urgent
         *rest, commit = broadcast.ending(sent, step.workers, may_join=step.first is None)
         for frame in rest:
             for piece in pieces(frame, self._pace.piece_bytes(), first):

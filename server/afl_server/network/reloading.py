@@ -65,9 +65,7 @@ class ReloadedFiles(Generic[_T]):
             return
         self._value = value
         LOG.info(
-            "%s has changed and was read again",
-            self._what,
-            extra=events.Reloaded(what=self._what).extra,
+            "%s has changed and was read again", self._what, extra=events.Reloaded(what=self._what).extra
         )
 
     def _sign(self) -> _Signature:

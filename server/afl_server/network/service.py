@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -46,6 +47,7 @@ Deliver = Callable[[events.Event], None]
 """Takes an event to the federation, and carries out what follows."""
 
 
+@dataclass(eq=False)
 class _Stream:
     """One worker process's stream.
 
@@ -53,12 +55,10 @@ class _Stream:
         is_read: set while the federation takes what the peer sends.
     """
 
-    def __init__(self, member: int, identity: PeerIdentity, outbox: Outbox) -> None:
-        self.member = member
-        self.identity = identity
-        self.outbox = outbox
-        self.is_read = asyncio.Event()
-        self.is_read.set()
+    member: int
+    identity: PeerIdentity
+    outbox: Outbox
+    is_read: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FederationService:
@@ -144,29 +144,26 @@ class FederationService:
                 stream.outbox.wake()
             return
         stream_ = self._streams.get(effect.member)  # type: ignore[attr-defined]  # all others have one
-        if stream_ is not None:
-            self._carry_out(stream_, effect)
-
-    def _carry_out(self, stream: _Stream, effect: effects.Effect) -> None:
-        outbox = stream.outbox
-        if isinstance(effect, effects.Send | effects.Follow):
-            if isinstance(effect, effects.Send):
+        if stream_ is None:
+            return
+        outbox = stream_.outbox
+        match effect:
+            case effects.Send():
                 outbox.put(effect.frame)
-            else:
+            case effects.Follow():
                 outbox.follow(effect)
-            if outbox.is_full and not outbox.is_given_up:
-                self._give_up(stream)
-        elif isinstance(effect, effects.Heartbeat):
-            outbox.beat()
-        elif isinstance(effect, effects.End):
-            outbox.end(effect.status, effect.reason, self._run_id)
-        elif isinstance(effect, effects.Pause):
-            stream.is_read.clear()
-        elif isinstance(effect, effects.Resume):
-            stream.is_read.set()
-        else:
-            assert isinstance(effect, effects.HangUp)
-            disconnect(effect.peer, self.port)
+            case effects.Heartbeat():
+                outbox.beat()
+            case effects.End():
+                outbox.end(effect.status, effect.reason, self._run_id)
+            case effects.Read(is_wanted=True):
+                stream_.is_read.set()
+            case effects.Read():
+                stream_.is_read.clear()
+            case effects.HangUp():
+                disconnect(effect.peer, self.port)
+        if outbox.is_full and not outbox.is_given_up:
+            self._give_up(stream_)
 
     def _give_up(self, stream: _Stream) -> None:
         """A peer has long taken nothing."""
@@ -178,6 +175,7 @@ class FederationService:
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         identity = self._identify(context)
         stream = _Stream(next(self._numbers), identity, Outbox(self._counters, self._config.chunk_bytes))
+        stream.is_read.set()
         self._streams[stream.member] = stream
         self._deliver(events.Opened(stream.member, context.peer(), identity.permission))
         tasks = {

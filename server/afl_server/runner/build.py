@@ -1,16 +1,15 @@
-"""A run's federation from its configuration, and from a recording of its events."""
+"""A run's federation from its configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from afl.config import Config, config_from_text
+from afl.config import Config
 from afl.core.algorithms.registry import server_half
 from afl.core.engine import RoundEngine
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.errors import ConfigError
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.wire.settings import RunSettings
@@ -18,7 +17,6 @@ from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.machine import Federation
 from afl_server.federation.run import Run
 from afl_server.federation.snapshot import RunDescription
-from afl_server.runner.recording import read, replay
 
 
 def build(
@@ -59,23 +57,3 @@ def build(
     )
     run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
     return Federation(run, ranking), vector
-
-
-def replay_file(path: Path) -> Federation:
-    """The federation that a recording leads to, event by event.
-
-    Raises:
-        ConfigError: if it cannot be replayed.
-    """
-    with path.open(encoding="utf-8") as lines:
-        beginning, recorded = read(lines)
-        if beginning.is_resumed:
-            raise ConfigError(
-                f"{path}: the server resumed a run; only a recording from a run's beginning can be replayed"
-            )
-        config = config_from_text(beginning.config, f"the configuration in {path}")
-        ranking = Ranking(config.divergence_watch)
-        federation, _ = build(config, beginning.run_id, path.parent, ranking, beginning.began_at)
-        for _ in replay(federation, recorded):
-            pass
-    return federation

@@ -34,7 +34,7 @@ from afl_server.pages.page_data import Sources
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.runner.build import build
-from afl_server.runner.recording import Beginning, Recorder
+from afl_server.runner.recording import Recorder
 from afl_server.runner.shell import Shell
 from afl_server.storage.checkpointing import Checkpointing
 from afl_server.storage.records import RunRecords
@@ -191,10 +191,14 @@ def _recorder(run: OpenRun, now: float) -> Recorder | None:
     path = os.environ.get(RECORDING)
     if not path:
         return None
-    is_resumed = run.checkpoint is not None
-    beginning = Beginning(run.records.run_id, dump_config(run.config), is_resumed=is_resumed, began_at=now)
     try:
-        return Recorder(Path(path).open("w", encoding="utf-8", buffering=1), beginning)
+        return Recorder(
+            Path(path).open("w", encoding="utf-8", buffering=1),
+            run_id=run.records.run_id,
+            config=dump_config(run.config),
+            began_at=now,
+            is_resumed=run.checkpoint is not None,
+        )
     except OSError as error:
         raise ConfigError(f"{RECORDING}: {path} cannot be written: {error.strerror}") from error
 
@@ -276,5 +280,5 @@ async def _watch_directory(records: RunRecords, shell: Shell) -> None:
     while not shell.result.done():
         reason = records.lost()
         if reason:
-            shell.deliver(events.AbortAsked(reason, ExitCode.STORAGE))
+            shell.deliver(events.StopAsked(reason, ExitCode.STORAGE, is_final=True))
         await asyncio.sleep(DIRECTORY_CHECK_S)

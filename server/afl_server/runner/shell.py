@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from afl.core.engine import Evaluation
 from afl.daemon import events as log_events
 from afl.errors import ExitCode, StorageError
 from afl_server.federation import effects, events
@@ -67,14 +69,12 @@ class Shell:
         self._inbox: deque[events.Event] = deque()
         self._is_delivering = False
         self._carriers: dict[type[effects.Effect], Callable[[Any], None]] = {
-            effects.Compute: lambda effect: self._spawn(self._compute(effect)),
-            effects.Append: lambda effect: self._spawn(self._append(effect)),
-            effects.Checkpoint: lambda effect: self._spawn(self._checkpoint(effect)),
-            effects.SaveModel: lambda effect: self._spawn(self._save_model(effect)),
-            effects.RecordRound: self._record_round,
-            effects.RecordEvaluation: self._record_evaluation,
+            effects.Compute: lambda effect: self._spawn("outcome", self._compute(effect)),
+            effects.Append: lambda effect: self._spawn("outcome", self._append(effect)),
+            effects.Checkpoint: lambda effect: self._spawn("checkpoint", self._checkpoint(effect)),
+            effects.SaveModel: lambda effect: self._spawn("model", self._save_model(effect)),
+            effects.Record: self._record,
             effects.Timer: self._set_timer,
-            effects.WhenIdle: lambda _: self._call_soon(events.Idle()),
             effects.Log: _log,
             effects.Finish: lambda effect: self.result.set_result((effect.code, effect.reason)),
             effects.Release: lambda _: self.released.set(),
@@ -132,92 +132,72 @@ class Shell:
         if self._recorder is not None:
             self._recorder.close()
 
-    # Work on threads.
+    # Work on threads; each returns the event that answers it.
 
-    async def _compute(self, effect: effects.Compute) -> None:
+    async def _compute(self, effect: effects.Compute) -> events.Event:
         try:
-            result = await self._loop.run_in_executor(self._engine_thread, effect.call)
+            return events.EngineDone(await self._loop.run_in_executor(self._engine_thread, effect.call))
         except Exception as error:  # noqa: BLE001  # the federation's to judge
-            self.deliver(events.EngineDone(error=error))
-        else:
-            self.deliver(events.EngineDone(result))
+            return events.EngineDone(error=error)
 
-    async def _append(self, effect: effects.Append) -> None:
+    async def _append(self, effect: effects.Append) -> events.Event:
         assert self._checkpointing is not None
-        append, values = self._checkpointing.append, effect.values
-        try:
-            is_due = await self._loop.run_in_executor(
-                self._log_thread, append, effect.outcome, values, effect.round
-            )
-        except Exception as error:  # noqa: BLE001  # the federation's to judge
-            self.deliver(_failed("outcome", error))
-        else:
-            is_busy = self._publishing is not None and not self._publishing.done()
-            self.deliver(events.OutcomeWritten(is_due and not is_busy))
+        append = partial(self._checkpointing.append, effect.outcome, effect.moment, effect.round)
+        is_due = await self._loop.run_in_executor(self._log_thread, append)
+        is_busy = self._publishing is not None and not self._publishing.done()
+        return events.Written(is_due and not is_busy)
 
-    async def _checkpoint(self, effect: effects.Checkpoint) -> None:
+    async def _checkpoint(self, effect: effects.Checkpoint) -> events.Event:
         assert self._checkpointing is not None
         values = {**effect.values, "metrics_bytes": self._records.metrics_bytes}
-        try:
-            if self._publishing is not None:
-                # One that has failed is no loss while the log goes on; its error comes again here.
-                await self._publishing
-            temporary = await self._loop.run_in_executor(
-                self._log_thread, self._checkpointing.write, values, effect.arrays, effect.round
-            )
-            # One job: whoever waits for the thread's end waits for all of it.
-            publish = self._checkpointing.publish
-            self._publishing = self._loop.run_in_executor(self._disk_thread, publish, temporary)
-            if effect.waits:
-                await self._publishing
-            else:
-                self._publishing.add_done_callback(_note_published)
-        except Exception as error:  # noqa: BLE001  # the federation's to judge
-            self.deliver(_failed("checkpoint", error))
+        if self._publishing is not None:
+            # One that has failed is no loss while the log goes on; its error comes again here.
+            await self._publishing
+        write = partial(self._checkpointing.write, values, effect.arrays, effect.round)
+        temporary = await self._loop.run_in_executor(self._log_thread, write)
+        # One job: whoever waits for the thread's end waits for all of it.
+        publish = self._checkpointing.publish
+        self._publishing = self._loop.run_in_executor(self._disk_thread, publish, temporary)
+        if effect.waits:
+            await self._publishing
         else:
-            self.deliver(events.CheckpointWritten())
+            self._publishing.add_done_callback(_note_published)
+        return events.Written()
 
-    async def _save_model(self, effect: effects.SaveModel) -> None:
+    async def _save_model(self, effect: effects.SaveModel) -> events.Event | None:
         if effect.is_salvage and self._records.lost():
-            return
-        save = self._records.save_model
-        try:
-            await self._loop.run_in_executor(
-                self._disk_thread,
-                retry_without_descriptor,
-                save,
-                effect.name,
-                effect.model,
-                effect.rounds_applied,
-            )
-        except StorageError as error:
-            self.deliver(events.WriteFailed("model", str(error)))
-        except Exception as error:  # noqa: BLE001  # logged with its traceback by the federation
-            reason = f"model-{effect.name}.safetensors cannot be written: {error}"
-            self.deliver(events.WriteFailed("model", reason, ExitCode.INTERNAL, error))
-        else:
-            self.deliver(events.ModelWritten(effect.name))
+            return None
+        save = partial(self._records.save_model, effect.name, effect.model, effect.rounds_applied)
+        await self._loop.run_in_executor(self._disk_thread, retry_without_descriptor, save)
+        return events.ModelWritten(effect.name)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, what: events.Artifact, work: Coroutine[None, None, events.Event | None]) -> None:
+        task = asyncio.create_task(self._answer(what, work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
+    async def _answer(self, what: events.Artifact, work: Coroutine[None, None, events.Event | None]) -> None:
+        try:
+            event = await work
+        except StorageError as error:
+            event = events.WriteFailed(what, str(error))
+        except Exception as error:  # noqa: BLE001  # the federation's to judge
+            reason = f"the {what} cannot be written: {error}"
+            event = events.WriteFailed(what, reason, ExitCode.INTERNAL, error)
+        if event is not None:
+            self.deliver(event)
+
     # At once.
 
-    def _record_round(self, effect: effects.RecordRound) -> None:
-        summary = effect.summary
-        self._dual_window.add(summary.round, summary.dual_weights)
-        self._record(
-            lambda: self._records.train_round(summary, seconds=effect.seconds, up=effect.up, down=effect.down)
-        )
-
-    def _record_evaluation(self, effect: effects.RecordEvaluation) -> None:
-        self._record(lambda: self._records.evaluation(effect.evaluation, up=effect.up, down=effect.down))
-
-    def _record(self, write: Callable[[], None]) -> None:
+    def _record(self, effect: effects.Record) -> None:
+        closed, moment = effect.closed, effect.moment
+        up, down = moment.counters.uplink, moment.counters.downlink
         try:
-            write()
+            if isinstance(closed, Evaluation):
+                self._records.evaluation(closed, up=up, down=down)
+            else:
+                self._dual_window.add(closed.round, closed.dual_weights)
+                self._records.train_round(closed, seconds=moment.round_seconds, up=up, down=down)
         except StorageError as error:
             self.deliver(events.WriteFailed("metrics", str(error)))
 
@@ -233,14 +213,6 @@ class Shell:
     def _timer_fired(self, name: str, member: int) -> None:
         del self._timers[name, member]
         self.deliver(events.TimerFired(name, member))
-
-    def _call_soon(self, event: events.Event) -> None:
-        self._loop.call_soon(self.deliver, event)
-
-
-def _failed(what: Any, error: Exception) -> events.WriteFailed:
-    code = ExitCode.STORAGE if isinstance(error, StorageError) else ExitCode.INTERNAL
-    return events.WriteFailed(what, str(error), code, error)
 
 
 def _note_published(publishing: asyncio.Future[None]) -> None:

@@ -19,8 +19,10 @@ from afl_server.storage.store import Checkpoint, Entry, RunStore
 
 
 class Checkpointing:
-    """Between a federation and the store of its run; its methods are called one at a time, but for
-    :meth:`publish`, which may take its time on a thread of its own.
+    """Between a federation and the store of its run. What cannot be written or read is a ``StorageError``.
+
+    Its methods are called one at a time, but for :meth:`publish`, which may take its time on a thread of its
+    own.
 
     Args:
         every: a checkpoint is due after so many synchronization rounds, or when the log is long.
@@ -35,14 +37,10 @@ class Checkpointing:
         self._checkpoint_round = 0
         self._is_begun = False
 
-    def append(self, outcome: Outcome, values: Mapping[str, Any], round_: int) -> bool:
-        """Make the outcome of the step that was closed last durable; whether a checkpoint is due.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
+    def append(self, outcome: Outcome, moment: Moment, round_: int) -> bool:
+        """Make the outcome of the step that was closed last durable; whether a checkpoint is due."""
         reached("server.before-log")
-        self._store.append(Entry(self._sequence, outcome, values))
+        self._store.append(Entry(self._sequence, outcome, moment.values()))
         reached("server.after-log")
         self._sequence += 1
         return round_ - self._checkpoint_round >= self._every or self._store.is_due
@@ -52,9 +50,6 @@ class Checkpointing:
 
         Args:
             round_: the synchronization round that is open.
-
-        Raises:
-            StorageError: if it cannot be written.
         """
         if not self._is_begun and self._vector.frozen_length:
             retry_without_descriptor(self._store.keep_frozen, self._vector.frozen_bytes())
@@ -64,11 +59,7 @@ class Checkpointing:
         return retry_without_descriptor(self._store.write, checkpoint)
 
     def publish(self, temporary: Path) -> None:
-        """Make a written checkpoint count, once it and the metrics so far are on the disk.
-
-        Raises:
-            StorageError: if that cannot be done.
-        """
+        """Make a written checkpoint count, once it and the metrics so far are on the disk."""
         self._records.sync()
         retry_without_descriptor(self._store.publish, temporary)
 
@@ -89,11 +80,8 @@ class Checkpointing:
             vector.load_frozen(self._store.frozen())
         if vector.buffers.size:
             vector.buffers.load(arrays["buffers"])
-        own: Arrays = {
-            name[len(ENGINE_PREFIX) :]: array
-            for name, array in arrays.items()
-            if name.startswith(ENGINE_PREFIX)
-        }
+        own = {name: array for name, array in arrays.items() if name.startswith(ENGINE_PREFIX)}
+        own = {name.removeprefix(ENGINE_PREFIX): array for name, array in own.items()}
         engine.restore(checkpoint.values["engine"], own)
         self._sequence = checkpoint.sequence
         self._records.round, self._records.last_evaluation = engine.last_round, engine.last_evaluation

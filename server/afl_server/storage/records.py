@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,11 +24,10 @@ from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
-from afl.runs.metrics import settled
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking
+from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, mean_of
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -36,7 +35,7 @@ LOG = logging.getLogger("afl.server")
 
 @dataclass
 class RunRecords:
-    """What is written of a run.
+    """What is written of a run. Each method that writes raises a ``StorageError`` if it cannot.
 
     Attributes:
         ranking: of the evaluations so far; whoever closes one adds it.
@@ -53,13 +52,15 @@ class RunRecords:
     last_evaluation: Evaluation | None = None
     round_seconds: float = 0.0
 
-    _metrics: TextIO | None = None
+    _file: TextIO | None = None
     _ahead: Sequence[Mapping[str, Any]] = ()
     """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
         self.ranking = Ranking(self.config.divergence_watch)
         self.history = None if self.config.server.http is None else History(self.config.workers)
+
+    # Beginning.
 
     @staticmethod
     def claim(directory: Path) -> None:
@@ -68,11 +69,9 @@ class RunRecords:
         Raises:
             ConfigError: if it holds a run already, or cannot be made.
         """
-        try:
+        with _making(directory):
             directory.mkdir(parents=True, exist_ok=True)
             taken = next((name for name in (CONFIG_FILE, METRICS_FILE) if (directory / name).exists()), None)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
         if taken:
             raise ConfigError(
                 f"run.directory: {directory} already holds a run ({taken} is there), and nothing is "
@@ -87,13 +86,11 @@ class RunRecords:
             ConfigError: if it holds a run already, or cannot be written.
         """
         cls.claim(directory)
-        try:
+        records = cls(run_id, directory, config)
+        with _making(directory):
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
-            records = cls(run_id, directory, config)
             # By lines, so that a server that is killed leaves all rounds that it closed.
-            records._metrics = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
+            records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         return records
 
     @classmethod
@@ -107,7 +104,8 @@ class RunRecords:
             StorageError: if one of its files cannot be read or written.
         """
         records = cls(run_id, directory, config)
-        records._rewrite(CONFIG_FILE, dump_config(config).encode())
+        with records._writing(CONFIG_FILE):
+            write_whole(directory / CONFIG_FILE, dump_config(config).encode())
         path = directory / METRICS_FILE
         try:
             content = path.read_bytes() if path.exists() else b""
@@ -131,11 +129,9 @@ class RunRecords:
                     "or remove it to continue without the metrics so far"
                 ) from error
         records._ahead = _readable(content[metrics_bytes:])
-        try:
-            records._metrics = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
-            records._metrics.seek(whole)
-        except OSError as error:
-            raise records._unwritten(METRICS_FILE, error) from error
+        with records._writing(METRICS_FILE):
+            records._file = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
+            records._file.seek(whole)
         try:
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
         except OSError as error:
@@ -144,30 +140,21 @@ class RunRecords:
         return records
 
     def _read_again(self, line: Mapping[str, Any]) -> None:
-        if line["event"] == "evaluation":
-            self.ranking.see_line(line)
-        self._remember(line)
-
-    def _rewrite(self, name: str, content: bytes) -> None:
-        try:
-            write_whole(self.directory / name, content)
-        except OSError as error:
-            raise self._unwritten(name, error) from error
+        if line["event"] == "round":
+            self._show_round(line)
+        elif line["event"] == "evaluation":
+            evaluation = evaluation_of_line(line)
+            self.ranking.see(evaluation)
+            self._show_evaluation(EvaluationSummary.of(evaluation), evaluation)
 
     def caught_up(self) -> tuple[int, int]:
         """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
 
         Returns:
             how many synchronization rounds and evaluations that were.
-
-        Raises:
-            StorageError: if it cannot be done.
         """
-        assert self._metrics is not None
-        try:
+        with self._writing(METRICS_FILE):
             self._metrics.truncate()
-        except OSError as error:
-            raise self._unwritten(METRICS_FILE, error) from error
         ahead, self._ahead = self._ahead, ()
         last_round = 0 if self.round is None else self.round.synchronization
         last_evaluation = self.ranking.last.round if self.ranking.last else -1
@@ -175,24 +162,6 @@ class RunRecords:
             sum(line["event"] == "round" and line["synchronization"] > last_round for line in ahead),
             sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
         )
-
-    @property
-    def metrics_bytes(self) -> int:
-        """How long the metrics are."""
-        assert self._metrics is not None
-        return self._metrics.tell()
-
-    def sync(self) -> None:
-        """Wait until the metrics so far are on the disk.
-
-        Raises:
-            StorageError: if they cannot be written.
-        """
-        assert self._metrics is not None
-        try:
-            os.fsync(self._metrics.fileno())
-        except OSError as error:
-            raise self._unwritten(METRICS_FILE, error) from error
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
@@ -202,19 +171,30 @@ class RunRecords:
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
+    # Metrics.
+
+    @property
+    def _metrics(self) -> TextIO:
+        assert self._file is not None
+        return self._file
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long the metrics are."""
+        return self._metrics.tell()
+
+    def sync(self) -> None:
+        """Wait until the metrics so far are on the disk."""
+        with self._writing(METRICS_FILE):
+            os.fsync(self._metrics.fileno())
+
     def lost(self) -> str:
         """What has become of the directory, if it is no longer the one that this run writes to."""
-        assert self._metrics is not None
         path = self.directory / METRICS_FILE
-        try:
-            is_ours = os.path.samestat(path.stat(), os.fstat(self._metrics.fileno()))
-        except OSError:
-            is_ours = False
-        if is_ours:
-            return ""
-        if not self.directory.is_dir():
-            return self._gone
-        return f"{path} is gone, or another file has its place"
+        with contextlib.suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(self._metrics.fileno())):
+                return ""
+        return f"{path} is gone, or another file has its place" if self.directory.is_dir() else self._gone
 
     @property
     def _gone(self) -> str:
@@ -224,73 +204,91 @@ class RunRecords:
         )
 
     def train_round(self, summary: RoundSummary, *, seconds: float, up: WireCount, down: WireCount) -> None:
-        """A closed round: one line.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
+        """A closed round: one line."""
         self.round = summary
         self.round_seconds = seconds
         worst = int(np.nanargmax(summary.losses))
         line = self._line(
             "round",
+            up,
+            down,
             round=summary.round,
             synchronization=summary.synchronization,
             seconds=round(seconds, 6),
             loss_max=float(summary.losses[worst]),
             loss_max_worker=worst,
-            loss_mean=_mean(summary.losses[~np.isnan(summary.losses)]),
+            loss_mean=mean_of(summary.losses[~np.isnan(summary.losses)]),
             dual_weight_max=float(summary.dual_weights.max()),
             **_named(absent=summary.absent),
-            **_bytes(up, down),
         )
-        self._remember(line, summary.dual_weights)
+        self._show_round(line, summary.dual_weights)
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
-        """An evaluation: one line.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
-        standing = EvaluationSummary.of(evaluation)
+        """An evaluation: one line."""
+        summary = EvaluationSummary.of(evaluation)
         self.last_evaluation = evaluation
-        line = self._line(
+        self._line(
             "evaluation",
-            round=standing.round,
-            worst_worker=standing.worst_worker,
-            worst_accuracy=standing.worst_accuracy,
-            mean_accuracy=standing.mean_accuracy,
-            max_loss=standing.max_loss,
-            mean_loss=standing.mean_loss,
-            workers=[dict(metrics) for metrics in evaluation.metrics],
-            examples=list(evaluation.examples),
+            up,
+            down,
+            round=summary.round,
+            worst_worker=summary.worst_worker,
+            worst_accuracy=summary.worst_accuracy,
+            mean_accuracy=summary.mean_accuracy,
+            max_loss=summary.max_loss,
+            mean_loss=summary.mean_loss,
+            workers=evaluation.metrics,
+            examples=evaluation.examples,
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
-            **_bytes(up, down),
         )
-        self._remember(line)
+        self._show_evaluation(summary, evaluation)
         LOG.info(
             "round %d: worst worker %d, %s",
-            standing.round,
-            standing.worst_worker,
-            f"accuracy {standing.worst_accuracy:.4f} (mean {standing.mean_accuracy:.4f})"
-            if standing.worst_accuracy is not None
-            else f"loss {standing.max_loss:.5g} (mean {standing.mean_loss:.5g})",
+            summary.round,
+            summary.worst_worker,
+            f"accuracy {summary.worst_accuracy:.4f} (mean {summary.mean_accuracy:.4f})"
+            if summary.worst_accuracy is not None
+            else f"loss {summary.max_loss:.5g} (mean {summary.mean_loss:.5g})",
             extra=events.Evaluation(
-                round=standing.round,
-                worst_worker=standing.worst_worker,
-                worst_accuracy=standing.worst_accuracy,
-                max_loss=standing.max_loss,
+                round=summary.round,
+                worst_worker=summary.worst_worker,
+                worst_accuracy=summary.worst_accuracy,
+                max_loss=summary.max_loss,
             ).extra,
         )
 
-    def save_model(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
-        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module.
+    def _line(self, event: str, up: WireCount, down: WireCount, **values: Any) -> dict[str, Any]:
+        line = {
+            "event": event,
+            **values,
+            "uplink_bytes": up.total,
+            "downlink_bytes": down.total,
+            "uplink_float_equivalents": up.float_equivalents,
+            "downlink_float_equivalents": down.float_equivalents,
+        }
+        with self._writing(METRICS_FILE):
+            self._metrics.write(json.dumps(line) + "\n")
+        return line
 
-        Raises:
-            StorageError: if it cannot be written.
-        """
+    def _show_round(self, line: Mapping[str, Any], dual_weights: NDArray[np.float64] | None = None) -> None:
+        if self.first_round is None:
+            self.first_round = line
+        if self.history is not None:
+            sent = line["uplink_bytes"] + line["downlink_bytes"]
+            bucket = Bucket(round=line["round"], weight_max=line["dual_weight_max"], sent=sent)
+            self.history.add_round(bucket, dual_weights)
+
+    def _show_evaluation(self, summary: EvaluationSummary, evaluation: Evaluation) -> None:
+        if self.history is not None:
+            self.history.add_evaluation(summary, evaluation.metrics)
+
+    # Models, and the end.
+
+    def save_model(self, name: str, snapshot: ModelCopy, rounds_applied: int) -> None:
+        """Write ``model-NAME.safetensors``: parameters by name, loadable into the task's own module."""
         assert name in MODEL_NAMES
-        standing = next((entry for entry in self.ranking.evaluations if entry.round == rounds_applied), None)
+        summaries = self.ranking.evaluations
+        summary = next((entry for entry in summaries if entry.round == rounds_applied), None)
         metadata = {
             "format": "pt",
             "afl_version": __version__,
@@ -304,17 +302,14 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
-        if standing is not None:
-            metadata["worst_worker"] = str(standing.worst_worker)
-            metadata["max_loss"] = repr(standing.max_loss)
-            if standing.worst_accuracy is not None:
-                metadata["worst_accuracy"] = repr(standing.worst_accuracy)
+        if summary is not None:
+            metadata["worst_worker"] = str(summary.worst_worker)
+            metadata["max_loss"] = repr(summary.max_loss)
+            if summary.worst_accuracy is not None:
+                metadata["worst_accuracy"] = repr(summary.worst_accuracy)
         path = self.directory / model_file(name)
-        try:
-            with replacing(path) as temporary:
-                save_file(snapshot.tensors, temporary, metadata)
-        except (OSError, SafetensorError) as error:
-            raise self._unwritten(path.name, error) from error
+        with self._writing(path.name), replacing(path) as temporary:
+            save_file(snapshot.tensors, temporary, metadata)
 
     def summarize(self, code: ExitCode, reason: str, seconds: float, counters: Counters) -> dict[str, Any]:
         """Write and return ``summary.json``; nothing is written after it.
@@ -324,8 +319,7 @@ class RunRecords:
         """
         if lost := self.lost():
             raise StorageError(lost)
-        found = self.ranking.evaluations
-        first, last = (found[0], found[-1]) if found else (None, None)
+        found, first = self.ranking.evaluations, self.first_round
         summary = {
             "run_id": self.run_id,
             "afl_version": __version__,
@@ -336,15 +330,17 @@ class RunRecords:
             "workers": self.config.workers,
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
-            "first_round": self._beginning(),
-            "first": first.__dict__ if first else None,
-            "last": last.__dict__ if last else None,
-            "best": self.ranking.best.__dict__ if self.ranking.best else None,
+            # Its losses are of a model that nobody has trained.
+            "first_round": first
+            and {name: first[name] for name in ("round", "loss_max", "loss_max_worker", "loss_mean")},
+            "first": vars(found[0]) if found else None,
+            "last": vars(found[-1]) if found else None,
+            "best": self.ranking.best and vars(self.ranking.best),
             "communication": {
                 direction: {
                     "wire_bytes": count.total,
-                    "wire_bytes_by_kind": {kind.value: size for kind, size in count.wire.items()},
-                    "payload_bytes_by_part": {part.value: size for part, size in count.parts.items()},
+                    "wire_bytes_by_kind": count.wire,
+                    "payload_bytes_by_part": count.parts,
                     "frames": count.frames,
                     "float_equivalents": count.float_equivalents,
                     "float_equivalents_as_bytes": 4 * count.float_equivalents,
@@ -354,54 +350,27 @@ class RunRecords:
             "uncompressed_bytes": counters.uncompressed_bytes,
             "models": sorted(path.name for path in self.directory.glob("model-*.safetensors")),
         }
-        self._rewrite(SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
+        with self._writing(SUMMARY_FILE):
+            write_whole(self.directory / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
         return summary
-
-    def _beginning(self) -> dict[str, Any] | None:
-        """The losses of the first round, whose model nobody has trained."""
-        if self.first_round is None:
-            return None
-        names = ("round", "loss_max", "loss_max_worker", "loss_mean")
-        return {name: self.first_round[name] for name in names}
 
     def close(self) -> None:
         """Write no more metrics."""
-        if self._metrics is not None:
+        if self._file is not None:
             # What a full disk did not take is still buffered and fails again.
             with contextlib.suppress(OSError):
-                self._metrics.close()
-            self._metrics = None
+                self._file.close()
+            self._file = None
 
-    def _line(self, event: str, **values: Any) -> dict[str, Any]:
-        assert self._metrics is not None
-        line = {"event": event, **values}
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
         try:
-            self._metrics.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise self._unwritten(METRICS_FILE, error) from error
-        return line
-
-    def _remember(self, line: Mapping[str, Any], dual_weights: NDArray[np.float64] | None = None) -> None:
-        """A line of the metrics, written now or by an earlier process."""
-        if self.first_round is None and line["event"] == "round":
-            self.first_round = line
-        if self.history is None:
-            return
-        if line["event"] == "evaluation":
-            self.history.add_evaluation(EvaluationSummary.of_line(line), line["workers"])
-        elif line["event"] == "round":
-            bucket = Bucket(
-                round=line["round"],
-                weight_max=line["dual_weight_max"],
-                sent=line["uplink_bytes"] + line["downlink_bytes"],
-            )
-            self.history.add_round(bucket, dual_weights)
-
-    def _unwritten(self, name: str, error: Exception) -> StorageError:
-        if not self.directory.is_dir():
-            return StorageError(f"{name} cannot be written: {self._gone}")
-        reason = why_unwritten(error) if isinstance(error, OSError) else error
-        return StorageError(f"{self.directory / name} cannot be written: {reason}")
+            yield
+        except (OSError, SafetensorError) as error:
+            if not self.directory.is_dir():
+                raise StorageError(f"{name} cannot be written: {self._gone}") from error
+            reason = why_unwritten(error) if isinstance(error, OSError) else error
+            raise StorageError(f"{self.directory / name} cannot be written: {reason}") from error
 
 
 def _readable(lines: bytes) -> list[dict[str, Any]]:
@@ -425,27 +394,29 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
-def _mean(losses: NDArray[np.float64]) -> float:
-    with np.errstate(over="ignore"):
-        mean = float(losses.mean())
-    return settled(mean, losses.tolist())
+def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
+    """What a line of the metrics has of an evaluation: all that it is ranked by."""
+    return Evaluation(
+        line["round"],
+        synchronization=0,
+        metrics=tuple(line["workers"]),
+        examples=(),
+        diverged=(),
+        absent=tuple(line.get("absent", ())),
+        non_finite=tuple(line.get("non_finite", ())),
+    )
 
 
 def _named(**workers: Sequence[int]) -> dict[str, Any]:
     """Workers, where there are any: a line without them is one of all."""
-    return {name: list(entry) for name, entry in workers.items() if entry}
+    return {name: entry for name, entry in workers.items() if entry}
 
 
-def _bytes(up: WireCount, down: WireCount) -> dict[str, Any]:
-    return {
-        "uplink_bytes": up.total,
-        "downlink_bytes": down.total,
-        "uplink_float_equivalents": up.float_equivalents,
-        "downlink_float_equivalents": down.float_equivalents,
-    }
-
-
-def _unwritable(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-    )
+@contextlib.contextmanager
+def _making(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
+        ) from error

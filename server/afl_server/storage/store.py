@@ -28,22 +28,8 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
-from afl.runs.durable import (
-    CutShortError,
-    DamagedError,
-    OtherVersionError,
-    Record,
-    Section,
-    lock,
-    next_record,
-    packed_arrays,
-    read_record,
-    record_head,
-    sync_folder,
-    unlock,
-    unpacked_arrays,
-    write_whole,
-)
+from afl.runs import durable
+from afl.runs.durable import DamagedError, Record, Section
 
 LOG = logging.getLogger("afl.server")
 
@@ -123,7 +109,7 @@ class RunStore:
         self._syncs = durability == "machine"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(folder / "lock", f"the run in {folder.parent}")
+            self._lock = durable.lock(folder / "lock", f"the run in {folder.parent}")
         except OSError as error:
             raise ConfigError(
                 f"run.directory: {folder} cannot be written: {why_unwritable(error)}; name another directory"
@@ -135,33 +121,27 @@ class RunStore:
         self.loss: Loss | None = None
         """What reading the outcomes has found missing or damaged: known once the last of them is read."""
 
-    # Writing.
+    # Writing; each raises a ``StorageError`` if it cannot be done.
 
     def write(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint under another name, and begin the log that follows it; no waiting for the disk.
 
         Returns:
             what :meth:`publish` takes.
-
-        Raises:
-            StorageError: if it cannot be written.
         """
-        described, sections = packed_arrays(checkpoint.arrays)
-        head = record_head(
-            {
-                "format": FORMAT,
-                "run_id": checkpoint.run_id,
-                "sequence": checkpoint.sequence,
-                "arrays": described,
-                **checkpoint.values,
-            },
-            sections,
-        )
+        described, sections = durable.packed_arrays(checkpoint.arrays)
+        values = {
+            "format": FORMAT,
+            "run_id": checkpoint.run_id,
+            "sequence": checkpoint.sequence,
+            "arrays": described,
+            **checkpoint.values,
+        }
         temporary = self._path("checkpoint", checkpoint.sequence).with_suffix(".new")
         with self._failing(temporary.name):
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            handle = _opened(temporary, os.O_TRUNC)
             try:
-                written = _write(handle, [head])
+                written = _write(handle, [durable.record_head(values, sections)])
                 reached("server.mid-checkpoint")
                 written += _write(handle, sections)
             except OSError:
@@ -174,73 +154,42 @@ class RunStore:
         self._log_limit = largest_log(written)
         return temporary
 
-    def keep_frozen(self, data: bytes) -> None:
-        """Write the parameters that are not trained, once in the run's life.
-
-        Raises:
-            StorageError: if they cannot be written.
-        """
-        path = self._folder / FROZEN_FILE
-        if not path.exists():
-            with self._failing(path.name):
-                write_whole(path, record_head({}, [data]), data)
-
-    def frozen(self) -> bytes:
-        """What :meth:`keep_frozen` wrote.
-
-        Raises:
-            StorageError: if it is gone or damaged.
-        """
-        path = self._folder / FROZEN_FILE
-        try:
-            return bytes(read_record(_content(path)).sections[0])
-        except (OSError, DamagedError) as error:
-            raise StorageError(f"{path} cannot be used: {error}; restore it from a backup") from error
-
     def publish(self, temporary: Path) -> None:
-        """Make a written checkpoint the newest, once it is on the disk; then remove what is no longer needed.
-
-        Raises:
-            StorageError: if it cannot be done.
-        """
+        """Make a written checkpoint the newest, once it is on the disk; then remove what is no longer
+        needed."""
         with self._failing(temporary.name):
-            handle = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             reached("server.before-rename")
             temporary.replace(temporary.with_suffix(""))
-            sync_folder(self._folder)
-            self._prune()
+            durable.sync_folder(self._folder)
+            oldest = self._found("checkpoint")[-2:][0]
+            for kind in ("checkpoint", "log"):
+                for sequence in self._found(kind):
+                    if sequence < oldest:
+                        self._path(kind, sequence).unlink(missing_ok=True)
+            # Of servers that were killed before theirs was published.
+            for path in self._folder.glob("checkpoint-*.new"):
+                path.unlink()
 
     def append(self, entry: Entry) -> None:
-        """Add a closed step to the log: before anyone hears of it.
-
-        Raises:
-            StorageError: if it cannot be written; the log is as before.
-        """
+        """Add a closed step to the log, before anyone hears of it; the log is as before if it cannot be."""
         outcome = entry.outcome
-        described, sections = packed_arrays({"losses": outcome.losses, **outcome.unsent})
-        header = None
+        described, sections = durable.packed_arrays({"losses": outcome.losses, **outcome.unsent})
+        values = {
+            "sequence": entry.sequence,
+            "position": outcome.step.position,
+            "kind": outcome.step.kind.name,
+            "arrays": described,
+            "payload": outcome.payload and asdict(outcome.payload.header),
+            "evaluation": outcome.evaluation and asdict(outcome.evaluation),
+            **entry.values,
+        }
         if outcome.payload is not None:
-            header = asdict(outcome.payload.header)
             sections += outcome.payload.sections
-        head = record_head(
-            {
-                "sequence": entry.sequence,
-                "position": outcome.step.position,
-                "kind": outcome.step.kind.name,
-                "arrays": described,
-                "payload": header,
-                "evaluation": None if outcome.evaluation is None else asdict(outcome.evaluation),
-                **entry.values,
-            },
-            sections,
-        )
         with self._failing(self._path("log", self._log_start).name):
             try:
-                written = _write(self._log, [head])
+                written = _write(self._log, [durable.record_head(values, sections)])
                 reached("server.mid-log")
                 self._log_bytes += written + _write(self._log, sections)
                 if self._syncs:
@@ -256,6 +205,21 @@ class RunStore:
         """Whether the log has grown so long that a checkpoint should follow."""
         return self._log_bytes > self._log_limit
 
+    def keep_frozen(self, data: bytes) -> None:
+        """Write the parameters that are not trained, once in the run's life."""
+        path = self._folder / FROZEN_FILE
+        if not path.exists():
+            with self._failing(path.name):
+                durable.write_whole(path, durable.record_head({}, [data]), data)
+
+    def frozen(self) -> bytes:
+        """What :meth:`keep_frozen` wrote, unless it is gone or damaged."""
+        path = self._folder / FROZEN_FILE
+        try:
+            return bytes(durable.read_record(_content(path)).sections[0])
+        except (OSError, DamagedError) as error:
+            raise StorageError(f"{path} cannot be used: {error}; restore it from a backup") from error
+
     def discard(self) -> None:
         """Remove the folder: no run came of it."""
         self.close()
@@ -268,7 +232,7 @@ class RunStore:
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
-        unlock(self._lock)
+        durable.unlock(self._lock)
 
     # Reading.
 
@@ -290,9 +254,8 @@ class RunStore:
         for sequence in reversed(self._found("checkpoint")):
             path = self._path("checkpoint", sequence)
             try:
-                record = read_record(_content(path))
-                checkpoint = _checkpoint(record)
-            except OtherVersionError as error:
+                checkpoint = _checkpoint(durable.read_record(_content(path)))
+            except durable.OtherVersionError as error:
                 raise StorageError(
                     f"{path} cannot be used: {error}; resume the run with that version, or start a new "
                     "run in another directory"
@@ -308,8 +271,7 @@ class RunStore:
                 continue
             # Only whole ones count as the last two, which are kept.
             for path in damaged:
-                with self._failing(path.name):
-                    path.replace(_free(path))
+                self._rename_aside(path)
             return checkpoint, self._entries(sequence)
         raise StorageError(
             f"no checkpoint in {self._folder} is whole: restore the folder from a backup, or start a new run "
@@ -320,52 +282,52 @@ class RunStore:
         logs = [start for start in self._found("log") if start >= sequence]
         if sequence not in logs:
             # A checkpoint's log is begun before the checkpoint is there.
-            self.loss = self._loss(f"{self._path('log', sequence)} is not there", sequence)
+            self._lose(f"{self._path('log', sequence)} is not there", sequence)
             return
         for start in logs:
             path = self._path("log", start)
             if start > sequence:
-                self.loss = self._loss(f"{path} begins behind outcome {sequence}, which is missing", sequence)
+                self._lose(f"{path} begins behind outcome {sequence}, which is missing", sequence)
                 return
             content = self._read(path)
             position = 0
             while position < len(content):
                 try:
-                    record = read_record(content, position)
-                    entry = _entry(record)
+                    record = durable.read_record(content, position)
                 except DamagedError as error:
                     if start == logs[-1] and _is_torn(content, position, error):
-                        # Nobody has heard of that step.
-                        with self._failing(path.name):
-                            os.truncate(path, position)
-                        LOG.warning(
-                            "%s ends with an outcome that was not written whole (%s); its step is open again",
-                            path,
-                            error,
-                            extra=events.LogCut(file=path.name).extra,
-                        )
+                        self._cut(path, position, error)
                     else:
-                        self.loss = self._loss(
-                            f"{path} is damaged at byte {position}: {error}", start, position
-                        )
+                        self._lose(f"{path} is damaged at byte {position}: {error}", start, position)
                     return
+                entry = _entry(record)
                 if entry.sequence != sequence:
-                    self.loss = self._loss(
-                        f"{path} holds outcome {entry.sequence} where {sequence} should be", start, position
-                    )
+                    what = f"{path} holds outcome {entry.sequence} where {sequence} should be"
+                    self._lose(what, start, position)
                     return
                 yield entry
                 reached("server.mid-replay")
                 sequence += 1
                 position += record.length
 
-    def _loss(self, what: str, log: int, position: int = 0) -> Loss:
+    def _cut(self, path: Path, position: int, error: DamagedError) -> None:
+        """Of the step whose outcome the log ends within nobody has heard."""
+        with self._failing(path.name):
+            os.truncate(path, position)
+        LOG.warning(
+            "%s ends with an outcome that was not written whole (%s); its step is open again",
+            path,
+            error,
+            extra=events.LogCut(file=path.name).extra,
+        )
+
+    def _lose(self, what: str, log: int, position: int = 0) -> None:
+        """Note what is wrong, and how much follows."""
         later = [self._read(self._path("log", start)) for start in self._found("log") if start > log]
         path = self._path("log", log)
-        readable = sum(map(_whole_records, later))
         if path.exists():
-            readable += _whole_records(self._read(path)[position:])
-        return Loss(what, log, position, readable)
+            later.append(self._read(path)[position:])
+        self.loss = Loss(what, log, position, sum(map(_whole_records, later)))
 
     def _set_aside(self) -> None:
         """Keep what cannot be resumed from beside the logs, which would write over it; told only once."""
@@ -374,17 +336,19 @@ class RunStore:
             return
         for start in self._found("log"):
             if start > loss.log:
-                path = self._path("log", start)
-                with self._failing(path.name):
-                    path.replace(_free(path))
+                self._rename_aside(self._path("log", start))
         path = self._path("log", loss.log)
         # The outcomes before it are needed until the next checkpoint is there.
         if path.exists():
             aside = _free(path)
             with self._failing(aside.name):
-                write_whole(aside, self._read(path)[loss.position :])
+                durable.write_whole(aside, self._read(path)[loss.position :])
                 os.truncate(path, loss.position)
         self.loss = None
+
+    def _rename_aside(self, path: Path) -> None:
+        with self._failing(path.name):
+            path.replace(_free(path))
 
     # Files.
 
@@ -405,22 +369,12 @@ class RunStore:
         self._set_aside()
         path = self._path("log", sequence)
         with self._failing(path.name):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            handle = _opened(path, os.O_TRUNC | os.O_APPEND)
             if self._log >= 0:
                 os.close(self._log)
             self._log, self._log_bytes, self._log_start = handle, 0, sequence
             if self._syncs:
-                sync_folder(self._folder)
-
-    def _prune(self) -> None:
-        oldest = self._found("checkpoint")[-2:][0]
-        for kind in ("checkpoint", "log"):
-            for sequence in self._found(kind):
-                if sequence < oldest:
-                    self._path(kind, sequence).unlink(missing_ok=True)
-        # Of servers that were killed before theirs was published.
-        for path in self._folder.glob("checkpoint-*.new"):
-            path.unlink()
+                durable.sync_folder(self._folder)
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -436,6 +390,10 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: Path, flags: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
 
 
 def _write(handle: int, parts: Sequence[Section]) -> int:
@@ -460,15 +418,15 @@ def _is_torn(content: memoryview, position: int, error: DamagedError) -> bool:
     """Whether the log ends, from ``position`` on, as a write that was cut off leaves it: in a part of a
     record, or in room for one that was never written to."""
     rest = np.frombuffer(content, dtype=np.uint8, offset=position)
-    if not isinstance(error, CutShortError) and rest.any():
+    if not isinstance(error, durable.CutShortError) and rest.any():
         return False
-    return next_record(content, position) is None
+    return durable.next_record(content, position) is None
 
 
 def _whole_records(content: memoryview) -> int:
     """How many whole records there are, whatever lies between them."""
     count = start = 0
-    while (found := next_record(content, start)) is not None:
+    while (found := durable.next_record(content, start)) is not None:
         start = found[0] + found[1].length
         count += 1
     return count
@@ -483,15 +441,15 @@ def _free(path: Path) -> Path:
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
-        raise OtherVersionError("it was written by another version of afl")
-    arrays = unpacked_arrays(values.pop("arrays"), record.sections)
+        raise durable.OtherVersionError("it was written by another version of afl")
+    arrays = durable.unpacked_arrays(values.pop("arrays"), record.sections)
     return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
 
 
 def _entry(record: Record) -> Entry:
     values = dict(record.values)
     described, header = values.pop("arrays"), values.pop("payload")
-    arrays = unpacked_arrays(described, record.sections[: len(described)])
+    arrays = durable.unpacked_arrays(described, record.sections[: len(described)])
     evaluation = values.pop("evaluation")
     payload = None
     if header is not None:

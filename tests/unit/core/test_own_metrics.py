@@ -5,6 +5,7 @@ from __future__ import annotations
 from afl.core.engine import Evaluation
 from afl.runs.metrics import own_metrics, own_metrics_line
 from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.storage.records import evaluation_of_line
 
 WORKERS = (
     {"loss": 1.0, "mae": 0.5, "bias": -0.25},
@@ -35,9 +36,8 @@ def test_a_standing_has_them_of_the_worker_that_it_names_also_from_a_line_of_the
     seen = EvaluationSummary.of(Evaluation(7, 7, WORKERS, (10, 0, 10), (), absent=(1,)))
     assert seen.worst_worker == 2
     assert seen.own_metrics["mae"] == {"worst_worker": 1.5, "mean": 1.0}
-    line = {**seen.__dict__, "workers": list(WORKERS)}
-    del line["own_metrics"]
-    assert EvaluationSummary.of_line(line) == seen
+    line = {**seen.__dict__, "workers": list(WORKERS), "absent": [1]}
+    assert EvaluationSummary.of(evaluation_of_line(line)) == seen
 
     ranked = ({"loss": 1.0, "accuracy": 0.25, "f1": 0.2}, {"loss": 4.0, "accuracy": 0.5, "f1": 0.4})
     by_accuracy = EvaluationSummary.of(Evaluation(7, 7, ranked, (10, 10), ()))

@@ -78,13 +78,13 @@ def test_a_checkpoint_that_fails_is_no_loss_and_its_error_comes_again(
         monkeypatch.setattr(run.store, "publish", fails)
         taken = []
         monkeypatch.setattr(shell, "deliver", taken.append)
-        for answer in (events.CheckpointWritten, events.WriteFailed):
+        for answer in (events.Written, events.WriteFailed):
             shell.carry_out([effects.Checkpoint({}, {}, 1, waits=False)])
             for _ in range(500):
                 if isinstance(taken[-1] if taken else None, answer):
                     break
                 await asyncio.sleep(0.01)
-        assert [type(event) for event in taken] == [events.CheckpointWritten, events.WriteFailed]
+        assert [type(event) for event in taken] == [events.Written, events.WriteFailed]
 
     drive(tmp_path, what)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]

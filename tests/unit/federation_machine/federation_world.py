@@ -208,8 +208,8 @@ class World:
         for index, header in enumerate(headers):
             data = payload_of(worker, position, header)
             half = len(data) // 8 * 4
-            found.append(events.Piece(0, worker, index, 0, data[:half], half + 20))
-            found.append(events.Piece(0, worker, index, half, data[half:], len(data) - half + 20))
+            found.append(events.Piece(0, worker, index, 0, data[:half]))
+            found.append(events.Piece(0, worker, index, half, data[half:]))
         return found
 
     def _digest(self, kind: Kind) -> bytes:
@@ -250,10 +250,8 @@ class World:
                 self.paused.discard(member)
                 if member in self.peers:
                     self.peers[member].goodbye = status
-            case effects.Pause(member):
-                self.paused.add(member)
-            case effects.Resume(member):
-                self.paused.discard(member)
+            case effects.Read(member, is_wanted):
+                (self.paused.discard if is_wanted else self.paused.add)(member)
             case effects.HangUp(member, _):
                 self.hung_up.append(member)
                 if member in self.peers:
@@ -271,8 +269,6 @@ class World:
             case effects.Release():
                 self.released = True
             case effects.Compute() | effects.Append() | effects.Checkpoint() | effects.SaveModel():
-                self.work.append(effect)
-            case effects.WhenIdle():
                 self.work.append(effect)
 
     def _received(self, member: int, frame: pb.ServerFrame) -> None:
@@ -308,9 +304,9 @@ class World:
                 except Exception as error:  # noqa: BLE001  # the federation's to judge
                     done = events.EngineDone(error=error)
                 self.handle(done)
-            case effects.Append(outcome, values, _):
-                self.appended.append((_own(outcome), values))
-                self.handle(events.OutcomeWritten(checkpoint_due=len(self.appended) % 3 == 0))
+            case effects.Append(outcome, moment, _):
+                self.appended.append((_own(outcome), deepcopy(moment.values())))
+                self.handle(events.Written(checkpoint_due=len(self.appended) % 3 == 0))
             case effects.Checkpoint(values, arrays, _, _):
                 self.checkpoint = Checkpoint(
                     RUN_ID,
@@ -318,12 +314,10 @@ class World:
                     deepcopy(dict(values)),
                     {name: array.copy() for name, array in arrays.items()},
                 )
-                self.handle(events.CheckpointWritten())
+                self.handle(events.Written())
             case effects.SaveModel(name, model, _, _):
                 self.models[name] = model
                 self.handle(events.ModelWritten(name))
-            case effects.WhenIdle():
-                self.handle(events.Idle())
         return True
 
     def fail(self, reason: str = "the disk is full") -> None:

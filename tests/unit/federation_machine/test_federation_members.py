@@ -337,7 +337,7 @@ def test_whoever_may_not_speak_for_a_worker_neither_takes_it_nor_hears_the_end()
     unknown = world.connect(Peer([0], b"C"), Permission("no token"))
     assert unknown.goodbye is GoodbyeStatus.REFUSED or "no token" in world.log[-1].message
     assert world.federation.snapshot().sessions == 2
-    world.handle(events.AbortAsked("over", ExitCode.ABORTED))
+    world.handle(events.StopAsked("over", ExitCode.ABORTED, is_final=True))
     late = world.connect(Peer([1], b"B"), stranger)
     assert late.goodbye is GoodbyeStatus.REFUSED
 

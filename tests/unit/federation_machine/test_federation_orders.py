@@ -222,7 +222,7 @@ class Federations(RuleBasedStateMachine):
         if peer is None or peer.member in self.world.paused:
             return
         if self.world.federation.engine.incoming_header(worker) is None:
-            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234", size))
+            self.world.handle(events.Piece(peer.member, worker, 0, 0, b"1234"))
 
     @rule(choice=st.integers(0, 9))
     def somebody_joins_twice(self, choice: int) -> None:
@@ -310,6 +310,8 @@ class LateWorld(World):
     def say(self, peer: Peer) -> bool:
         self._take_steps(peer)
         said = peer.said[0] if peer.said else None
+        # Whatever is said after the last step is answered by the goodbye.
+        is_over = self.federation.engine.finished
         has_said = super().say(peer)
         if isinstance(said, events.ReportBegan) and has_said:
             self._saying[peer.member, said.report.worker] = said.report.position
@@ -317,9 +319,16 @@ class LateWorld(World):
             worker = said.report.worker if isinstance(said, events.ReportBegan) else said.worker
             following = peer.said[0] if peer.said else None
             is_whole = not (isinstance(following, events.Piece) and following.worker == worker)
-            if is_whole and peer.goodbye is None:
+            if is_whole and peer.goodbye is None and not is_over:
                 self.reported.add((worker, self._saying[peer.member, worker]))
         return has_said
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.HangUp) and effect.member in self.peers:
+            # What it has said and still waits is dropped; it says that again when it comes back.
+            cut_off = self.peers[effect.member].workers
+            self.reported = {(worker, at) for worker, at in self.reported if worker not in cut_off}
+        super()._carry_out(effect)
 
     def die_and_resume(self) -> None:
         self.reported.clear()

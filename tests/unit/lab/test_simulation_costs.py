@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afl.core.engine import Opening
 from afl.core.messages import (
     EVALUATION_PHASE,
     NOWHERE,
@@ -34,7 +36,7 @@ from afl_lab.simulation.meter import Cost, report_costs, step_costs
 from afl_server.federation.broadcast import Broadcast
 from afl_server.federation.counters import Counters
 from afl_server.federation.effects import Follow
-from afl_server.federation.events import FrameCame, Piece
+from afl_server.federation.events import FrameCame
 from afl_server.network.conversation import Conversation
 from afl_server.network.outbox import QUESTION, Outbox
 
@@ -91,11 +93,7 @@ def counted_by_the_server(report: Report, kind: Kind, payloads: list[Payload], c
     for frame in report_frames(report, kind, payloads, chunk_bytes):
         for event in conversation.events_of(frame.data):
             if isinstance(event, FrameCame):
-                content = FrameContent(traffic_of_kind(kind), event.values, event.indices, event.scalars)
-                count.add(event.size, content)
-            elif isinstance(event, Piece) and event.size:
-                values = len(event.data) - event.indices
-                count.add(event.size, FrameContent(traffic_of_kind(kind), values, event.indices))
+                count.add(event.size, replace(event.content, traffic=traffic_of_kind(kind)))
     return count
 
 
@@ -159,14 +157,8 @@ def sent_by_the_server(
 ) -> WireCount:
     """As a session of one worker follows a broadcast."""
     outbox = Outbox(Counters(), chunk_bytes)
-    broadcast = Broadcast.whole(
-        step,
-        NOWHERE,
-        payloads,
-        dual_weights=weights,
-        participants=range(worker + 1),
-        chunk_bytes=chunk_bytes,
-    )
+    opening = Opening(step, tuple(payloads), np.array(weights), range(worker + 1))
+    broadcast = Broadcast.whole(opening, NOWHERE, dual_weights=weights, chunk_bytes=chunk_bytes)
     goodbye = Frame(b"", FrameContent(Traffic.CONTROL))
 
     async def follow() -> WireCount:

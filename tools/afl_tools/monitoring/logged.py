@@ -26,8 +26,9 @@ class UnnamedEventError(Exception):
 def sites() -> dict[str, set[tuple[str, str]]]:
     """Where each event is logged, and at which level, by its name.
 
-    A line is a call of a logger with ``extra=EVENT.extra``, or an effect ``Log(LEVEL, message, EVENT)`` of a
-    machine that does not log itself. EVENT is made there, or earlier in the same function.
+    A line is a call of a logger with ``extra=EVENT.extra``, or of ``log(LEVEL, message, EVENT)`` or
+    ``log_rarely(kind, message, EVENT)`` of a machine that does not log itself. EVENT is made there, or
+    earlier in the same function.
 
     Raises:
         UnnamedEventError: if a line, but for debugging, has no such event.
@@ -77,8 +78,12 @@ def _lines(node: ast.AST, made: dict[str, str]) -> Iterator[tuple[int, str, str]
                 is_event = isinstance(extra, ast.Attribute) and extra.attr == "extra"
                 event = _event(extra.value, made) if is_event and isinstance(extra, ast.Attribute) else ""
                 yield child.lineno, LEVELS[method], event
-            case ast.Call(func=ast.Name(id="Log"), args=[ast.Constant(value=str(level)), _, event, *_]):
+            case ast.Call(
+                func=ast.Attribute(attr="log"), args=[ast.Constant(value=str(level)), _, event, *_]
+            ):
                 yield child.lineno, LEVELS[level.lower()], _event(event, made)
+            case ast.Call(func=ast.Attribute(attr="log_rarely"), args=[_, _, event]):
+                yield child.lineno, "warning", _event(event, made)
         yield from _lines(child, made)
 
 
