@@ -1,7 +1,9 @@
-"""A task's forked processes, such as a DataLoader's, hold nothing of the worker that a restart needs."""
+"""A task's forked processes, such as a DataLoader's: a restart of their worker does not fail for them."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from afl.errors import ExitCode
 from support import Federation, Process, result_of, run_together
 
 OPTIONS = ("--task", "tests_tasks:Forking")
@@ -44,21 +47,49 @@ def children_of(process: Process) -> list[psutil.Process]:
     raise AssertionError(f"{process.name} has not forked: {process.text}")
 
 
+def start(federation: Federation) -> tuple[Process, list[psutil.Process]]:
+    """Worker 0 in the middle of a round, and its children."""
+    worker = federation.start("0", *OPTIONS)
+    reached = federation.wait_until(lambda status: status["state"] == "running")["round"]
+    federation.wait_until(lambda status: status["round"] > reached + 1)
+    return worker, children_of(worker)
+
+
+def check(federation: Federation, orphans: list[psutil.Process], ends: int) -> None:
+    """The run goes on to the end of an undisturbed one, and what was forked has ended."""
+    rounds = federation.summary()["rounds"]
+    plain = run_together(config_of("Slow", rounds), federation.folder / "plain", ("0", "1"))
+    assert result_of(federation) == result_of(plain)
+    assert len(orphans) == ends * CHILDREN
+    assert not psutil.wait_procs(orphans, GONE_S)[1], "children outlive their worker"
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_worker_with_forked_children_goes_on_at_once(tmp_path: Path, kills: int):
-    rounds = 20 + 5 * kills
     orphans: list[psutil.Process] = []
-    with Federation(config_of("Forking", rounds), tmp_path / "killed") as federation:
+    with Federation(config_of("Forking", 20 + 5 * kills), tmp_path) as federation:
         federation.start("1", *OPTIONS)
         for _ in range(kills):
-            worker = federation.start("0", *OPTIONS)
-            reached = federation.wait_until(lambda status: status["state"] == "running")["round"]
-            federation.wait_until(lambda status, after=reached: status["round"] > after + 1)
-            orphans += children_of(worker)
+            worker, children = start(federation)
+            orphans += children
             worker.kill()
         federation.start("0", *OPTIONS)
         federation.finish()
-    plain = run_together(config_of("Slow", rounds), tmp_path / "plain", ("0", "1"))
-    assert result_of(federation) == result_of(plain)
-    assert len(orphans) == kills * CHILDREN
-    assert not psutil.wait_procs(orphans, GONE_S)[1], "children outlive their worker"
+    check(federation, orphans, kills)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_signals_to_a_worker_and_its_forked_children_show_no_traceback(tmp_path: Path, times: int):
+    orphans: list[psutil.Process] = []
+    with Federation(config_of("Forking", 20 + 10 * times), tmp_path) as federation:
+        federation.start("1", *OPTIONS)
+        for number in times * (signal.SIGTERM, signal.SIGINT):
+            worker, children = start(federation)
+            orphans += children
+            os.killpg(worker.pid, number)
+            worker.expect(ExitCode.INTERRUPTED)
+            assert "Traceback" not in worker.text
+            assert worker.logged("ended", code=int(ExitCode.INTERRUPTED)), worker.text
+        federation.start("0", *OPTIONS)
+        federation.finish()
+    check(federation, orphans, 2 * times)

@@ -38,12 +38,16 @@ class _Ones(IterableDataset[Tensor]):
 
 
 class Forking(Slow):
-    """``Slow``, the same to the bit, with forked processes: a DataLoader's, and one that never ends."""
+    """``Slow``, the same to the bit, with forked processes: a DataLoader's, and one that never ends.
+
+    All are a process group, so that a test can signal them as a terminal does.
+    """
 
     _ones: Iterator[Tensor] | None = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._ones is None:
+            os.setpgrp()
             multiprocessing.get_context("fork").Process(target=_never_end, daemon=True).start()
             loader: DataLoader[Any] = DataLoader(
                 _Ones(), batch_size=None, num_workers=2, multiprocessing_context="fork"
