@@ -13,13 +13,14 @@ import pytest
 
 from afl.errors import ExitCode
 from support import Federation, Process, result_of, run_together
+from support.federation import free_port
 
 OPTIONS = ("--task", "tests_tasks:Forking")
 CHILDREN = 3
 GONE_S = 15.0
 
 
-def config_of(task: str, rounds: int) -> dict[str, Any]:
+def config_of(task: str, rounds: int, **server: Any) -> dict[str, Any]:
     return {
         "workers": 2,
         "task": {"name": f"tests_tasks:{task}", "batch_size": 8, "options": {"pause": 0.02}},
@@ -32,16 +33,16 @@ def config_of(task: str, rounds: int) -> dict[str, Any]:
             "uplink": {"name": "top-k", "ratio": 0.2},
         },
         "evaluation": {"every": 7},
-        "server": {"checkpoint_every": 10, "heartbeat": "0.2s", "peer_timeout": "5s"},
+        "server": {"checkpoint_every": 10, "heartbeat": "0.2s", "peer_timeout": "5s", **server},
     }
 
 
-def children_of(process: Process) -> list[psutil.Process]:
+def children_of(process: Process, count: int = CHILDREN) -> list[psutil.Process]:
     """Those of a worker, once all are there."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = psutil.Process(process.pid).children()
-        if len(found) == CHILDREN:
+        if len(found) == count:
             return found
         time.sleep(0.02)
     raise AssertionError(f"{process.name} has not forked: {process.text}")
@@ -55,12 +56,12 @@ def start(federation: Federation) -> tuple[Process, list[psutil.Process]]:
     return worker, children_of(worker)
 
 
-def check(federation: Federation, orphans: list[psutil.Process], ends: int) -> None:
+def check(federation: Federation, orphans: list[psutil.Process], forked: int) -> None:
     """The run goes on to the end of an undisturbed one, and what was forked has ended."""
     rounds = federation.summary()["rounds"]
     plain = run_together(config_of("Slow", rounds), federation.folder / "plain", ("0", "1"))
     assert result_of(federation) == result_of(plain)
-    assert len(orphans) == ends * CHILDREN
+    assert len(orphans) == forked
     assert not psutil.wait_procs(orphans, GONE_S)[1], "children outlive their worker"
 
 
@@ -75,7 +76,7 @@ def test_a_killed_worker_with_forked_children_goes_on_at_once(tmp_path: Path, ki
             worker.kill()
         federation.start("0", *OPTIONS)
         federation.finish()
-    check(federation, orphans, kills)
+    check(federation, orphans, kills * CHILDREN)
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
@@ -92,4 +93,41 @@ def test_signals_to_a_worker_and_its_forked_children_show_no_traceback(tmp_path:
             assert worker.logged("ended", code=int(ExitCode.INTERRUPTED)), worker.text
         federation.start("0", *OPTIONS)
         federation.finish()
-    check(federation, orphans, 2 * times)
+    check(federation, orphans, 2 * times * CHILDREN)
+
+
+def test_a_killed_server_with_a_forked_child_goes_on_at_its_ports_at_once(tmp_path: Path):
+    config = config_of("ForkingModel", 300, **{key: f"127.0.0.1:{free_port()}" for key in ("listen", "http")})
+    orphans: list[psutil.Process] = []
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            federation.start(ids, "--task", "tests_tasks:ForkingModel")
+        federation.wait_until(lambda status: status["round"] >= 5)
+        second = federation.start_server()
+        second.expect(ExitCode.IN_USE)
+        second.close()
+        federation.servers.remove(second)
+        assert f"in use by another process (process {federation.server.pid})" in second.text
+        for _ in range(3):
+            reached = federation.status()["round"]
+            federation.wait_until(lambda status, after=reached: status["round"] > after + 1)
+            orphans += children_of(federation.server, 1)
+            federation.server.kill()
+            federation.start_server()
+            assert federation.server.wait_for("resumed")
+        federation.finish()
+    check(federation, orphans, 3)
+
+
+def test_a_signal_to_a_servers_child_is_not_the_servers(tmp_path: Path):
+    with Federation(config_of("ForkingModel", 20), tmp_path) as federation:
+        (child,) = children_of(federation.server, 1)
+        federation.server.wait_for("listening")
+        child.terminate()
+        deadline = time.monotonic() + GONE_S
+        while child.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the child has not taken the signal"
+            time.sleep(0.02)
+        for ids in ("0", "1"):
+            federation.start(ids, "--task", "tests_tasks:ForkingModel")
+        federation.finish()

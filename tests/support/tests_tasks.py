@@ -56,6 +56,14 @@ class Forking(Slow):
         return super().loss(model, batch) * next(self._ones)
 
 
+class ForkingModel(Slow):
+    """The same, with a process that never ends wherever its model is made: at the server too."""
+
+    def model(self) -> nn.Module:
+        multiprocessing.get_context("fork").Process(target=_never_end, daemon=True).start()
+        return super().model()
+
+
 def _never_end() -> None:
     while True:
         time.sleep(1.0)

@@ -19,7 +19,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def enter(program: str, module: str) -> int:
+def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     """Import the command and run its ``main``; returns the exit code.
 
     A Ctrl-C and a reader that has gone away (``| head``) end it in a line at most, whenever they come.
@@ -28,6 +28,10 @@ def enter(program: str, module: str) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    # Durable files need fdatasync and posix_fallocate.
+    if needs_linux and sys.platform != "linux":
+        print(f"{program}: this is {sys.platform}, and it runs on Linux only", file=sys.stderr)
+        return ExitCode.CONFIG
     _prepare_forks()
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -135,3 +135,11 @@ def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
         check=True,
     )
     assert done.stdout == f"{found}\n"
+
+
+@pytest.mark.parametrize("daemon", ["afl_server", "afl_worker"])
+def test_a_daemon_on_another_system_says_that_it_needs_linux(daemon: str) -> None:
+    program = f"import sys; sys.platform = 'darwin'; from {daemon}.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    said = f"{daemon.replace('_', '-')}: this is darwin, and it runs on Linux only\n"
+    assert (done.returncode, done.stderr) == (ExitCode.CONFIG, said)
