@@ -48,9 +48,9 @@ def children_of(process: Process, count: int = CHILDREN) -> list[psutil.Process]
     raise AssertionError(f"{process.name} has not forked: {process.text}")
 
 
-def start(federation: Federation) -> tuple[Process, list[psutil.Process]]:
+def start(federation: Federation, *options: str) -> tuple[Process, list[psutil.Process]]:
     """Worker 0 in the middle of a round, and its children."""
-    worker = federation.start("0", *OPTIONS)
+    worker = federation.start("0", *OPTIONS, *options)
     reached = federation.wait_until(lambda status: status["state"] == "running")["round"]
     federation.wait_until(lambda status: status["round"] > reached + 1)
     return worker, children_of(worker)
@@ -70,8 +70,9 @@ def test_a_killed_worker_with_forked_children_goes_on_at_once(tmp_path: Path, ki
     orphans: list[psutil.Process] = []
     with Federation(config_of("Forking", 20 + 5 * kills), tmp_path) as federation:
         federation.start("1", *OPTIONS)
+        http = f"--http=127.0.0.1:{free_port()}"
         for _ in range(kills):
-            worker, children = start(federation)
+            worker, children = start(federation, http)
             orphans += children
             worker.kill()
         federation.start("0", *OPTIONS)
