@@ -93,11 +93,11 @@ class Outbox:
 
     def beat(self) -> None:
         """Queue a heartbeat, unless something waits to be taken."""
-        if not self._queue:
-            self.put(HEARTBEAT)
-        elif self._is_held_up and not self._urgent:
+        if self._is_held_up:
             self._urgent.append(HEARTBEAT)
             self.wake()
+        elif not self._queue:
+            self.put(HEARTBEAT)
 
     def end(self, status: GoodbyeStatus, reason: str, run_id: str) -> None:
         """Queue a goodbye, and nothing more."""
