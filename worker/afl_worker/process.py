@@ -11,7 +11,7 @@ from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.errors import AflError, ExitCode
-from afl.terminal.entry import disregard_children
+from afl.terminal.entry import end_children
 from afl.user_code import worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime
@@ -88,5 +88,5 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
     # A second signal, of either kind, ends the process at once.
     for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_DFL)
-    disregard_children()
+    end_children()
     raise SignalError(signal.Signals(number).name)

@@ -16,6 +16,7 @@ from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CHILD_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -32,7 +33,7 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     if needs_linux and sys.platform != "linux":
         print(f"{program}: this is {sys.platform}, and it runs on Linux only", file=sys.stderr)
         return ExitCode.CONFIG
-    _prepare_forks()
+    prepare_forks()
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
@@ -60,14 +61,23 @@ def failed(program: str, error: AflError) -> ExitCode:
     return error.exit_code
 
 
-def disregard_children() -> None:
-    """From now on the end of a child no longer raises, as PyTorch has it for a DataLoader's: what ends this
-    process ends its children too."""
+def end_children() -> None:
+    """End the daemonic processes of ``multiprocessing``, such as a DataLoader's, as the end of this process
+    would: but before an exception takes it out of a call that they answer, of which they would complain."""
     if callable(signal.getsignal(signal.SIGCHLD)):
+        # PyTorch's, which raises when a child of a DataLoader ends.
         signal.signal(signal.SIGCHLD, lambda *_: None)
+    multiprocessing = sys.modules.get("multiprocessing")
+    children = (
+        [child for child in multiprocessing.active_children() if child.daemon] if multiprocessing else []
+    )
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(CHILD_GRACE_S)
 
 
-def _prepare_forks() -> None:
+def prepare_forks() -> None:
     """See to it that processes that are forked from this one, such as a DataLoader's, take signals as any
     other process does, and do not outlive this one."""
     program, forking = os.getpid(), threading.local()
@@ -104,5 +114,5 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
         # In the middle of an import an exception may be lost, or end the process from C++.
         os.write(2, b"interrupted\n")
         os._exit(ExitCode.INTERRUPTED)
-    disregard_children()
+    end_children()
     raise KeyboardInterrupt
