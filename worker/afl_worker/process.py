@@ -11,7 +11,7 @@ from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.errors import AflError, ExitCode
-from afl.terminal.entry import end_children
+from afl.terminal.entry import comes_again, end_children
 from afl.user_code import worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime
@@ -85,6 +85,8 @@ class WorkerPages(HttpPages):
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
     """Raise :class:`SignalError`, once."""
+    if comes_again(number):
+        return
     # A second signal, of either kind, ends the process at once.
     for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_DFL)

@@ -16,8 +16,14 @@ from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CHILD_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_AGAIN_S = 0.05
+
+CHILD_GRACE_S = 1.0
+"""How long a child may take to end after SIGTERM before its parent's end goes on."""
+
+_forking = threading.Event()
+"""Set while the main thread forks."""
 
 
 def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
@@ -61,6 +67,15 @@ def failed(program: str, error: AflError) -> ExitCode:
     return error.exit_code
 
 
+def comes_again(number: int) -> bool:
+    """Whether a signal has come while the main thread forks; it then comes again, since Python drops what a
+    handler raises there."""
+    if _forking.is_set():
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+        return True
+    return False
+
+
 def end_children() -> None:
     """End the daemonic processes of ``multiprocessing``, such as a DataLoader's, as the end of this process
     would: but before an exception takes it out of a call that they answer, of which they would complain."""
@@ -88,11 +103,16 @@ def prepare_forks() -> None:
         forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         is_main = threading.current_thread() is threading.main_thread()
         forking.is_own = is_main and os.getpid() == program
+        if is_main:
+            _forking.set()
 
     def in_parent() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+        if threading.current_thread() is threading.main_thread():
+            _forking.clear()
 
     def in_child() -> None:
+        _forking.clear()
         # An event loop's descriptor: the parent would read there what comes here.
         signal.set_wakeup_fd(-1)
         for number in _STOP_SIGNALS:
@@ -109,7 +129,9 @@ def prepare_forks() -> None:
     os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
-def _interrupt(_number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if comes_again(number):
+        return
     if any(outer.f_code.co_filename == _IMPORTING for outer, _ in traceback.walk_stack(frame)):
         # In the middle of an import an exception may be lost, or end the process from C++.
         os.write(2, b"interrupted\n")

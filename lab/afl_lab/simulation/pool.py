@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
-from afl.terminal.entry import end_children, prepare_forks
+from afl.terminal.entry import comes_again, end_children, prepare_forks
 from afl.user_code import worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
@@ -173,7 +173,9 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
             connection.send(outcome_of(job, report))
 
 
-def _end_in_order(_number: int, _frame: FrameType | None) -> None:
+def _end_in_order(number: int, _frame: FrameType | None) -> None:
+    if comes_again(number):
+        return
     end_children()
     raise KeyboardInterrupt
 
