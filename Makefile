@@ -6,7 +6,7 @@
 # make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/
 # make policy   checkov over deploy/, from an environment of its own (.venv-policy): it pins much of what we use
 # make bench    what a round costs, beside gRPC's own floor
-# make clean    remove what was made here, the environment .venv too
+# make clean    remove what was made here, the environments too
 #
 # Each installs what it needs into .venv first, once. It takes Python 3.11 or newer and make.
 # PYTHON=python3.12 names another interpreter; VENV=DIR another environment; JOBS=4 runs four test files at a
@@ -59,7 +59,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m afl_benchmarks.rounds $(ARGS)
 
 clean:
-	rm -rf .venv .venv-policy build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find common cli server worker lab benchmarks reproduction tools tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 venv: $(VENV)/.dev

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from support.commands import prepare
+from support.process import Process
 
 TESTS = Path(__file__).parent
 
@@ -95,6 +96,20 @@ def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.collect()
         time.sleep(0.05)
     assert not left, f"{request.path.name} leaves behind: {'; '.join(left)}"
+    _no_traceback()
+
+
+@pytest.fixture(autouse=True)
+def no_traceback() -> Iterator[None]:
+    """No process that a test has closed shows a traceback, but where the test says so."""
+    yield
+    _no_traceback()
+
+
+def _no_traceback() -> None:
+    found = list(Process.unexpected)
+    Process.unexpected.clear()
+    assert not found, "\n".join(found)
 
 
 def _left(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -143,7 +145,8 @@ class _Folder:
         """What was done, and what to do with it."""
         kept = f"; {self._kept} that existed are kept (--renew makes certificates again)"
         files = _SERVER_FILES.items()
-        settings = " ".join(f"--set server.tls.{key}={self._path / name}" for key, name in files)
+        pairs = (("--set", f"server.tls.{key}={self._path / name}") for key, name in files)
+        settings = shlex.join(itertools.chain.from_iterable(pairs))
         made = [*self._made[:_SHOWN], *(["..."] if len(self._made) > _SHOWN else [])]
         return [
             f"made in {self._path}: {', '.join(made) or 'nothing'}{kept * bool(self._kept)}",

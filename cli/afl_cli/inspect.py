@@ -16,6 +16,7 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
+from afl.paths import kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.terminal.view import facts, make_console, summary_table, table
@@ -60,9 +61,10 @@ def described(path: Path, limit: int | None) -> list[RenderableType]:
         ConfigError: if there is no such file, or it is none of ours.
         DataError: if it is one of ours and damaged.
     """
-    if path.is_dir():
+    kind = kind_of(path)
+    if kind == "folder":
         return _directory(path, limit)
-    if not path.exists():
+    if not kind:
         raise ConfigError(f"{path}: no such file or directory")
     describers: Mapping[str, Callable[[Path, int | None], list[RenderableType]]] = {
         ".safetensors": _model,

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
 from afl_cli import certs, check, export, inspect, new, plot, simulate, status, theory
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     command: _Command = options.own
     try:
-        return command.run(options)
+        with naming_paths():
+            return command.run(options)
     except AflError as error:
         return failed(f"afl {options.command}", error)
     except KeyboardInterrupt:

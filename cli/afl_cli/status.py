@@ -6,6 +6,7 @@ import argparse
 import http.client
 import json
 import re
+import ssl
 import time
 import urllib.error
 import urllib.parse
@@ -46,7 +47,7 @@ _SCHEME_PORTS = {"": DEFAULT_PORT, "http": 80, "https": 443}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     default = f"default port {DEFAULT_PORT} (default: {DEFAULT_SERVER})"
-    server = f"the server's http address (server.http), or a URL; {default}"
+    server = f"the server's http address (server.http), or the status page's URL; {default}"
     parser.add_argument("server", nargs="?", default=DEFAULT_SERVER, metavar="HOST[:PORT]", help=server)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
@@ -96,14 +97,20 @@ def fetch_status(server: str) -> dict[str, Any]:
         with _opener(url).open(url, timeout=TIMEOUT_S) as answer:
             state = json.loads(answer.read(LARGEST_ANSWER))
     except urllib.error.HTTPError as error:
-        what = f"answers {error.code} ({error.reason}): it is not an afl server"
+        what = f"{url} answers {error.code} ({error.reason})"
+        if error.code in {502, 503, 504}:
+            behind = "a proxy answers, the server behind it does not; is the server running?"
+            raise LostServerError(f"{what}: {behind}") from error
         right = "give the address that the server's configuration has under server.http"
-        raise LostServerError(f"{url} {what}; {right}") from error
+        raise LostServerError(f"{what}: it is not an afl server; {right}") from error
     except (ValueError, http.client.HTTPException) as error:
         what = "does not answer as an afl server does; is it the gRPC port (server.listen)?"
         raise LostServerError(f"{url} {what} Give the one under server.http") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            right = "http:// is without TLS; SSL_CERT_FILE=FILE names an authority of your own"
+            raise LostServerError(f"no TLS with {url}: {reason}; {right}") from error
         what = f"nothing answers at {url} ({reason}); is the server running, and is this its server.http?"
         raise LostServerError(f"{what} afl inspect shows what a finished run wrote") from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
@@ -112,20 +119,21 @@ def fetch_status(server: str) -> dict[str, Any]:
 
 
 def status_url(server: str) -> str:
-    """The URL of ``/status`` at ``server``, which is an http URL, ``host`` or ``host:port``."""
+    """The URL of ``/status`` at ``server``: ``host``, ``host:port``, or an http URL of the status page."""
     scheme, _, rest = server.rpartition("://")
     if scheme not in _SCHEME_PORTS:
         unknown = f"{scheme} is not a scheme that afl status speaks"
         raise ConfigError(f"{server}: {unknown}; write http://host:port")
-    host, _, path = rest.partition("/")
+    host, _, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
     if _HAS_NO_PORT.fullmatch(host):
         host = f"{host}:{_SCHEME_PORTS[scheme]}"
     try:
         address = parse_target(host)
     except AddressError as error:
         raise ConfigError(f"{server}: {error}") from error
-    path = path if path.strip("/") not in {"", "status"} else "status"
-    return f"{scheme or 'http'}://{address}/{path}"
+    # Before it comes what a reverse proxy serves the page under.
+    prefix = path.strip("/").removesuffix("status").rstrip("/")
+    return "/".join(filter(None, (f"{scheme or 'http'}://{address}", prefix, "status")))
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

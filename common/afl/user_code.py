@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import sysconfig
 import traceback
@@ -94,7 +95,7 @@ def users_line(error: BaseException) -> tuple[str, str] | None:
     others = [*_our_folders(), *libraries]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.is_file() and not any(path.is_relative_to(folder) for folder in others):
+        if os.path.isfile(path) and not any(path.is_relative_to(folder) for folder in others):  # noqa: PTH113
             return f"{_shown(path)}:{frame.lineno}, in {frame.name}", (frame.line or "").strip()
     return None
 
@@ -120,7 +121,7 @@ def worth_tracing(error: BaseException) -> BaseException | None:
 
 def _is_ours(path: Path, ours: list[Path]) -> bool:
     """Whether a line is of what calls tasks: not of a task that is ours, nor of a library."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113  # Path.is_file may raise
         return True
     if path.is_relative_to(Path(__file__).parent / "tasks"):
         return path.name in _CALLERS

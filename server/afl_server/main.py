@@ -12,6 +12,7 @@ from afl.config.address import check_plaintext
 from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
 from afl.errors import AflError, ConfigError, ExitCode
+from afl.paths import kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
@@ -35,17 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--resume uses the run's own configuration; leave out --config")
     set_up_logs(level=options.log_level, as_json=options.json_logs)
     try:
-        if options.resume is None:
-            config = load_config(options.config, options.set)
-        else:
-            config = stored_config(options.resume, options.set)
-        if config.server.tls is None:
-            check_plaintext(config.server.listen, insecure=config.server.insecure)
-        authentication = Authentication(config.server)
-        # PyTorch takes seconds to import: what is wrong with the configuration is said before.
-        from afl_server.runner.run import run  # noqa: PLC0415
+        with naming_paths():
+            if options.resume is None:
+                config = load_config(options.config, options.set)
+            else:
+                config = stored_config(options.resume, options.set)
+            if config.server.tls is None:
+                check_plaintext(config.server.listen, insecure=config.server.insecure)
+            authentication = Authentication(config.server)
+            # PyTorch takes seconds to import: what is wrong with the configuration is said before.
+            from afl_server.runner.run import run  # noqa: PLC0415
 
-        return run(config, authentication, live=options.live, stays=options.stay)
+            return run(config, authentication, live=options.live, stays=options.stay)
     except AflError as error:
         return failed("afl-server", error)
     except KeyboardInterrupt:
@@ -91,7 +93,9 @@ def stored_config(directory: Path, overrides: list[str]) -> Config:
     Raises:
         ConfigError: if there is no run to resume.
     """
-    if not (directory / STATE_FOLDER).is_dir():
+    with naming_paths(option="--resume"):
+        has_state = kind_of(directory / STATE_FOLDER) == "folder"
+    if not has_state:
         raise ConfigError(
             f"--resume {directory}: there is no run to resume (no folder "
             f"{directory / STATE_FOLDER}); give the run.directory of one that was stopped"

@@ -435,6 +435,7 @@ def test_a_failure_of_unknown_cause_is_logged(besieged: Federation) -> None:
         failure.cause = 55  # type: ignore[assignment]
         client.send(failure=failure)
         line = besieged.server.wait_for("worker_failed", worker=VICTIM)
+    besieged.server.expect_traceback("Traceback: here")
     assert "Traceback: here" in line["message"]
 
 
@@ -678,6 +679,8 @@ def test_workers_whose_data_or_task_is_wrong(tmp_path: Path) -> None:
             federation.start(ids, "--task", "tests_tasks:Troubled", server=f"127.0.0.1:{port}")
             for ids in "0123"
         )
+        for process in (raising, federation.server):
+            process.expect_traceback("RuntimeError: no luck today")
         unnamed = federation.start("4", server=f"127.0.0.1:{port}")
         other = federation.start("5", "--task", "digits", server=f"127.0.0.1:{port}")
         named = "--task tests_tasks:Troubled"
@@ -736,6 +739,29 @@ def test_data_that_is_missing_or_does_not_divide(tmp_path: Path) -> None:
         assert "Download the files from" in no_data.text
         assert str(empty) in no_data.text
         assert "Fashion-MNIST was not found" in fashion.server.wait_for("worker_failed")["message"]
+
+
+def test_paths_of_workers_that_cannot_be_asked_about(tmp_path: Path) -> None:
+    """A journal or data below a name that is too long, and data in a folder whose name is not UTF-8."""
+    config = {**CONFIG, "workers": 10, "task": {"name": "fashion-mnist", "batch_size": 8}}
+    with (
+        Federation(CONFIG, tmp_path / "journal") as journals,
+        Federation(config, tmp_path / "data") as fashion,
+    ):
+        no_journal = journals.start("0", "--journal", "x" * 300)
+        too_long = fashion.start("0", environment={"AFL_DATA": "x" * 300})
+        foreign = fashion.start("1", environment={"AFL_DATA": "\udcff"})
+        for process, code, said in (
+            (no_journal, ExitCode.STORAGE, ".journal cannot be used (File name too long): the journal must"),
+            (too_long, ExitCode.DATA, "/train-images-idx3-ubyte: File name too long; a name has at most 255"),
+            (foreign, ExitCode.DATA, "Fashion-MNIST was not found: looked for"),
+        ):
+            process.expect(code)
+            assert said in process.text
+        for worker, said in ((0, "File name too long"), (1, r"/\udcff/FashionMNIST")):
+            line = fashion.server.wait_for("worker_failed", worker=worker)
+            assert said in line["message"]
+        assert fashion.server.is_running
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from afl.errors import ExitCode
 from afl.security.certificates import KeyPair
 from support import Federation, Process, Proxy, run_together
 from support.commands import FROM_NOTHING
-from support.identities import Identities, Pair, tls
+from support.identities import BelowRoot, Identities, Pair, tls
 
 CONFIG: dict[str, Any] = {
     "workers": 4,
@@ -42,6 +42,7 @@ class Place:
     servers: Mapping[str, Federation]
     ours: Identities
     others: Identities
+    below: BelowRoot
 
     def path(self, name: str) -> str:
         return str(self.ours.folder / name)
@@ -60,6 +61,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     ours.worker("x", "nameless")
     ours.token("3", is_known=False)
     others.worker("3")
+    below = BelowRoot(folder / "below")
+    leaf = below.server()
+    below.whole(below.worker("3"))
     kinds: dict[str, dict[str, Any]] = {
         "plaintext": {},
         "plaintext and tokens": {"tokens": str(ours.tokens)},
@@ -68,13 +72,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "mutual": {"tls": tls(good, ours.ca)},
         "tokens": {"tls": tls(good), "tokens": str(ours.tokens)},
         "both": {"tls": tls(good, ours.ca), "tokens": str(ours.tokens)},
+        "leaf": {"tls": tls(leaf, below.ca)},
+        "whole": {"tls": tls(below.whole(leaf), below.ca)},
     }
     with contextlib.ExitStack() as stack:
         servers = {
             kind: stack.enter_context(Federation(config_of(**server), folder / kind))
             for kind, server in kinds.items()
         }
-        yield Place(servers, ours, others)
+        yield Place(servers, ours, others, below)
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Case:
     """A worker and what it is told.
 
     Attributes:
-        options: of its command line; CA, OTHER and the names of files stand for their paths.
+        options: of its command line; CA, OTHER and their like and the names of files stand for their paths.
     """
 
     server: str
@@ -95,6 +101,8 @@ class Case:
         for word in self.options.split():
             known = {"CA": place.ours.ca, "OTHER-CA": place.others.ca}
             known["OTHER"] = place.others.folder / "worker-3"
+            known |= {"ROOT": place.below.ca, "BELOW": place.below.folder / "worker-3"}
+            known["WHOLE"] = place.below.folder / "worker-3-whole"
             name, dot, suffix = word.partition(".")
             path = known.get(name, place.ours.folder / name)
             words.append(
@@ -130,6 +138,20 @@ UNREACHED = {
     ),
     "a certificate that is not for clients": Case(
         "mutual", "--ca CA --certificate server.pem --key server.key", "or is not for clients"
+    ),
+    "the server's intermediate authority is not sent": Case(
+        "leaf",
+        "--ca ROOT --certificate WHOLE.pem --key WHOLE.key",
+        "it leads to 'Acme Issuing 7'. If that is an intermediate authority, append its certificate to the"
+        " server's (server.tls.certificate)",
+    ),
+    "the server's root is another": Case(
+        "whole", "--ca CA --certificate WHOLE.pem --key WHOLE.key", "it leads to 'Acme Root'."
+    ),
+    "the worker's intermediate authority is not sent": Case(
+        "whole",
+        "--ca ROOT --certificate BELOW.pem --key BELOW.key",
+        "It leads to 'Acme Issuing 7': if that is an intermediate authority, append its certificate to that",
     ),
     "plaintext against TLS": Case("tokens", "", "{address} speaks TLS, this worker plaintext; give"),
     "plaintext against mutual TLS": Case("mutual", "", "{address} speaks TLS, this worker plaintext; give"),
@@ -183,6 +205,7 @@ WELCOME = {
     "a certificate": Case("mutual", f"--ca CA {OWN}", "3"),
     "a token": Case("tokens", "--ca CA --token-file token-3", "3"),
     "both": Case("both", f"--ca CA {OWN} --token-file token-3", "3"),
+    "an intermediate authority": Case("whole", "--ca ROOT --certificate WHOLE.pem --key WHOLE.key", "3"),
     "another name": Case("elsewhere", "--ca CA --server-name silo.example.org", "3"),
 }
 

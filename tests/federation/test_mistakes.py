@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from support import Federation, Process, Proxy
+from support.commands import daemon_without_rights
 from support.federation import completed
 from support.identities import Identities, tls
 
@@ -204,6 +205,19 @@ def raw(text: str) -> Made:
     return made
 
 
+def in_a_closed_folder(federation: Federation) -> Process:
+    closed = federation.folder / "closed"
+    closed.mkdir(mode=0)
+    (federation.folder / "closed.yaml").write_text(
+        yaml.safe_dump(completed({**CONFIG, "task": {"name": "synthetic"}}, closed / "run")), encoding="utf-8"
+    )
+    options = ("--config", "closed.yaml", "--no-json-logs")
+    process = Process("server", daemon_without_rights(*options), folder=federation.folder)
+    process.wait()
+    closed.chmod(0o700)
+    return process
+
+
 def second_server(federation: Federation) -> Process:
     return server("--set", f"server.listen={federation.address}")(federation)
 
@@ -257,6 +271,7 @@ OTHERS: dict[str, Made] = {
     "The step size is too large, or the data holds NaN": alone("nan"),
     "Labels are counted from 1, or the model has too few outputs": worker("3", *NAMED, site="labels"),
     "The server's port is taken, usually by an earlier server": second_server,
+    "The run directory is below a folder of another user": in_a_closed_folder,
     "A worker is started twice": worker("0", "--journal", "another", *NAMED),
     "Server and worker have different versions": of_another_version,
     "The server has TLS, the worker does not": under_tls(),
@@ -321,6 +336,8 @@ def test_with_a_loss_of_one_s_own_too_the_numbers_of_another_type_are_named(tmp_
 
 def test_what_a_task_s_code_raises_names_its_line_at_both_ends(federation: Federation) -> None:
     process = worker("3", *NAMED, site="raising")(federation)
+    for end in (process, federation.server):
+        end.expect_traceback("KeyError: 'age'")
     process.expect(2)
     line = TASK.splitlines().index('            x = {}["age"]') + 1
     said = (

@@ -23,6 +23,7 @@ from afl.v1 import federation_pb2 as pb
 from afl_cli.main import main
 from afl_server.pages.metrics import FAMILIES
 from support import Federation, Process, Proxy, RawClient, Reference
+from support.commands import daemon_without_rights
 from support.federation import completed, fetch
 
 SYNTHETIC: dict[str, Any] = {
@@ -284,6 +285,25 @@ def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path)
         assert f"the run was stopped: {end['message']}" in worker.text
         assert "Traceback" not in federation.server.text + worker.text
         assert not federation.directory.exists()
+
+
+def test_a_run_directory_that_is_closed_to_the_server_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    config = completed(with_rounds(SYNTHETIC, 5), above / "run")
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    server = Process("server", daemon_without_rights("--config", "server.yaml"), folder=tmp_path)
+    try:
+        server.wait_for("listening")
+        above.chmod(0)
+        server.expect(ExitCode.STORAGE)
+        (end,) = server.logged("run_over")
+        assert end["message"] == (
+            f"the run directory cannot be looked into any more: {above / 'run'}: Permission denied; this "
+            "process may not look or write there; name another path, or run it as a user who may"
+        )
+    finally:
+        above.chmod(0o700)
+        server.close()
 
 
 def test_what_takes_the_place_of_a_run_directory_is_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
+
+import pytest
 
 from forked_daemon import become
 
@@ -114,6 +117,21 @@ class _Forked:
     def send_signal(self, number: signal.Signals) -> None:
         if self.wait(0.0) is None:
             os.kill(self.pid, number)
+
+
+def without_rights() -> list[str]:
+    """What is put before a command so that, run by a superuser, it may not look everywhere; else nothing."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("a superuser may look everywhere, and cannot give that up without setpriv")
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+
+
+def daemon_without_rights(*arguments: str) -> list[str]:
+    """What ``python`` is given to become ``afl-server ARGUMENTS`` without those rights."""
+    command = [*without_rights(), sys.executable, "-m", "afl_server", *arguments]
+    return ["-c", f"import os; os.execvp({command[0]!r}, {command!r})"]
 
 
 def started_simulation(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
 from afl.security.certificates import KeyPair
 from afl.security.identity import new_token, token_hash
 from afl.security.issuing import Authority
@@ -87,6 +92,35 @@ class Identities:
     @staticmethod
     def _begin(days: int) -> dt.datetime:
         return dt.datetime.now(dt.UTC) - (LONG_AGO if days < 0 else dt.timedelta())
+
+
+class BelowRoot(Identities):
+    """What an intermediate authority has signed; ``ca`` is its root's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        root = _authority("Acme Root")
+        self.authority = _authority("Acme Issuing 7", root)
+        self.ca.write_bytes(root.own().certificate)
+
+    def whole(self, pair: Pair) -> Pair:
+        """The same, in files of its own, with the intermediate authority's certificate after it."""
+        chain = pair.certificate.read_bytes() + self.authority.own().certificate
+        return self.written(f"{pair.certificate.stem}-whole", KeyPair(chain, pair.key.read_bytes()))
+
+
+def _authority(name: str, above: Authority | None = None) -> Authority:
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issuer, signing = subject, key
+    if above is not None:
+        issuer = x509.load_pem_x509_certificate(above.own().certificate).subject
+        signing = serialization.load_pem_private_key(above.own().key, None)
+        assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number(), now - LONG_AGO, now + LONG_AGO
+    ).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    return Authority(builder.sign(signing, hashes.SHA256()), key)
 
 
 def tls(pair: Pair, client_ca: Path | None = None) -> dict[str, str]:

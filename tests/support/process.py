@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from support import commands
 
@@ -27,11 +27,16 @@ Line = dict[str, Any]
 class Process:
     """One command, with its standard error read as it comes.
 
+    A traceback there fails the test, unless it has called :meth:`expect_traceback`.
+
     Args:
         name: for messages.
         arguments: after ``python``.
         environment: added to this process's own.
     """
+
+    unexpected: ClassVar[list[str]] = []
+    """What processes that were closed should not have said; ``conftest`` fails the test for it."""
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class Process:
         )
         os.close(write)
         self._lines: list[str] = []
+        self._expected: list[str] = []
         self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
@@ -125,6 +131,10 @@ class Process:
         found = self.wait(timeout)
         assert found == status, f"{self.name} ended with {found}, not {status}; it logged:\n{self.text}"
 
+    def expect_traceback(self, saying: str) -> None:
+        """It shows one, of a fault that the test makes, and this text with it."""
+        self._expected.append(saying)
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._command.send_signal(number)
@@ -144,7 +154,17 @@ class Process:
             self.send_signal(signal.SIGKILL)
         self._command.wait(END_S)
         self._reader.join(END_S)
-        self._log.close()
+        if not self._log.closed:
+            self._log.close()
+            self._check_tracebacks()
+
+    def _check_tracebacks(self) -> None:
+        text = self.text
+        missing = [saying for saying in self._expected if saying not in text]
+        if missing:
+            self.unexpected.append(f"{self.name} did not say {missing}:\n{text}")
+        elif "Traceback" in text and not self._expected:
+            self.unexpected.append(f"{self.name} shows a traceback that no test expects:\n{text}")
 
     def _read(self) -> None:
         with contextlib.suppress(ValueError):

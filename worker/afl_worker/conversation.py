@@ -222,9 +222,14 @@ class Conversation:
             worker=worker,
             position=position_message(position),
             cause=number(cause),
-            message=str(failure),
-            traceback="" if raised is None else "".join(traceback.format_exception(raised)),
+            message=_utf8(str(failure)),
+            traceback="" if raised is None else _utf8("".join(traceback.format_exception(raised))),
         )
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure
         return CannotGoOnError(told, final)
+
+
+def _utf8(text: str) -> str:
+    """The text as a message can hold it: the name of a file, which an error quotes, may be no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

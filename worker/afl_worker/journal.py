@@ -162,8 +162,10 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the file and release its lock."""
-        for suffix in (".journal", ".new", ".lock"):
-            self._path.with_suffix(suffix).unlink(missing_ok=True)
+        # Nothing but room on the disk depends on it.
+        with contextlib.suppress(OSError):
+            for suffix in (".journal", ".new", ".lock"):
+                self._path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
 
     def _require_own(self, record: Record) -> None:
@@ -245,9 +247,8 @@ class Journals:
 def remove_left_behind(folder: Path, run_id: str, workers: Sequence[int]) -> None:
     """Remove what processes of these workers left of a run that is complete, but for what is in use."""
     for worker in workers:
-        if any((folder / run_id).glob(f"worker-{worker}.*")):
-            # Nothing but room on the disk depends on it.
-            with contextlib.suppress(StorageError, InUseError):
+        with contextlib.suppress(OSError, StorageError, InUseError):
+            if any((folder / run_id).glob(f"worker-{worker}.*")):
                 Journals(folder, run_id, b"", [worker], "process").remove()
 
 

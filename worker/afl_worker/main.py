@@ -17,6 +17,7 @@ from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
+from afl.paths import naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # PyTorch takes seconds to import: what is wrong with the command line is said before.
         from afl_worker.process import take_part  # noqa: PLC0415
 
-        return take_part(options, http, stays=parsed.stay)
+        with naming_paths():
+            return take_part(options, http, stays=parsed.stay)
     except AflError as error:
         return failed("afl-worker", error)
 

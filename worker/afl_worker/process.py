@@ -11,6 +11,7 @@ from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.terminal.entry import comes_again, end_children
 from afl.user_code import worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
@@ -40,7 +41,8 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
         try:
             if http is not None:
                 stack.callback(WorkerPages(runtime, http).close)
-            reason = runtime.run()
+            with naming_paths():
+                reason = runtime.run()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
                 staying = events.Staying()

@@ -64,7 +64,7 @@ def groups_of(workers: int, processes: int | None) -> tuple[range, ...]:
 
 def setting(key: str, value: object) -> list[str]:
     """``--set KEY=VALUE``, with what would be filled in from the environment escaped."""
-    return ["--set", f"{key}={json.dumps(value).replace('${', '$${')}"]
+    return ["--set", f"{key}={json.dumps(value, ensure_ascii=False).replace('${', '$${')}"]
 
 
 def reachable(host: str) -> str:

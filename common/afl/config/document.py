@@ -26,7 +26,8 @@ _RATIO = (
 
 _NOTE = """\
 A value may hold ${NAME} or ${NAME:-default}, filled in from the environment ($${ is the text itself); quoted,
-it stays text. --set section.key=value overrides the file and may be given several times."""
+it stays text. --set section.key=value overrides the file and may be given several times; text in it needs no
+quotes but the shell's."""
 
 
 @dataclass(frozen=True)

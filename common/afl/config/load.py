@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from afl.config import describe, explain, rules
+from afl.config.address import Address
 from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
 from afl.config.schema import BROKEN_RULE, Config
 from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
@@ -22,6 +25,9 @@ _SECTIONS: Final = {
     for name, field in Config.model_fields.items()
     if (model := describe.section(field)) is not None
 }
+
+_NOT_PLAIN: Final = re.compile(r"[-\[\]{}&*!|>%@`#,?]|[^'\"].*(?:: | #|:$)")
+"""Text without quotes that YAML reads as something else, by its beginning or by what is in it."""
 
 _LARGEST_FILE: Final = 4 * LARGEST_TEXT
 """Bytes: what is read at most, since no character of UTF-8 has more than four."""
@@ -115,6 +121,9 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
         wrong = Problem((), shown(override), "key=value, such as algorithm.rounds=100", where=where)
         tree.problems.append(wrong)
         return
+    if _takes_only_text(path) and _NOT_PLAIN.match(text):
+        # The shell has taken the quotes: [::1]:50051 is no list here, and what follows " #" no comment.
+        text = json.dumps(text, ensure_ascii=False)
     try:
         value = read_yaml(text, where, environment, with_lines=False)
     except InvalidConfigError as error:
@@ -139,6 +148,16 @@ def _apply(override: str, tree: Tree, environment: Mapping[str, str]) -> None:
     tree.origins.update({(*path, *below): origin for below, origin in value.origins.items()})
     tree.origins.setdefault(path, value.origin(()) if value.origins else Origin(where))
     tree.problems += [replace(problem, key=(*path, *problem.key)) for problem in value.problems]
+
+
+def _takes_only_text(path: KeyPath) -> bool:
+    """Whether a key's value is text, a path or an address, or null, and can be nothing else."""
+    model: type[BaseModel] | None = Config
+    field = None
+    for part in path:
+        field = model.model_fields.get(str(part)) if model is not None else None
+        model = describe.section(field) if field is not None else None
+    return field is not None and {NoneType, *describe.types_of(field)} <= {NoneType, str, Path, Address}
 
 
 def _validated(tree: Tree, source: str) -> Config:

@@ -100,7 +100,8 @@ class HttpPages(abc.ABC):
 
     def _respond(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
-            return send(environ, start_response, text("405 Method Not Allowed", "only GET\n"))
+            refusal = text("405 Method Not Allowed", "only GET and HEAD\n")
+            return send(environ, start_response, refusal._replace(headers=[("Allow", "GET, HEAD")]))
         answer = self.answer(environ.get("PATH_INFO", "/"), environ)
         if isinstance(answer, Answer):
             return send(environ, start_response, answer)
@@ -214,6 +215,14 @@ class _Handler(WSGIRequestHandler):
 class _Answering(ServerHandler):
     server_software = f"afl/{__version__}"
     headers: Headers
+
+    def error_output(self, environ: Environ, start_response: StartResponse) -> list[bytes]:
+        """That there was a fault; HEAD has no body here either."""
+        pieces = super().error_output(environ, start_response)
+        if environ.get("REQUEST_METHOD") != "HEAD":
+            return pieces
+        self.headers["Content-Length"] = str(sum(map(len, pieces)))
+        return []
 
     def cleanup_headers(self) -> None:
         """Every answer is locked down, also one that says that there was a fault."""

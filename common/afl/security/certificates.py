@@ -7,6 +7,7 @@ import logging
 import re
 import ssl
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-
 _EXPIRY: Final = re.compile(
     rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
 )
+
+_VERSION: Final = 0xA0  # the tag of a certificate's version in DER
+_LONGEST_NAME: Final = 200  # characters of an authority's name that are shown: whoever made it chose it
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,58 @@ def expires_at(pem: bytes, source: str) -> float:
         return dt.datetime.strptime(f"{digits.decode()}+0000", "%Y%m%d%H%M%SZ%z").timestamp()
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
+
+
+def pem_certificates(pem: bytes) -> list[bytes]:
+    """The certificates in PEM, in their order, as DER."""
+    return [ssl.PEM_cert_to_DER_cert(match[0]) for match in _PEM.finditer(pem.decode("ascii", "replace"))]
+
+
+def missing_issuer(chain: Sequence[bytes], authorities: Sequence[bytes]) -> str:
+    """The name of whom a chain of certificates, the leaf first, leads to, if it is none of the authorities.
+
+    All are DER, and go by their names, not their signatures; an authority that another one has signed is no
+    end. Empty if the chain leads to an authority, or cannot be read.
+    """
+    try:
+        trusted = {subject for issuer, subject in map(_names, authorities) if issuer == subject}
+        issuers = {subject: issuer for issuer, subject in map(_names, [*authorities, *chain])}
+        name = _names(chain[0])[0]
+        while name not in trusted and issuers.get(name, name) != name:
+            name = issuers.pop(name)
+        return "" if name in trusted else _shown_name(name)
+    except (ValueError, IndexError):
+        return ""
+
+
+def _names(der: bytes) -> tuple[bytes, bytes]:
+    """Issuer and subject of a certificate (RFC 5280, 4.1), as DER."""
+    fields = _parts(_parts(_parts(der)[0][1])[0][1])
+    # Version, serial number and signature algorithm come before; the version may be left out.
+    first = 3 if fields[0][0] == _VERSION else 2
+    return fields[first][1], fields[first + 2][1]
+
+
+def _shown_name(name: bytes) -> str:
+    """A name's attributes, the most specific first, each as its text: ``Issuing 7, Example Ltd``."""
+    attributes = [_parts(attribute)[1][1] for _, group in _parts(name) for _, attribute in _parts(group)]
+    text = ", ".join(value.decode(errors="replace") for value in reversed(attributes))
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_LONGEST_NAME]
+
+
+def _parts(der: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each value in DER that follow one another; ValueError if it is damaged."""
+    parts, at = [], 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, at = int.from_bytes(der[at : at + size]), at + size
+        if at + length > len(der):
+            raise ValueError("cut off")
+        parts.append((tag, der[at : at + length]))
+        at += length
+    return parts
 
 
 def shown_time(unix: float) -> str:

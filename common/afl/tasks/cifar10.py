@@ -16,6 +16,7 @@ from torch import nn
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
+from afl.paths import kind_of
 from afl.tasks.data.arrays import StoredArray, StoredRows, npz_names
 from afl.tasks.data.images import (
     ImageSource,
@@ -67,13 +68,13 @@ class Cifar10(TorchvisionTask):
     def find(self) -> list[ImageSource] | None:
         """The first complete layout."""
         for folder in self._folders:
-            if all((folder / split).is_dir() for split in self.splits):
+            if all(kind_of(folder / split) == "folder" for split in self.splits):
                 return [_image_folder(folder / split) for split in self.splits]
             for name in _NPZ_NAMES:
                 files = [folder / name.format(split) for split in self.splits]
-                if all(file.is_file() for file in files):
+                if all(map(kind_of, files)):
                     return [_npz_source(file) for file in files]
-            if (folder / _BATCHES).is_dir():
+            if kind_of(folder / _BATCHES):
                 return [_batches(folder, train=split == "train") for split in self.splits]
         return None
 

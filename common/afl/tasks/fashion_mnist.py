@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import PositiveInt
 from torch import nn
 
+from afl.paths import kind_of
 from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.images import ImageSource, TorchvisionOptions, TorchvisionTask, stored
 from afl.tasks.data.models import mlp
@@ -69,4 +70,4 @@ class FashionMnist(TorchvisionTask):
 
 
 def _existing(file: Path) -> list[Path]:
-    return [path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()][:1]
+    return [path for path in (file, file.with_name(f"{file.name}.gz")) if kind_of(path)][:1]

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from afl.errors import ConfigError, DataError
+from afl.paths import expanded
 from afl.tasks.base import TaskContext
 from afl.tasks.data.images import ImageOptions, ImageSource, ImageTask, Pixels
 from afl.tasks.data.leaf_files import find_layout
@@ -67,7 +68,7 @@ class Femnist(ImageTask):
         """The first place at which data is found."""
         folder = self.options.folder().absolute()
         file = self.options.file
-        places = [folder / file.expanduser()] if file else [folder / name for name in _PLACES]
+        places = [folder / expanded(file)] if file else [folder / name for name in _PLACES]
         for source in map(find_layout, places):
             if source is not None:
                 return source

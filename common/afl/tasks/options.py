@@ -11,16 +11,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from afl.config.problems import nearest
 from afl.errors import ConfigError
+from afl.paths import expanded
 
 
 class TaskOptions(BaseModel):
     """Base of every built-in task's options: unknown keys are refused, floats are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+            raise ValueError("no file or setting has a NUL or half a surrogate pair in its name")
+        return value
 
 
 class DataOptions(TaskOptions):
@@ -31,7 +39,7 @@ class DataOptions(TaskOptions):
 
     def folder(self) -> Path:
         """The data directory: the option, else ``$AFL_DATA``, else ``data`` below the working directory."""
-        return (self.data_dir or Path(os.environ.get("AFL_DATA") or "data")).expanduser()
+        return expanded(self.data_dir or Path(os.environ.get("AFL_DATA") or "data"))
 
 
 class SplitOptions(TaskOptions):

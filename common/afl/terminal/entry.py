@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import io
 import os
 import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.user_code import worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
@@ -30,6 +33,7 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     """Import the command and run its ``main``; returns the exit code.
 
     A Ctrl-C and a reader that has gone away (``| head``) end it in a line at most, whenever they come.
+    Arguments that are not UTF-8 are refused: nothing that is written or sent could hold them.
     """
     # A descriptor that the shell closed (`>&-`) leaves None, which nothing can be written to.
     for name in ("stdout", "stderr"):
@@ -40,21 +44,40 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
         print(f"{program}: this is {sys.platform}, and it runs on Linux only", file=sys.stderr)
         return ExitCode.CONFIG
     prepare_forks()
+    # The name of a folder may be no UTF-8, and a terminal's encoding may lack what we write: shown escaped.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        # PyTorch would end the process for it.
+        print(f"{program}: the folder that it was started in is gone; start it in another", file=sys.stderr)
+        return ExitCode.CONFIG
+    for argument in sys.argv[1:]:
+        if any("\udc80" <= character <= "\udcff" for character in argument):
+            print(f"{program}: the argument {argument!a} is not UTF-8; rename what it names", file=sys.stderr)
+            return ExitCode.CONFIG
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        code: int = importlib.import_module(module).main()
-        sys.stdout.flush()
+        with naming_paths():
+            code: int = importlib.import_module(module).main()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`head`) has seen enough. What is still buffered would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
+        # Whoever read our output (`head`) has seen enough.
+        code = ExitCode.OK
+    except AflError as error:
+        code = failed(program, error)
+    else:
+        return code
+    # What is still buffered would fail again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -31,6 +31,9 @@ CLOSE = 1e-3
 """Sums of probabilities, and an example's outputs in two batches, differ by rounding alone: 1e-6 in float32,
 1e-3 where a part of the model has fewer bits."""
 
+STEP_LENGTH = 0.01
+"""Of the step after which a gradient is looked at again: enough to leave zero, too little to harm."""
+
 BUFFERS_ADVICE = {
     "local": "each worker keeps its own; saved models are without them (load_state_dict(..., strict=False))",
     "mean": "all workers' are averaged before each evaluation, which takes one exchange more",
@@ -92,10 +95,39 @@ def check_learning(
         what = f"no loss depends on {_names(missing)}"
         advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"
         report.warn("the gradient", what, advice)
-    if zero := [name for name, state in seen.items() if state == "zero"]:
-        what = f"it is zero at every worker for {_names(zero)}"
+    zero = [name for name, state in seen.items() if state == "zero"]
+    if zero:
+        with blaming(report, "loss of a worker's first batch after a step"):
+            zero = _zero_after_a_step(task, oracle, workers, zero)
+    if zero:
+        what = f"it is zero at every worker for {_names(zero)}, before and after a step"
         advice = "is what they compute multiplied by zero, cut by .detach(), or are all units dead?"
         report.warn("the gradient", what, advice)
+
+
+def _zero_after_a_step(task: Task, oracle: TaskOracle, workers: Sequence[int], zero: list[str]) -> list[str]:
+    """Those of the parameters whose gradient stays zero at every worker when the others have moved a little.
+
+    A factor of a product has none while the other is zero, as LoRA's A while B is.
+    """
+    for worker in workers:
+        module = oracle.module(worker, training=True)
+        moved = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        before = {name: parameter.detach().clone() for name, parameter in moved.items()}
+        grads: dict[str, Tensor] = {}
+        for _ in range(2):
+            length = sum(float(grad.double().square().sum()) for grad in grads.values()) ** 0.5
+            with torch.no_grad():
+                for name, grad in grads.items():
+                    moved[name].sub_(grad, alpha=STEP_LENGTH / max(length, STEP_LENGTH))
+            module.zero_grad()
+            task.loss(module, oracle.minibatch(worker, 1)).backward()  # type: ignore[no-untyped-call]
+            grads = {name: p.grad.to_dense() for name, p in moved.items() if p.grad is not None}
+        zero = [name for name in zero if not int(grads[name].count_nonzero())]
+        with torch.no_grad():
+            for name, parameter in moved.items():
+                parameter.copy_(before[name])
+    return zero
 
 
 def _checked_loss(report: Report, task: Task, worker: int, loss: object) -> Tensor:

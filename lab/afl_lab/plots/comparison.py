@@ -12,6 +12,7 @@ from rich.table import Table
 
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, DataError, StorageError, why_unwritable
+from afl.paths import kind_of
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE
 from afl.terminal.view import make_console, table
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
@@ -93,13 +94,14 @@ def _curve(points: Sequence[Point], cost: str, measure: Measure) -> Curve:
 
 def metrics_file(path: Path) -> Path:
     """The metrics of a run directory, or the file itself; ConfigError if ``path`` is neither."""
-    if not path.exists():
+    kind = kind_of(path)
+    if not kind:
         raise ConfigError(f"{path}: no such file or directory")
-    file = path if path.is_file() else path / METRICS_FILE
+    file = path if kind == "file" else path / METRICS_FILE
     if file.suffix != ".jsonl":
         wrong = f"{path}: not a run directory, and not a run's {METRICS_FILE}"
         raise ConfigError(f"{wrong}; name one of them")
-    if file.is_file():
+    if kind_of(file) == "file":
         return file
     below = sorted(str(found.parent) for found in path.rglob(METRICS_FILE))
     more = f" and {len(below) - _MOST_HINTED} more" if len(below) > _MOST_HINTED else ""

@@ -12,6 +12,7 @@ from typing import Any
 from afl import __version__
 from afl.config import dump_config, load_config
 from afl.errors import ConfigError, ExitCode, StorageError
+from afl.paths import naming_paths
 from afl.runs.files import SUMMARY_FILE
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import POLL_S, Outcome, Watch, found_done, interrupts, outcome_of
@@ -112,14 +113,17 @@ def simulate_there(
     if version != __version__:
         error = f"this node has afl {__version__}, and the command afl {version}; install one on all"
         return {}, error, ExitCode.CONFIG
-    with tempfile.TemporaryDirectory() as folder:
-        path, directory = Path(folder) / "config.yaml", Path(folder) / "run"
-        path.write_text(config, encoding="utf-8")
-        job = Job("", load_config(path, environment={}), directory, saves_models)
-        outcome = outcome_of(job, lambda _: None)
-        if outcome.summary is None:
-            return {}, outcome.error, outcome.code
-        return {file.name: file.read_bytes() for file in directory.iterdir()}, "", ExitCode.OK
+    try:
+        with naming_paths(StorageError), tempfile.TemporaryDirectory() as folder:
+            path, directory = Path(folder) / "config.yaml", Path(folder) / "run"
+            path.write_text(config, encoding="utf-8")
+            job = Job("", load_config(path, environment={}), directory, saves_models)
+            outcome = outcome_of(job, lambda _: None)
+            if outcome.summary is None:
+                return {}, outcome.error, outcome.code
+            return {file.name: file.read_bytes() for file in directory.iterdir()}, "", ExitCode.OK
+    except StorageError as error:
+        return {}, f"on its node: {error}", error.exit_code
 
 
 def brought_home(job: Job, files: dict[str, bytes], error: str, code: ExitCode) -> Outcome:

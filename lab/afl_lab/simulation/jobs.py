@@ -12,6 +12,7 @@ from typing import Any
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
+from afl.paths import kind_of
 from afl.runs.durable import InUseError, lock, unlock
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
@@ -39,12 +40,12 @@ class Job:
     def summary(self) -> dict[str, Any] | None:
         """That of a run that was simulated to its end, with models if wanted; ConfigError for another run."""
         config, summary = self.directory / CONFIG_FILE, self.directory / SUMMARY_FILE
-        if not config.exists():
+        if not kind_of(config):
             return None
         if load_config(config, environment={}) != self.config:
             held = f"{self.directory} holds a run of another configuration (see {config})"
             raise ConfigError(f"{held}; name another directory with --out, or delete it")
-        if not summary.exists():
+        if not kind_of(summary):
             return None
         found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
         is_whole = found["result"] in ENDED and (found["models"] or not self.saves_models)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
+from afl.paths import naming_paths
 from afl.terminal.entry import comes_again, end_children, prepare_forks
 from afl.user_code import worth_tracing
 from afl_lab.simulation.jobs import Job
@@ -102,7 +103,7 @@ def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
 def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
     """Simulate it, whatever its task's code raises."""
     try:
-        with job.claimed():
+        with naming_paths(), job.claimed():
             summary = job.summary()
             if summary is None:
                 job.clear()

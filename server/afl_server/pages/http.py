@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
-from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 
 from afl.config.address import Address
 from afl.daemon import http
@@ -44,11 +44,11 @@ class HttpServer(http.HttpPages):
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        metrics = make_wsgi_app(make_registry(sources.snapshot, sources.certificate_expiry))
+        self._registry = make_registry(sources.snapshot, sources.certificate_expiry)
         self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
-            "/metrics": lambda _: metrics,
+            "/metrics": self._metrics,
             "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), 0.0).answer,
             "/data/state.json": state.answer,
             "/data/events.json": Document(sources.events.newest_first).answer,
@@ -83,6 +83,11 @@ class HttpServer(http.HttpPages):
         if expiry is not None and expiry <= time.time():
             return http.text("503 Service Unavailable", "the server's certificate has expired\n")
         return http.text("200 OK", "ready\n")
+
+    def _metrics(self, environ: http.Environ) -> http.Answer:
+        """In the format that the scraper asks for."""
+        encode, kind = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        return http.Answer("200 OK", kind, encode(self._registry))
 
     def _worker(self, environ: http.Environ) -> http.Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]

@@ -22,6 +22,7 @@ from afl.config import Config, dump_config
 from afl.core.engine import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.paths import kind_of, naming_paths
 from afl.runs.durable import replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import WireCount
@@ -194,12 +195,20 @@ class RunRecords:
         with contextlib.suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(self._metrics.fileno())):
                 return ""
-        return f"{path} is gone, or another file has its place" if self.directory.is_dir() else self._gone
+        return self._gone or f"{path} is gone, or another file has its place"
 
     @property
     def _gone(self) -> str:
+        """Why there is no directory any more; empty if there is."""
+        try:
+            with naming_paths(StorageError):
+                is_there = kind_of(self.directory) == "folder"
+        except StorageError as error:
+            return f"the run directory cannot be looked into any more: {error}"
         return (
-            f"the run directory {self.directory} is gone; restore it from a backup, or begin again in "
+            ""
+            if is_there
+            else f"the run directory {self.directory} is gone; restore it from a backup, or begin again in "
             "another one"
         )
 
@@ -367,7 +376,7 @@ class RunRecords:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            if not self.directory.is_dir():
+            if self._gone:
                 raise StorageError(f"{name} cannot be written: {self._gone}") from error
             reason = why_unwritten(error) if isinstance(error, OSError) else error
             raise StorageError(f"{self.directory / name} cannot be written: {reason}") from error

@@ -12,6 +12,7 @@ from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
+from afl.paths import kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
@@ -65,7 +66,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
         StorageError: if the run's state is damaged.
     """
     directory = config.run.directory
-    if directory is not None and config.server.state != "off" and (directory / STATE_FOLDER).is_dir():
+    if directory is not None and config.server.state != "off" and _has_state(directory):
         store = RunStore(directory / STATE_FOLDER, config.server.state)
         try:
             if not store.is_empty:
@@ -89,6 +90,11 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     except BaseException:
         store.discard()
         raise
+
+
+@naming_paths(option="run.directory")
+def _has_state(directory: Path) -> bool:
+    return kind_of(directory / STATE_FOLDER) == "folder"
 
 
 def _clear(directory: Path) -> None:

@@ -381,7 +381,7 @@ class RunStore:
         try:
             yield
         except OSError as error:
-            if not self._folder.is_dir():
+            if isinstance(error, FileNotFoundError) and not self._folder.is_dir():
                 raise StorageError(f"{name} cannot be written: {self._folder} is gone") from error
             raise StorageError(f"{self._folder / name} cannot be written: {why_unwritten(error)}") from error
 

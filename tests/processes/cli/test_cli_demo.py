@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from afl.config import config_from_mapping
+from afl.config import config_from_mapping, load_config
 from afl.errors import AflError, ConfigError
 from afl_cli.federation import demo
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import failure_of
+from afl_cli.federation.plan import setting
 from afl_cli.main import main, make_afl_parser
 
 
@@ -208,3 +209,13 @@ def test_interrupted_it_leaves_no_process(
     assert b"interrupted" in errors
     assert not any(child.is_running() for child in children)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("directory", ["runs/Zürich 🎿", "runs/a: b #2", "runs/${HOME}", 'runs/"x"'])
+def test_any_name_of_a_directory_reaches_the_server(directory: str, tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text(
+        "{workers: 1, task: {name: digits}, algorithm: {name: afl-br, rounds: 1, eta_w: 1, eta_q: 1}}"
+    )
+    _, override = setting("run.directory", directory)
+    assert load_config(config, [override]).run.directory == Path(directory)

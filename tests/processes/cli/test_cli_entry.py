@@ -106,6 +106,19 @@ def test_outputs_that_are_closed(line: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["afl_server --help-config", "afl_cli theory --workers 2 --rounds 9"])
+def test_an_output_on_a_full_disk_is_said_in_a_line(command: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m {command} > /dev/full"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.STORAGE
+    assert done.stderr.endswith(": No space left on device; free some space\n"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "afl_cli", "status", "--server", "x:1"],

@@ -1,10 +1,12 @@
 """``afl status`` against a server that answers, one that is not ours, and none."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from afl.errors import ConfigError
 from afl_cli import status
 from afl_cli.main import main
 from afl_cli.status import status_url
+from support.identities import Identities
 
 STATE = {
     "run_id": "20260101-000000-abcdef",
@@ -101,10 +104,12 @@ def serving_once(states: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @contextmanager
-def serving(body: bytes, code: int = 200) -> Iterator[str]:
+def serving(
+    body: bytes, code: int = 200, path: str = "/status", tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the base class's name
-            self.send_response(code if self.path == "/status" else 404)
+            self.send_response(code if self.path == path else 404)
             self.end_headers()
             self.wfile.write(body)
 
@@ -112,6 +117,8 @@ def serving(body: bytes, code: int = 200) -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         # The end of each test waits for as long as it takes to look whether it should.
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -160,10 +167,29 @@ def test_json_is_the_whole_state(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == STATE
 
 
+def test_behind_a_reverse_proxy_with_tls_and_a_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = Identities(tmp_path)
+    pair = identities.server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    with serving(json.dumps(STATE).encode(), path="/afl/status", tls=context) as address:
+        assert main(["status", f"https://{address}/afl/"]) == 4
+        said = capsys.readouterr().err
+        assert "certificate verify failed" in said
+        assert "SSL_CERT_FILE" in said
+        assert "nothing answers" not in said
+        monkeypatch.setenv("SSL_CERT_FILE", str(identities.ca))
+        assert main(["status", f"https://{address}/afl/", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATE
+
+
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
         (b"nothing here", 404, "answers 404"),
+        (b"nothing behind", 502, "a proxy answers, the server behind it does not"),
         (b"\x00\x00\x12\x04 not json", 200, "gRPC port"),
         (b'{"hello": 1}', 200, "not an afl server"),
         (b"[]", 200, "not an afl server"),
@@ -198,6 +224,11 @@ def test_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
         ("https://federation.example.org:443/", "https://federation.example.org:443/status"),
         ("http://[::1]:9090/status", "http://[::1]:9090/status"),
         ("http://proxy:80/afl/status", "http://proxy:80/afl/status"),
+        ("http://proxy/afl/", "http://proxy:80/afl/status"),
+        ("https://proxy/afl", "https://proxy:443/afl/status"),
+        ("https://proxy:8443/a/b/status/", "https://proxy:8443/a/b/status"),
+        ("proxy:80/afl", "http://proxy:80/afl/status"),
+        ("http://proxy/afl/?x=1#charts", "http://proxy:80/afl/status"),
     ],
 )
 def test_addresses(given: str, url: str) -> None:

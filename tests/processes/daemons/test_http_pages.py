@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import logging
 import queue
 import socket
@@ -34,10 +35,16 @@ def test_a_page_that_fails_is_logged_and_the_next_is_served(caplog: pytest.LogCa
         with failed.value as answer:
             assert answer.code == 500
             assert b"a fault of the page" not in answer.read()
+        head = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=60)
+        head.request("HEAD", "/fails")
+        response = head.getresponse()
+        assert (response.status, response.read()) == (500, b"")
+        assert int(response.headers["Content-Length"]) > 0
+        head.close()
         assert fetch(f"http://127.0.0.1:{pages.port}/") == "here\n"
     finally:
         pages.close()
-    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    record, _ = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert getattr(record, "event", "") == "page_failed"
     assert record.exc_info is not None
     assert "a fault of the page" in str(record.exc_info[1])

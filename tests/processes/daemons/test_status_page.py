@@ -245,11 +245,31 @@ def test_who_can_is_sent_less(served: Served) -> None:
     assert gzip.decompress(answer.body) == plain
 
 
-@pytest.mark.parametrize("path", ["/", "/status", "/data/stream", "/page/page.js"])
-def test_head_has_no_body(served: Served, path: str) -> None:
-    answer: Any = served.ask(path, "HEAD")
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/status", "/metrics", "/page/page.js", "/healthz", "/readyz", "/data/worker.json?id=1", "/no"],
+)
+def test_head_is_get_without_a_body(served: Served, path: str) -> None:
+    head: Any = served.ask(path, "HEAD")
+    got: Any = served.ask(path)
+    assert (head.status, head.body) == (got.status, b"")
+    varies = {"Date", "Content-Length"} if path in {"/metrics", "/status"} else {"Date"}
+    first, second = ({*answer.getheaders()} for answer in (head, got))
+    assert {name for name, _ in first ^ second} <= varies
+    assert int(head.headers["Content-Length"]) > 0
+
+
+def test_head_opens_no_stream(served: Served) -> None:
+    answer: Any = served.ask("/data/stream", "HEAD")
     assert (answer.status, answer.body) == (200, b"")
     assert len(served.server.viewers) == 0
+
+
+def test_a_scraper_has_the_format_that_it_asks_for(served: Served) -> None:
+    answer: Any = served.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.body.endswith(b"# EOF\n")
+    assert served.ask("/metrics").headers["Content-Type"].startswith("text/plain; version=0.0.4")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +280,8 @@ def test_nothing_else_is_served(served: Served, path: str) -> None:
 
 
 def test_nothing_is_changed_by_asking(served: Served) -> None:
-    assert served.ask("/data/state.json", "POST").status == 405
+    refused = served.ask("/data/state.json", "POST")
+    assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
 
 
 # How much.

@@ -45,6 +45,22 @@ class Good(afl.Classification):
         return divided(*examples(worker))
 
 
+class LowRank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)))
+        self.b = nn.Parameter(torch.zeros(8, 2))
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(x @ (self.b @ self.a).T + x.repeat(1, 2)))
+
+
+class Adapted(Good):
+    def model(self):
+        return LowRank()
+
+
 class ModelRaises(Good):
     def model(self):
         return nn.Linear(4, TWO)
@@ -374,6 +390,13 @@ def test_what_is_odd_is_said_and_no_error() -> None:
     ):
         found(report, Level.NOTE, text)
     assert report.values["costs"]["up"] > 0
+
+
+def test_a_factor_that_learns_from_the_second_step_on_is_no_warning() -> None:
+    """LoRA's A has no gradient while B is zero."""
+    report = check("Adapted")
+    assert report.exit_code == 0, report
+    assert not [finding for finding in report.findings if finding.where == "the gradient"], report
 
 
 def test_a_loss_that_is_no_mean_over_the_examples_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from afl.config import load_config
 from afl.errors import ExitCode
 from afl.security.certificates import expires_at, read_pair
 from afl.security.identity import ids_of_hash, ids_of_names, parse_tokens, token_hash
@@ -64,6 +66,23 @@ def test_what_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for path in folder.glob("token-*"):
         assert path.read_text().strip() not in said
     assert f"--set server.tls.key={folder / 'server.key'}" in said
+
+
+def test_what_the_server_is_given_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "Acme: keys #2"
+    assert main(["certs", str(folder), "--workers", "1"]) == ExitCode.OK
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("for the server: ")]
+    words = shlex.split(said.removeprefix("for the server: "))
+    config = tmp_path / "server.yaml"
+    config.write_text(
+        "{workers: 1, task: {name: digits}, algorithm: {name: afl-br, rounds: 1, eta_w: 1, eta_q: 1}}"
+    )
+    assert words[::2] == ["--set"] * 3
+    tls = load_config(config, words[1::2]).server.tls
+    assert tls is not None
+    assert (tls.certificate, tls.key) == (folder / "server.pem", folder / "server.key")
 
 
 def test_what_is_there_stays_and_what_is_missing_is_added(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -863,6 +865,34 @@ class TestOverrides:
         text = VALID.replace("workers: 3", "workers: ${M}").replace("rounds: 100", "rounds: zero")
         text += "  heartbeat: 20s\n"
         assert load(text, ["workers=2", "algorithm.rounds=5", "server.heartbeat=20s"]).workers == 2
+
+    @pytest.mark.parametrize("listen", re.findall(r"(\S*:50051'?)(?: |,)", LISTEN))
+    def test_an_address_of_the_help_is_one_in_a_file_and_in_a_shell(self, load: Load, listen: str) -> None:
+        text = f"{VALID}  insecure: true\n"
+        in_file = load(f"{text}  listen: {listen}\n").server.listen
+        (typed,) = shlex.split(f"server.listen={listen}")
+        assert load(text, [typed]).server.listen == in_file
+
+    @pytest.mark.parametrize(
+        ("override", "expected"),
+        [
+            ("server.listen=[::1]:50099", "[::1]:50099"),
+            ("server.listen='[::1]:50099'", "[::1]:50099"),
+            ("server.listen=[::1]:${PORT}", "[::1]:7"),
+            ("server.listen=*:50099", "[::]:50099"),
+            ("server.http=${HTTP}", "None"),
+            ("server.http=null", "None"),
+            ("run.description=Sites: A, B #1", "Sites: A, B #1"),
+            ("run.description={three} sites", "{three} sites"),
+            ('run.description="Sites: A"', "Sites: A"),
+            ("run.directory=@runs", "@runs"),
+        ],
+    )
+    def test_text_needs_no_quotes_but_the_shell_s(self, load: Load, override: str, expected: str) -> None:
+        environment = {"PORT": "7", "HTTP": "null"}
+        config = load(VALID, [override, "server.insecure=true"], environment)
+        section, _, key = override.partition("=")[0].partition(".")
+        assert str(getattr(getattr(config, section), key)) == expected
 
     @pytest.mark.parametrize(
         ("override", "expected"),

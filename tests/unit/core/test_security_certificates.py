@@ -10,10 +10,19 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from afl.errors import ConfigError
-from afl.security.certificates import expires_at, read_authorities, read_pair, shown_time, warn_if_open
-from support.identities import Identities
+from afl.security.certificates import (
+    expires_at,
+    missing_issuer,
+    pem_certificates,
+    read_authorities,
+    read_pair,
+    shown_time,
+    warn_if_open,
+)
+from support.identities import BelowRoot, Identities
 
 NAMES = ("--certificate", "--key")
 
@@ -103,3 +112,37 @@ def test_who_can_read_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert caplog.messages == ([wanted] if said else [])
     warn_if_open(logging.getLogger("afl.test"), "--key", tmp_path / "nowhere")
     assert len(caplog.messages) == 1
+
+
+def test_whose_certificate_is_missing(ours: Identities, tmp_path: Path) -> None:
+    below = BelowRoot(tmp_path)
+    pair = below.worker("3")
+    chain = pem_certificates(below.whole(pair).certificate.read_bytes())
+    leaf, intermediate = chain
+    (root,) = pem_certificates(below.ca.read_bytes())
+    (other,) = pem_certificates(ours.ca.read_bytes())
+    assert missing_issuer([leaf], [root]) == "Acme Issuing 7"
+    assert missing_issuer(chain, [root]) == ""
+    assert missing_issuer([leaf], [root, intermediate]) == ""
+    assert missing_issuer([leaf], [intermediate]) == "Acme Root", "no end, as somebody else has signed it"
+    assert missing_issuer([*chain, root], [other]) == "Acme Root"
+    assert missing_issuer([leaf[:-9]], [root]) == missing_issuer([b""], []) == missing_issuer([], []) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (
+            [(NameOID.ORGANIZATION_NAME, "Ünï & Co"), (NameOID.COMMON_NAME, "Issuing 7")],
+            "Issuing 7, Ünï & Co",
+        ),
+        ([(NameOID.COMMON_NAME, "a\x1b[2Jb\nc")], "a?[2Jb?c"),
+        ([(NameOID.ORGANIZATION_NAME, "x" * 60)] * 4, ", ".join(["x" * 60] * 4)[:200]),
+    ],
+)
+def test_an_authority_s_name_fits_a_line(names: list[tuple[x509.ObjectIdentifier, str]], shown: str) -> None:
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(*each) for each in names])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + dt.timedelta(1))
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    assert missing_issuer(pem_certificates(pem), []) == shown

@@ -14,7 +14,9 @@ def test_every_test_that_the_page_names_is_there():
     defined = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in re.findall(
+            r"^(?: {4})?(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
     }
     assert len(named) > 30
     assert named <= defined, sorted(named - defined)

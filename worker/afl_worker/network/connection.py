@@ -23,7 +23,7 @@ from afl.wire.pace import Pace
 from afl.wire.settings import RunSettings
 from afl.wire.transport import channel_options
 from afl_worker.network.credentials import CredentialFiles, Credentials
-from afl_worker.network.errors import CUT, plain_reason, why_closed
+from afl_worker.network.errors import CUT, UNTRUSTED, plain_reason, why_closed, why_untrusted
 from afl_worker.network.sending import Sending
 from afl_worker.reconnection import Carried
 
@@ -198,6 +198,8 @@ class Connection:
         reason = plain_reason(name, details, self._address, self._files)
         if reason == CUT and not self._received_bytes and not self._closed.is_set():
             return why_closed(self._address, self._files, use_proxy=self._use_proxy) or reason
+        if UNTRUSTED in reason:
+            return why_untrusted(self._address, self._files, use_proxy=self._use_proxy) or reason
         return reason
 
     def _beat(self) -> None:

@@ -13,14 +13,19 @@ import os
 import re
 import socket
 import ssl
+import sys
 import urllib.parse
 from collections.abc import Mapping
+from typing import Any
 
 from afl.config.address import Address
 from afl.errors import ConfigError
+from afl.security import certificates
 from afl_worker.network.credentials import CredentialFiles
 
 CUT = "the connection was cut"
+
+UNTRUSTED = "is not signed by an authority in --ca"
 
 _REASONS = {
     r"certificate has expired": (
@@ -33,7 +38,7 @@ _REASONS = {
         "the certificate of {there} does not name {name}; use a name that it has, or give --server-name"
     ),
     r"CERTIFICATE_VERIFY_FAILED": (
-        "the certificate of {there} is not signed by an authority in --ca {authorities}; give its authority"
+        f"the certificate of {{there}} {UNTRUSTED} {{authorities}}; give its authority"
     ),
     r"WRONG_VERSION_NUMBER": "{there} does not speak TLS; set its server.tls, or leave out --ca",
     r"HTTP proxy returned": ("the environment's proxy refused to connect to {address}; --no-proxy avoids it"),
@@ -109,6 +114,37 @@ def outbound_proxy(host: str, environment: Mapping[str, str]) -> urllib.parse.Sp
     return urllib.parse.urlsplit(proxy)
 
 
+def why_untrusted(address: Address, files: CredentialFiles, *, use_proxy: bool) -> str:
+    """Whose certificate is missing between the server's and those in ``--ca``; empty if that is not found."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # It is only looked at.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        assert files.authorities is not None
+        authorities = certificates.pem_certificates(certificates.read_file(files.authorities, "--ca"))
+        with (
+            _connected(address, use_proxy=use_proxy) as plain,
+            context.wrap_socket(plain, server_hostname=files.server_name or address.host) as connection,
+        ):
+            missing = certificates.missing_issuer(_sent_chain(connection), authorities)
+    except (OSError, ValueError, ConfigError):
+        return ""
+    return missing and (
+        f"the certificate of {address} {UNTRUSTED} {files.authorities}: it leads to {missing!r}. If that is"
+        " an intermediate authority, append its certificate to the server's (server.tls.certificate);"
+        " otherwise give it with --ca"
+    )
+
+
+def _sent_chain(connection: Any) -> list[bytes]:
+    """The certificates that a server has sent, its own first, as DER."""
+    if sys.version_info >= (3, 13):
+        return [bytes(der) for der in connection.get_unverified_chain()]
+    chain = connection._sslobj.get_unverified_chain()  # noqa: SLF001  # public from 3.13 on
+    return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in chain]
+
+
 def why_closed(address: Address, files: CredentialFiles, *, use_proxy: bool) -> str:
     """Why the server closes connections that have only begun; empty if nothing is found."""
     try:
@@ -116,7 +152,7 @@ def why_closed(address: Address, files: CredentialFiles, *, use_proxy: bool) -> 
             if files.authorities is None:
                 return _of_plaintext(plain, address)
             return _of_tls(plain, address, files)
-    except (OSError, ConfigError):
+    except (OSError, ValueError, ConfigError):
         return ""
 
 
@@ -150,11 +186,21 @@ def _of_tls(plain: socket.socket, address: Address, files: CredentialFiles) -> s
         return (
             f"{address} requires a certificate from this worker: give one with --certificate FILE --key FILE"
         )
-    return f"{address} refuses this worker's certificate: " + (
-        files.expired()
-        or f"--certificate {files.certificate} is not signed by an authority that the server trusts"
+    return f"{address} refuses this worker's certificate: {files.expired() or _of_refused(files)}"
+
+
+def _of_refused(files: CredentialFiles) -> str:
+    assert files.certificate is not None
+    assert files.authorities is not None
+    given = ((files.certificate, "--certificate"), (files.authorities, "--ca"))
+    own, authorities = (certificates.pem_certificates(certificates.read_file(*each)) for each in given)
+    missing = certificates.missing_issuer(own, authorities)
+    refused = (
+        f"--certificate {files.certificate} is not signed by an authority that the server trusts"
         " (server.tls.client_ca), or is not for clients"
     )
+    advice = "if that is an intermediate authority, append its certificate to that file"
+    return f"{refused}. It leads to {missing!r}: {advice}" if missing else refused
 
 
 def _connected(address: Address, *, use_proxy: bool) -> socket.socket:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, StorageError, why_unwritable
+from afl.paths import kind_of, naming_paths
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
@@ -27,6 +28,7 @@ from afl.tasks.registry import load_task
 PAGE_FILE = "README.md"
 
 
+@naming_paths()
 def export(
     directory: Path,
     model: str,
@@ -51,8 +53,8 @@ def export(
         ProgramError: if a program cannot be made, or answers otherwise than the module.
         StorageError: if the folder cannot be written.
     """
-    if out.exists():
-        is_taken = not out.is_dir() or any(out.iterdir())
+    if kind := kind_of(out):
+        is_taken = kind == "file" or any(out.iterdir())
         if is_taken and not (out / CARD_FILE).is_file():
             raise ConfigError(
                 f"--out {out}: already exists, and was not written by afl export (it has no {CARD_FILE}), so "

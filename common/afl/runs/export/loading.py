@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from afl.errors import ConfigError, DataError
+from afl.paths import kind_of, naming_paths
 from afl.runs.export.shapes import Card, CardTask, read
 from afl.runs.files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
@@ -25,6 +26,7 @@ CARD_FILE = "card.json"
 MODEL_FILE = "model.safetensors"
 
 
+@naming_paths()
 def load_model(
     path: str | os.PathLike[str],
     task: type[Task] | Task | str | None = None,
@@ -83,9 +85,10 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 def _stored(path: Path) -> tuple[Path, CardTask]:
     """A model's file, and the task that it was trained with; its name is empty if nothing says it."""
-    if not path.exists():
+    kind = kind_of(path)
+    if not kind:
         raise ConfigError(f"{path}: no such file or directory")
-    if path.is_dir():
+    if kind == "folder":
         return path / MODEL_FILE, _task_of_card(path)
     metadata = read_model(path).metadata
     try:

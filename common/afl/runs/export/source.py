@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.paths import kind_of, naming_paths
 from afl.runs import files
 from afl.runs.durable import is_locked
 from afl.runs.export import shapes
@@ -37,6 +38,7 @@ class Source:
     synchronizations: int
 
 
+@naming_paths()
 def find(directory: Path, name: str, copy: Path) -> Source:
     """The model ``name`` of the run in ``directory``.
 
@@ -46,14 +48,14 @@ def find(directory: Path, name: str, copy: Path) -> Source:
         ConfigError: if no run is there, or it has no such model (yet).
         DataError: if the model or the metrics are damaged.
     """
-    if not directory.is_dir():
+    if kind_of(directory) != "folder":
         raise ConfigError(f"{directory}: no such directory; afl export takes a run's directory")
-    if not (directory / files.CONFIG_FILE).is_file() or not (directory / files.METRICS_FILE).is_file():
+    if not all(kind_of(directory / file) == "file" for file in (files.CONFIG_FILE, files.METRICS_FILE)):
         raise ConfigError(f"{directory}: holds no run (no {files.CONFIG_FILE} with {files.METRICS_FILE})")
     config = load_config(directory / files.CONFIG_FILE, environment={})
     state, words = state_of(directory)
     file = directory / files.model_file(name)
-    if not file.is_file():
+    if kind_of(file) != "file":
         there = [other for other in files.MODEL_NAMES if (directory / files.model_file(other)).is_file()]
         others = f"; there is: --model {', --model '.join(there)}" if there else ", nor another"
         raise ConfigError(f"{directory}: there is no {name} model{others} ({words})")

@@ -18,7 +18,8 @@ from pathlib import Path
 from afl.config import Config
 from afl.config.compare import flat
 from afl.daemon import events
-from afl.errors import ExitCode, StorageError
+from afl.errors import AflError, ExitCode, StorageError
+from afl.paths import naming_paths
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
 from afl.runs.tracking.lines import RoundReader
 from afl.runs.tracking.tracker import Setting, Status, TrackedRound, TrackedRun, Tracker
@@ -109,8 +110,9 @@ class _Follower:
 
     def _follow(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            after = self._told_before()
+            with naming_paths(StorageError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                after = self._told_before()
             settings = settings_of(self.config)
             self.tracker.started(TrackedRun(self.run_id, self.directory, self.folder, settings, after))
             reader = RoundReader(self.directory / METRICS_FILE, after)
@@ -149,7 +151,7 @@ class _Follower:
                 self.name,
                 type(error).__name__,
                 error,
-                exc_info=error,
+                exc_info=None if isinstance(error, AflError) else error,
                 extra=events.TrackerFailed(tracker=self.name).extra,
             )
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import DataError
 from afl.optional_dependencies import require
+from afl.paths import naming_paths
 from afl.tasks.base import Classification, TaskContext, WorkerData
 from afl.tasks.data.arrays import StoredArray, StoredRows
 from afl.tasks.data.partitions import Indices, LabelPartition, partition_by_labels, train_test_split
@@ -149,6 +150,7 @@ class ImageTask(Classification):
             alpha=self._options.alpha,
         )
 
+    @naming_paths(DataError)
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         """The worker's rows, split 80/20: two pairs (inputs float32 ``[n, ...]``, labels int64 ``[n]``)."""
         assert 0 <= worker < context.workers

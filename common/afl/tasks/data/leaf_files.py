@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from afl.errors import DataError
 from afl.optional_dependencies import require
+from afl.paths import kind_of
 from afl.tasks.data.arrays import StoredArray
 from afl.tasks.data.images import ImageSource, Pixels, decoded, labelled, stored
 from afl.tasks.data.partitions import Indices
@@ -43,7 +44,7 @@ def find_layout(place: Path) -> ImageSource | None:
     Raises:
         afl.DataError: if a file is there but is not of its layout.
     """
-    if place.is_file():
+    if kind_of(place) == "file":
         return _opened([place])
     for folders in (["."], ["data/all_data"], ["all_data"], ["data/train", "data/test"], ["train", "test"]):
         for suffix in (".npz", ".parquet", ".json"):

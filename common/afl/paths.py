@@ -1,0 +1,72 @@
+"""Questions about paths, each of which can fail: a folder above is closed to this user, a name too long."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from afl.errors import AflError, ConfigError, StorageError
+
+_MAY_NOT = "this process may not look or write there; name another path, or run it as a user who may"
+
+_ADVICE = {
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.ENAMETOOLONG: "a name has at most 255 bytes and a path 4095; name a shorter one",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+}
+
+
+@contextlib.contextmanager
+def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterator[None]:
+    """Within the block, an OSError about a path, which a user chose, is an AflError of this kind.
+
+    Every question about a path can fail: a folder above it is closed to this user, or its name too long.
+    A full disk is a StorageError in any case. Other errors pass: what names no path is a bug.
+
+    Args:
+        option: what the user chose the path by, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = _about_path(error)
+        if not reason:
+            raise
+        kind = StorageError if error.errno in {errno.ENOSPC, errno.EDQUOT} else kind
+        raise kind(f"{option}: {reason}" if option else reason) from error
+
+
+def _about_path(error: OSError) -> str:
+    """What is wrong with which path, and what would be right; empty if it is about none."""
+    if isinstance(error.filename, str | bytes | os.PathLike):  # else nothing, or a descriptor
+        reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{error.strerror}; free some space"
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return f"{error.strerror}; let TMPDIR name a folder that can be written"
+    return ""
+
+
+def kind_of(path: Path) -> Literal["folder", "file", ""]:
+    """What is at a path; empty if nothing is.
+
+    OSError if that cannot be known, where Path.exists, from Python 3.14 on, says that nothing is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return "folder" if stat.S_ISDIR(mode) else "file"
+
+
+def expanded(path: Path) -> Path:
+    """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises
