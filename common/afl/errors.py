@@ -40,6 +40,7 @@ class ExitCode(enum.IntEnum):
     ABORTED = 8, "the run was stopped before its last round; the log says by whom and why"
     STORAGE = 9, "the run directory is gone or cannot be written, so the run was stopped"
     LOST_WORKERS = 10, "no worker had a session for longer than server.give_up_after"
+    IN_USE = 11, "another process has this run, or this worker's journal; the log names it"
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 

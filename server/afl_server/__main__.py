@@ -7,7 +7,7 @@ from afl.terminal.entry import enter
 
 def main() -> int:
     """The command; returns the exit code."""
-    return enter("afl-server", "afl_server.main")
+    return enter("afl-server", "afl_server.main", needs_linux=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from afl.config.address import Address
 from afl.daemon.http import Answer, Environ, HttpPages
 from afl_server.pages.http import liveness
 from support import Federation, Process
-from support.federation import fetch
+from support.federation import fetch, free_port
 from support.identities import Identities, tls
 from support.process import END_S
 
@@ -34,13 +34,6 @@ def asked(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode().strip()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until_ready(port: int) -> None:

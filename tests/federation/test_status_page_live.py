@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 from afl.config.quantities import shown_bytes
 from support import Federation
 from support.browser import Visit, chromium, drawn, fact
+from support.federation import free_port
 
 CONFIG: dict[str, Any] = {
     "workers": 3,
@@ -23,12 +23,6 @@ CONFIG: dict[str, Any] = {
     },
     "evaluation": {"every": 10},
 }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port: int = door.getsockname()[1]
-        return port
 
 
 def test_numbers_updates_and_a_server_that_comes_back(tmp_path: Path) -> None:

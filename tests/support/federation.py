@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -218,6 +219,14 @@ def run_together(
         door.aim(federation.port)
         federation.finish(timeout)
     return federation
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def fetch(url: str, timeout: float = 10.0) -> str:

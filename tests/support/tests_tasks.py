@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from afl import Task, TaskContext, WorkerData
 from afl.tasks.base import Batch
@@ -27,6 +29,44 @@ class Slow(Synthetic):
         if model.training:
             time.sleep(self.pause)
         return super().loss(model, batch)
+
+
+class _Ones(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.ones(())
+
+
+class Forking(Slow):
+    """``Slow``, the same to the bit, with forked processes: a DataLoader's, and one that never ends.
+
+    All are a process group, so that a test can signal them as a terminal does.
+    """
+
+    _ones: Iterator[Tensor] | None = None
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self._ones is None:
+            os.setpgrp()
+            multiprocessing.get_context("fork").Process(target=_never_end, daemon=True).start()
+            loader: DataLoader[Any] = DataLoader(
+                _Ones(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+            )
+            self._ones = iter(loader)
+        return super().loss(model, batch) * next(self._ones)
+
+
+class ForkingModel(Slow):
+    """The same, with a process that never ends wherever its model is made: at the server too."""
+
+    def model(self) -> nn.Module:
+        multiprocessing.get_context("fork").Process(target=_never_end, daemon=True).start()
+        return super().model()
+
+
+def _never_end() -> None:
+    while True:
+        time.sleep(1.0)
 
 
 class _Linear(Task):

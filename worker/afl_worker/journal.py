@@ -158,7 +158,7 @@ class Journal:
         """Close the file and release its lock."""
         if self._file is not None:
             os.close(self._file)
-        os.close(self._lock)
+        durable.unlock(self._lock)
 
     def remove(self) -> None:
         """Remove the file and release its lock."""

@@ -12,6 +12,7 @@ from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.errors import ExitCode
 from afl.paths import naming_paths
+from afl.terminal.entry import comes_again, end_children
 from afl.user_code import as_failure, worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime
@@ -87,7 +88,10 @@ class WorkerPages(HttpPages):
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
     """Raise :class:`SignalError`, once."""
+    if comes_again(number):
+        return
     # A second signal, of either kind, ends the process at once.
     for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_DFL)
+    end_children()
     raise SignalError(signal.Signals(number).name)

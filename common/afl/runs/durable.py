@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ _MAGIC = b"AFL2"
 _EARLIER_MAGICS = frozenset({b"AFL1"})  # of versions whose checksums did not see everything
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 Section: TypeAlias = bytes | memoryview
+
+LOCK_PATIENCE_S = 5.0
+"""How long to wait for a lock: a process that was killed a moment ago may still be ending."""
+
+LOCK_PAUSE_S = 0.1
 
 
 class DamagedError(AflError):
@@ -50,9 +56,9 @@ class OtherVersionError(AflError):
 
 
 class InUseError(AflError):
-    """A file that another process has locked."""
+    """A file or folder that another process has locked."""
 
-    exit_code = ExitCode.CONFIG
+    exit_code = ExitCode.IN_USE
 
 
 @dataclass(frozen=True)
@@ -180,22 +186,62 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock(path: Path, what: str) -> int:
-    """A descriptor of the file, which is this process's until it is closed or the process ends.
+    """A descriptor of the file or folder, which is this process's, and not its children's, until
+    :func:`unlock` or the end of the process.
 
-    :class:`InUseError` if another process has it.
+    :class:`InUseError` if another process keeps it for :data:`LOCK_PATIENCE_S`.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        # Anew each time: whoever has it may remove the file.
+        handle = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        _locks.add(handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(handle)
+            unlock(handle)
+            if not isinstance(error, BlockingIOError):
+                raise
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"{what} is in use by another process{holder}: {path} is locked; end that process, or "
+                    "name another directory"
+                ) from None
+            time.sleep(LOCK_PAUSE_S)
+        else:
+            # A folder has no content, and on a full disk the lock holds without it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            return handle
+
+
+def unlock(handle: int) -> None:
+    """Give back what :func:`lock` took."""
+    _locks.discard(handle)
+    # A process that is just being forked may have the descriptor too.
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def _holder(handle: int) -> str:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        return f" (process {int(os.pread(handle, 20, 0))})"
+    except (OSError, ValueError):
+        return ""
+
+
+def _close_locks() -> None:
+    for handle in _locks:
         os.close(handle)
-        if isinstance(error, BlockingIOError):
-            raise InUseError(
-                f"{what} is in use by another process: {path} is locked; end that process, or name another "
-                "directory"
-            ) from None
-        raise
-    return handle
+    _locks.clear()
+
+
+_locks: set[int] = set()
+# A forked child, such as a DataLoader's, may outlive this process, and would keep its locks.
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def is_locked(path: Path) -> bool:

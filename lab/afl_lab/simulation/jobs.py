@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.paths import kind_of
+from afl.runs.durable import InUseError, lock, unlock
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
 
 ENDED = frozenset({"ok", "diverged"})
@@ -57,20 +56,17 @@ class Job:
         """The directory for this process alone; StorageError if another process has it, or it cannot be."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.directory, os.O_RDONLY)
+            handle = lock(self.directory, "the run")
         except OSError as error:
             why = f"{self.directory} cannot be made: {why_unwritable(error)}"
             raise StorageError(f"{why}; name another folder with --out") from error
+        except InUseError:
+            claimed = f"another process is simulating the run in {self.directory}"
+            raise StorageError(f"{claimed}; wait for it, or name another folder with --out") from None
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                claimed = f"another process is simulating the run in {self.directory}"
-                advice = "wait for it, or name another folder with --out"
-                raise StorageError(f"{claimed}; {advice}") from None
             yield
         finally:
-            os.close(handle)
+            unlock(handle)
 
     def clear(self) -> None:
         """Remove what an interrupted simulation left: a run is simulated whole or again."""

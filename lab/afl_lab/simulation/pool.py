@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from types import FrameType
 from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
 from afl.paths import naming_paths
+from afl.terminal.entry import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
@@ -162,7 +164,9 @@ def _started() -> Iterator[_Worker]:
 
 def _serve(connection: Connection[int | Outcome, Job]) -> None:
     """A process's life: until the other end is closed, or its process gone."""
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    prepare_forks()
+    signal.signal(signal.SIGTERM, _end_in_order)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
             job, counted = connection.recv(), itertools.count(1)
 
@@ -171,6 +175,13 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
                     connection.send(rounds)
 
             connection.send(outcome_of(job, report))
+
+
+def _end_in_order(number: int, _frame: FrameType | None) -> None:
+    if comes_again(number):
+        return
+    end_children()
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -232,7 +232,7 @@ class RunStore:
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
-        os.close(self._lock)
+        durable.unlock(self._lock)
 
     # Reading.
 

@@ -148,3 +148,26 @@ def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
         check=True,
     )
     assert done.stdout == f"{found}\n"
+
+
+@pytest.mark.parametrize("daemon", ["afl_server", "afl_worker"])
+def test_a_daemon_on_another_system_says_that_it_needs_linux(daemon: str) -> None:
+    program = f"import sys; sys.platform = 'darwin'; from {daemon}.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    said = f"{daemon.replace('_', '-')}: this is darwin, and it runs on Linux only\n"
+    assert (done.returncode, done.stderr) == (ExitCode.CONFIG, said)
+
+
+def test_an_interrupt_while_a_process_is_forked_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(
+        "import os, time\ndef main():\n    os.fork() or os._exit(0)\n    time.sleep(60)\n"
+    )
+    program = (
+        "import os, signal, sys; from afl.terminal.entry import enter; "
+        "os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT)); "
+        "sys.exit(enter('forks', 'forks'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "forks: interrupted\n")

@@ -33,9 +33,12 @@ DIGITS: dict[str, Any] = {
 FEDAVG = {"name": "fedavg", "rounds": 6, "eta_w": 0.1, "local_steps": 2}
 
 TASKS = """
+import multiprocessing
 import os
 import signal
 import time
+
+from torch.utils.data import DataLoader
 
 from afl.tasks.digits import Digits
 
@@ -56,7 +59,13 @@ class Diverging(Digits):
 
 
 class Slow(Digits):
+    ones = None
+
     def loss(self, model, batch):
+        if self.ones is None:
+            multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True).start()
+            self.ones = iter(DataLoader([1.0] * 10**6, num_workers=1, multiprocessing_context="fork"))
+        next(self.ones)
         time.sleep(0.002)
         return super().loss(model, batch)
 """
@@ -231,7 +240,8 @@ def going_on(folder: Path, names: Sequence[str]) -> bool:
 
 
 def started_slowly(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """A call with one run complete and two that would take hours, and the processes below it."""
+    """A call with one run complete and two that would take hours, and the processes below it: each run's,
+    and two that its task has forked."""
     configs = [written(folder, "quick")]
     for name in ("slow", "slower"):
         algorithm = {**DIGITS["algorithm"], "rounds": 10**6}
@@ -248,7 +258,7 @@ def started_slowly(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Pro
         process.communicate()
         raise
     below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 2
+    assert len(below) >= 6
     return process, below
 
 

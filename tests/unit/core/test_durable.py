@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afl.errors import ExitCode
+from afl.runs import durable
 from afl.runs.durable import (
     DamagedError,
     InUseError,
@@ -17,6 +19,7 @@ from afl.runs.durable import (
     read_record,
     record_head,
     replacing,
+    unlock,
     write_whole,
 )
 
@@ -143,9 +146,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_lock_is_one_processs(tmp_path: Path):
+def test_a_lock_is_one_processs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.0)
     first = lock(tmp_path / "lock", "the folder")
-    with pytest.raises(InUseError, match="the folder is in use"):
+    holder = rf"the folder is in use by another process \(process {os.getpid()}\)"
+    with pytest.raises(InUseError, match=holder) as raised:
         lock(tmp_path / "lock", "the folder")
-    os.close(first)
-    os.close(lock(tmp_path / "lock", "the folder"))
+    assert raised.value.exit_code is ExitCode.IN_USE
+    unlock(first)
+    unlock(lock(tmp_path / "lock", "the folder"))
+
+
+def test_a_lock_that_is_given_back_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = lock(tmp_path / "lock", "the folder")
+    monkeypatch.setattr(durable.time, "sleep", lambda _: unlock(first))
+    unlock(lock(tmp_path / "lock", "the folder"))

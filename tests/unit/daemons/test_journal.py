@@ -222,7 +222,8 @@ def test_two_pages_that_have_changed_places_leave_the_entry_before(tmp_path, cap
     assert [record.event for record in caplog.records] == ["journal_damaged"]
 
 
-def test_two_processes_cannot_have_one_journal(tmp_path):
+def test_two_processes_cannot_have_one_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.0)
     journals = Journals(tmp_path, "run-1", b"layout", (3, 4), "process")
     with pytest.raises(InUseError, match="worker 4's journal is in use"):
         Journals(tmp_path, "run-1", b"layout", (4, 5), "process")

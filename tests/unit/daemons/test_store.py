@@ -13,6 +13,7 @@ from afl.core import disk_usage
 from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
 from afl.errors import StorageError
+from afl.runs import durable
 from afl.runs.durable import InUseError
 from afl_server.storage import store as store_module
 from afl_server.storage.store import Checkpoint, Entry, Loss, RunStore
@@ -369,7 +370,8 @@ def test_what_a_killed_server_left_of_a_checkpoint_is_removed_with_the_next(tmp_
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_two_servers_cannot_have_one_run(tmp_path):
+def test_two_servers_cannot_have_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.0)
     with RunStore(tmp_path, "process"), pytest.raises(InUseError, match="in use by another process"):
         RunStore(tmp_path, "process")
 

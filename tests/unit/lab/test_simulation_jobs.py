@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from afl.config import config_from_mapping
 from afl.errors import ADVICE_NON_FINITE, ConfigError, ExitCode, StorageError
+from afl.runs import durable
 from afl_cli.simulate import seeds_of
 from afl_lab.simulation.command import where_written
 from afl_lab.simulation.jobs import Job, plan
@@ -202,7 +203,10 @@ def test_a_run_without_models_is_enough_only_where_none_are_wanted(tmp_path: Pat
     assert len(simulated(bare)["models"]) == 3
 
 
-def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_belongs_to_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.0)
     job = job_of(tmp_path / "run")
     with job.claimed():
         with (
