@@ -12,7 +12,7 @@ from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.errors import ExitCode
 from afl.paths import naming_paths
-from afl.terminal.entry import comes_again, end_children
+from afl.terminal.children import comes_again, end_children
 from afl.user_code import as_failure, worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime

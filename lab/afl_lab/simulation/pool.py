@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from afl.errors import AflError, ExitCode
 from afl.paths import naming_paths
-from afl.terminal.entry import comes_again, end_children, prepare_forks
+from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.run import simulate
