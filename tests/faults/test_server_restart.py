@@ -235,7 +235,7 @@ def test_two_servers_cannot_run_one_run(tmp_path: Path):
     with Federation(config_of("top-k"), tmp_path) as federation:
         federation.server.wait_for("listening")
         second = federation.start_server()
-        second.expect(2)
+        second.expect(11)
         assert "in use by another process" in second.text
 
 

@@ -44,6 +44,8 @@ class Runtime:
         self._connection: Connection | None = None
         self._is_welcome = False
         self._has_been_cut = False
+        self._reason = ""
+        """Why the last connection ended."""
         self.is_over = False
 
     def run(self) -> str:
@@ -70,6 +72,7 @@ class Runtime:
                 self._reconnection.session_ended(
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
                 )
+            self._reason = ending.reason
             self._pause(ending.reason)
 
     @property
@@ -165,7 +168,7 @@ class Runtime:
             event = connection.next_event(left)
         match event:
             case None:
-                return Ended("no answer")
+                return Ended(self._reason or "no answer")
             case Ended(reason, GoodbyeStatus.REFUSED):
                 raise RefusedError(f"the server refused this worker: {reason}")
             case Ended(reason, GoodbyeStatus.ABORTED):
