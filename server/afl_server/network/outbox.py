@@ -180,5 +180,8 @@ class Outbox:
         self._counters.charge_step(broadcast.step.payloads, answering, has_weights=has_weights)
 
     async def _wait(self) -> None:
-        self._woken.clear()
-        await self._woken.wait()
+        """Until something has changed, or there is something urgent: it may have come while a frame was
+        being written."""
+        if not self._urgent:
+            self._woken.clear()
+            await self._woken.wait()

@@ -103,3 +103,27 @@ def test_who_asks_again_and_again_and_takes_nothing_has_too_much_waiting() -> No
     assert not outbox.is_full
     outbox.reply()
     assert outbox.is_full
+
+
+@pytest.mark.parametrize("is_following", [False, True])
+def test_what_is_asked_while_a_frame_is_written_is_answered_at_once(is_following: bool) -> None:
+    """Neither queue nor step has anything more: only the question is there to go on with."""
+
+    async def talk() -> Frame:
+        outbox = Outbox(Counters(), CHUNK)
+        if is_following:
+            growing = Broadcast(broadcast().step, NOWHERE, range(1))
+            outbox.follow(Follow(1, (0,), growing))
+        else:
+            outbox.beat()
+        frames = outbox.frames()
+        await anext(frames)
+        outbox.reply()
+        reply = await asyncio.wait_for(anext(frames), 10)
+        outbox.reply()
+        again = await asyncio.wait_for(anext(frames), 10)
+        assert again is REPLY
+        await frames.aclose()
+        return reply
+
+    assert asyncio.run(talk()) is REPLY
