@@ -28,7 +28,7 @@ def test_the_readme(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rounds", "accuracy"),
     [
-        pytest.param(ROUNDS, 0.2, id="in short"),
+        pytest.param(ROUNDS, 0.2, id="in short", marks=pytest.mark.slow),
         pytest.param(None, 0.5, id="as it is", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )

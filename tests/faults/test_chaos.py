@@ -44,10 +44,10 @@ def large(algorithm: str, rounds: int) -> dict[str, Any]:
     "algorithm", ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "drfa"))]
 )
 def test_messages_that_are_cut_in_the_middle_go_on_where_they_were(tmp_path: Path, algorithm):
-    config = large(algorithm, rounds=8)
+    config = large(algorithm, rounds=5)
     expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
     drill = Drill(config, tmp_path / "chaos", GROUPS)
-    federation = drill.run(Faults(kills=4, cuts=16, pause=1.5, rate=800_000))
+    federation = drill.run(Faults(kills=3, cuts=12, pause=1.0, rate=800_000))
     assert result_of(federation) == expected
     kept = [line["kept"] for worker in federation.workers for line in worker.logged("joined_again")]
     assert sum(size > 0 for size in kept) >= 4

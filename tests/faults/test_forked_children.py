@@ -99,6 +99,7 @@ def test_signals_to_a_worker_with_forked_children_or_to_all_show_no_traceback(tm
     check(federation, orphans, 4 * times * CHILDREN)
 
 
+@pytest.mark.slow
 def test_a_killed_server_with_a_forked_child_goes_on_at_its_ports_at_once(tmp_path: Path):
     config = config_of("ForkingModel", 300, **{key: f"127.0.0.1:{free_port()}" for key in ("listen", "http")})
     orphans: list[psutil.Process] = []

@@ -62,7 +62,8 @@ def written(folder: Path) -> Path:
     return experiment
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_method_over_links_is_the_same_to_the_bit_and_all_that_passes_is_counted(
     whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from afl_lab.check.checker import configured
 from afl_lab.simulation.run import simulate
 
 MODULE = '''
+import zlib
+
 import numpy as np
 import torch
 from torch import nn
@@ -169,7 +171,7 @@ class OfAnotherMind(Good):
 
 class OfAnotherShape(Good):
     def model(self):
-        width = 4 + len(repr({str(i) for i in range(100)}).split("'1'")[0]) % 97
+        width = 4 + zlib.crc32(repr({str(i) for i in range(100)}).encode()) % 9973
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
 
 
