@@ -59,6 +59,8 @@ class Process:
         )
         os.close(write)
         self._lines: list[str] = []
+        self._own: str | None = None
+        """Of one that was killed, what it had written until then."""
         self._expected: list[str] = []
         self._ended = False
         self._changed = threading.Condition()
@@ -144,7 +146,8 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), and wait for that."""
+        """End it at once (SIGKILL), and wait for that. What it leaves may complain before it ends too."""
+        self._own = self.text
         self.send_signal(signal.SIGKILL)
         self.close()
 
@@ -159,7 +162,7 @@ class Process:
             self._check_tracebacks()
 
     def _check_tracebacks(self) -> None:
-        text = self.text
+        text = self.text if self._own is None else self._own
         missing = [saying for saying in self._expected if saying not in text]
         if missing:
             self.unexpected.append(f"{self.name} did not say {missing}:\n{text}")
