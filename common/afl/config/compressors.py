@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
+from afl.core.messages import BIT_WIDTHS, BITS
 from afl.theory import theory_ratio
 
 IDENTITY: Final = "identity"
@@ -14,6 +15,11 @@ THEORY: Final = "theory"
 
 RATIO_TAKERS: Final = ("top-k", "rand-k", "projection", "dct-projection")
 """The built-in ones that take an option, which is ``ratio`` and required."""
+
+BITS_TAKERS: Final = (IDENTITY, "rand-k", "projection", "dct-projection")
+"""The built-in ones whose values may be integers of `bits` bits: those of the class C_AI."""
+
+BITS_ACCEPTED: Final = f"a whole number from {BIT_WIDTHS[0]} to {BIT_WIDTHS[-1]}, or no key for float32"
 
 RATIO_ACCEPTED: Final = "a number above 0 and at most 1, or theory"
 
@@ -39,7 +45,7 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
         return
     if not installed[name]:
         return
-    taken = ["name", "ratio"] if name in RATIO_TAKERS else ["name"]
+    taken = ["name", *["ratio"] * (name in RATIO_TAKERS), *[BITS] * (name in BITS_TAKERS)]
     for option, value in options.items():
         if option not in taken:
             found = f"{shown(value)}, under a key that {name} does not take"
@@ -50,6 +56,8 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
             yield Problem(("ratio",), f"nothing, and {name} needs it", RATIO_ACCEPTED)
         elif not _is_ratio(options["ratio"]):
             yield Problem(("ratio",), shown(options["ratio"]), RATIO_ACCEPTED)
+    if BITS in options and BITS in taken and not (type(options[BITS]) is int and options[BITS] in BIT_WIDTHS):
+        yield Problem((BITS,), shown(options[BITS]), BITS_ACCEPTED)
 
 
 def resolved_options(

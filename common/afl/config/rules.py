@@ -17,6 +17,7 @@ from afl.config.problems import Problem, shown
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
+from afl.core.messages import BITS
 from afl.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -50,6 +51,10 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     for direction in ("uplink", "downlink"):
         if about is None or direction in about.takes:
             yield from _compressor(direction, values.get(direction))
+    up, down = values.get("uplink"), values.get("downlink")
+    if isinstance(up, Mapping) and up.get(BITS) is not None and down is not None and down != up:
+        accepted = f"nothing, or the same as uplink: with {BITS} up, the sum of the integers goes down"
+        yield Problem(("downlink",), shown(down), accepted)
 
 
 def loaded(name: str) -> Algorithm | None:

@@ -152,8 +152,8 @@ class RoundEngine:
         evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
             multiple of it, and the last.
         buffer_mean: where the workers' buffers are averaged before each evaluation.
-        policy: which participants a step may close without; by default none. If any, whole payloads are kept
-            until the step closes, and nothing is streamed.
+        policy: which participants a step may close without; by default none. If any, nothing is streamed,
+            and whole payloads are kept until the step closes, unless they are integers.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -697,7 +697,7 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
-        right = b"" if self._model is None else self.model.digest()
+        right = b"" if self._model is None else self.model.digest(self.algorithm.grid)
         self.residual_norm = None if self._model is None else self.algorithm.residual_norm
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)

@@ -56,6 +56,7 @@ class Driver:
     ) -> None:
         workers = range(settings.workers)
         vector = build_vector(task, randomness)
+        settings = replace(settings, tensors=vector.tensors)
         self.engine = RoundEngine(
             server_half(settings, vector.values, randomness),
             evaluate_every=evaluate_every,
@@ -159,6 +160,6 @@ def metered(
     meter = WireMeter(
         chunk_bytes=settings.chunk_bytes, sends_dual_weights=engine.algorithm.sends_dual_weights
     )
-    meter.first_models(engine.model, engine.worker_params, config.workers)
+    meter.first_models(engine)
     driver.meter = meter
     return driver, meter

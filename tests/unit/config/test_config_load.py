@@ -516,7 +516,7 @@ WRONG: list[tuple[str, str, str]] = [
         problem(
             "server.yaml:6: algorithm.uplink.ratio",
             "0.5, under a key that identity does not take",
-            "only name with identity",
+            "only name and bits with identity",
         ),
     ),
     (

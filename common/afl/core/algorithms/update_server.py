@@ -52,6 +52,7 @@ class UpdateServer(ServerAlgorithm):
         self.sum: Sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
+        self.grid = self.realizations.grid
 
     @abc.abstractmethod
     def update(self, total: NDArray[Any]) -> Compressed:
@@ -100,7 +101,7 @@ class UpdateServer(ServerAlgorithm):
             raise NonFiniteError(
                 f"round {self.round}: the update made from the workers' updates overflows float32"
             )
-        payload = pack(self.realizations.downlink, downlink)
+        payload = pack(self.realizations.down_form, downlink)
         self._step(self._losses, downlink)
         return payload
 
@@ -121,19 +122,21 @@ class UpdateServer(ServerAlgorithm):
         if self._pending is None:
             return
         t, downlink = self._pending
-        self.realizations.of_downlink(t).step(self.params, downlink, self.settings.eta_w)
+        self.realizations.apply(t, self.params, downlink, self.settings.eta_w)
         self._pending = None
         self.sum.reset()
 
     def state(self) -> Arrays:
-        """q_t."""
+        """q_t, and the grid's ranges where there is one."""
         assert self._pending is None
-        return self.dual.state()
+        return {**self.dual.state(), **({} if self.grid is None else {"grid": self.grid.ranges.copy()})}
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin round t."""
         self.round = position.round
         self.dual.restore(state)
+        if self.grid is not None:
+            self.grid.ranges = state["grid"].copy()
 
     def digest_material(self) -> bytes:
         """What the compressors draw in round 1."""
