@@ -19,7 +19,7 @@ from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.paths import kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
-from afl.terminal.view import facts, make_console, summary_table, table
+from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_size
 
 HELP = "show what a file or directory of a run holds"
@@ -120,6 +120,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
             f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
+        if "integers" in last:
+            rows["its integers"] = describe_integers(last["integers"])
         median = statistics.median_high(entry["seconds"] for entry in rounds)
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
