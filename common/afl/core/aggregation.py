@@ -24,7 +24,7 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
         realization: of the open round.
     """
     if compressor.bits:
-        return IntegerSum(compressor.count, compressor.bits + (workers - 1).bit_length())
+        return IntegerSum(compressor.count + compressor.groups, compressor.bits + (workers - 1).bit_length())
     codec = codec_of(compressor)
     if compressor.additive_idempotent and codec.in_runs:
         return codec.sum_of(compressor.count, range(workers))

@@ -56,6 +56,7 @@ class Realizations:
             self.grid = Grid(len(tensors), self.downlink.bits)
             self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
             messages = settings.workers if self.downlink is self.uplink else 1
+            self.downlink.groups = len(tensors)
             self.down_form = copy(self.downlink)
             self.down_form.bits += (messages - 1).bit_length()
         self._last = settings.synchronizations

@@ -53,6 +53,10 @@ class Integers(Codec):
         section = memoryview(_fixed(integers, self.bits) if coded is None else coded)
         return self._payload(role, compressor.dim, len(integers), section)
 
+    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
+        """The most bytes are those at the fixed width."""
+        return self.header(compressor.dim, compressor.count + compressor.groups, role)
+
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The integers, int32, or int64 where they have more than 32 bits."""
         integers = integers_of(values, header.count, self.bits)
