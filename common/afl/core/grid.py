@@ -15,7 +15,7 @@ from afl.errors import ProtocolError
 FIRST_RANGE = 0.05
 """The largest value of the first round's grid."""
 
-FAR = 8
+FAR = 3
 """A value of more than so many ranges asks for a larger one. What lies between is clipped, and the rest of it
 sent with the next message that has the coordinate."""
 
@@ -102,8 +102,9 @@ def rounded(
     """The integers i nearest to ``p / 2^s`` within ``-limit..limit``, ties to even, and behind them the
     groups' own, int32 ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
 
-    ``p - c`` is a float32 whenever ``|p| < 2^24 L 2^s``. To that end i is rounded towards zero, to a multiple
-    of p's last place, where that is coarser than the grid; beyond, c is ``L 2^s`` and less than half of it.
+    ``p - c`` is a float32 itself wherever ``|p| <= 2^23 L 2^s``. To that end i is rounded towards zero, to a
+    multiple of p's last place, where that is coarser than the grid. Beyond, c is ``L 2^s`` and not as much as
+    p's last place, so that the difference is rounded, once.
 
     Args:
         values: p, finite float32 ``[k]``.
@@ -133,7 +134,8 @@ def rounded(
 def _keep_exact(scaled: NDArray[np.float32], values: NDArray[np.float32], exponent: int, limit: int) -> None:
     _, magnitudes = np.frexp(values)
     coarser = magnitudes - exponent - _EXACT
-    far = np.flatnonzero(coarser > 0)
+    # Of zero, frexp says the exponent of 1.
+    far = np.flatnonzero((coarser > 0) & (values != 0))
     shift = coarser[far].clip(max=limit.bit_length())
     largest = limit >> shift << shift
     scaled[far] = np.copysign(np.where(largest > 0, largest, limit), values[far])
