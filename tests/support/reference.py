@@ -69,7 +69,7 @@ class Reference:
         q = np.full(workers, 1.0 / workers)
         residuals = [np.zeros(dim, dtype=np.float32) for _ in range(workers)]
         server_residual = np.zeros(dim, dtype=np.float32)
-        grid = _Grid(uplink["bits"]) if "bits" in uplink else None
+        grid = IntegerGrid(uplink["bits"]) if "bits" in uplink else None
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
@@ -160,7 +160,7 @@ def _fold(values: Doubles) -> np.float64:
 # Compressors.
 
 
-class _Grid:
+class IntegerGrid:
     """Integers on one grid, for a model of one tensor."""
 
     def __init__(self, bits: int) -> None:

@@ -17,6 +17,7 @@ WORKERS, DIM = 4, 30
 
 TOP_K = CompressorChoice("top-k", {"ratio": 0.3})
 RAND_K = CompressorChoice("rand-k", {"ratio": 0.3})
+INTEGERS = CompressorChoice("rand-k", {"ratio": 0.3, "bits": 4})
 
 CASES = {
     "afl-br": {"name": "afl-br"},
@@ -24,6 +25,8 @@ CASES = {
     "top-k": {"name": "afl-com", "uplink": TOP_K, "downlink": TOP_K},
     "rand-k": {"name": "afl-com", "uplink": RAND_K, "downlink": RAND_K},
     "rand-k, top-k": {"name": "afl-com", "uplink": RAND_K, "downlink": TOP_K},
+    "integers": {"name": "afl-com", "uplink": INTEGERS, "downlink": INTEGERS, "tensors": (7, 23)},
+    "top-k, integers": {"name": "afl-com", "uplink": TOP_K, "downlink": INTEGERS},
     "drfa": {"name": "drfa", "local_steps": 3},
     "drfa, sampled": {"name": "drfa", "local_steps": 3, "sampled": 2},
     "fedavg, samples": {"name": "fedavg", "local_steps": 2, "weigh_by_samples": True},
