@@ -104,7 +104,7 @@ FIXED = packed(np.arange(-7, 8, dtype=np.int32), 4)
     [
         (b"\x02" + bytes(FIXED.data[1:]), r"unknown form 2; \[0, 1\] are known"),
         (bytes(FIXED.data[:-1]), r"7 bytes of integers; 15 of 4 bits take 8"),
-        (b"\x00" * 9, r"an integer beyond 7, the largest of 4 bits"),
+        (b"\x00" * 9, r"an integer of -8; in 4 bits they are from -7 to 7"),
         (b"\x01", r"a histogram that ends within a number"),
         (b"\x01\x00\x80", r"a histogram that ends within a number"),
         (b"\x01\x00" + b"\xff" * 30, r"a histogram that ends within a number, or has one beyond 63 bits"),
