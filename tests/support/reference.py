@@ -182,7 +182,7 @@ class IntegerGrid:
         values = (analysis @ p.astype(np.float64)).astype(np.float32)
         nearest = [round(float(value) / self.step) for value in values]
         sent = [max(-self.limit, min(self.limit, i)) for i in nearest]
-        self.is_far |= any(abs(i) > 3 * self.limit for i in nearest)
+        self.is_far |= any(abs(i) > 2.5 * self.limit for i in nearest)
         self.sums = [a + b for a, b in zip(self.sums or [0] * len(sent), sent, strict=True)]
         return (analysis.T @ (np.array(sent) * self.step)).astype(np.float32)
 

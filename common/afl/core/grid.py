@@ -3,7 +3,7 @@ derive alike from what was applied, so that no message says it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,14 @@ from afl.errors import ProtocolError
 FIRST_RANGE = 0.05
 """The largest value of the first round's grid."""
 
-FAR = 3
+FAR, FAR_SMALL = 2.5, 8.0
 """A value of more than so many ranges asks for a larger one. What lies between is clipped, and the rest of it
-sent with the next message that has the coordinate."""
+sent with the next message that has the coordinate. Small groups get the finer steps of a smaller range: they
+cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows without end
+(docs/decisions.md)."""
+
+SMALL_SHARE = 0.25
+"""The smallest groups, as far as they have no more than this share of all values together, are small."""
 
 GROWTH = 2.0
 """A range in which somebody has such a value is so much larger in the next round."""
@@ -43,20 +48,27 @@ class Grid:
     """Steps ``2^s_l`` by group l; a worker's message has integers from ``-L`` to ``L`` times a step.
 
     s_l is the least with ``L 2^s_l >= R_l``. Behind its k integers a message has one more for each group: 1
-    if a value of the group is beyond ``FAR`` ranges, else 0. In the sum, these say in which groups somebody
+    if a value of the group is far beyond its range, else 0. In the sum, these say in which groups somebody
     needs a larger range, which :meth:`move` follows; every copy of the model applies the same sums.
 
     Args:
-        groups: how many; each value belongs to one.
+        sizes: how many values each group has; each value belongs to one.
         bits: of an integer with its sign; ``L = 2^(bits - 1) - 1``.
 
     Attributes:
         ranges: R, float64 ``[groups]``: all that the grid's future depends on.
+        limit: L.
+        far: beyond which integer, before it is clipped, a value asks for a larger range; float64
+            ``[groups]``.
     """
 
-    def __init__(self, groups: int, bits: int) -> None:
+    def __init__(self, sizes: Sequence[int], bits: int) -> None:
         self.limit = (1 << (bits - 1)) - 1
-        self.ranges: NDArray[np.float64] = np.full(groups, FIRST_RANGE)
+        self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
+        ascending = np.argsort(sizes, kind="stable")
+        is_small = np.empty(len(sizes), dtype=np.bool_)
+        is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
+        self.far: NDArray[np.float64] = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
     def content(self) -> bytes:
         """:attr:`ranges` as they travel, little-endian."""
@@ -97,7 +109,11 @@ class Grid:
 
 
 def rounded(
-    values: NDArray[np.float32], exponents: NDArray[np.int32], counts: NDArray[np.int64], limit: int
+    values: NDArray[np.float32],
+    exponents: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    limit: int,
+    far: NDArray[np.float64],
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The integers i nearest to ``p / 2^s`` within ``-limit..limit``, ties to even, and behind them the
     groups' own, int32 ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
@@ -110,10 +126,11 @@ def rounded(
         values: p, finite float32 ``[k]``.
         exponents: s by group.
         counts: how many values each group has.
+        far: beyond which integer, before it is clipped, a value makes its group's own integer 1.
     """
     integers = np.empty(len(values) + len(counts), dtype=np.int32)
-    far = integers[len(values) :]
-    far.fill(0)
+    is_far = integers[len(values) :]
+    is_far.fill(0)
     sent = np.empty_like(values)
     for group, start, stop, exponent in _runs(exponents, counts):
         block = values[start:stop]
@@ -122,7 +139,7 @@ def rounded(
         np.rint(scaled, out=scaled)
         peak = max(scaled.max(), -scaled.min())
         if peak > limit:
-            far[group] |= peak > FAR * limit
+            is_far[group] |= peak > far[group]
             scaled.clip(-limit, limit, out=scaled)
             if peak >= 1 << _EXACT:
                 _keep_exact(scaled, block, exponent, limit)

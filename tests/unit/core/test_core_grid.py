@@ -45,7 +45,9 @@ def test_what_is_left_is_exact_and_what_is_sent_is_nearest(
 ) -> None:
     p = np.array(data.draw(st.lists(values_near(bits, exponent), min_size=1, max_size=20)), dtype=np.float32)
     limit = 2 ** (bits - 1) - 1
-    integers, sent = rounded(p, np.array([exponent], np.int32), np.array([len(p)]), limit)
+    integers, sent = rounded(
+        p, np.array([exponent], np.int32), np.array([len(p)]), limit, np.array([FAR * limit])
+    )
     rest = p - sent
     step = Fraction(2) ** exponent
     for value, integer, c, left in zip(p, integers, sent, rest, strict=False):
@@ -69,10 +71,12 @@ def test_each_group_has_a_step_of_its_own(data: st.DataObject, bits: int, counts
     exponents = np.array(data.draw(st.lists(EXPONENTS, min_size=len(counts), max_size=len(counts))), np.int32)
     p = np.array([data.draw(values_near(bits, 0)) for _ in range(sum(counts))], dtype=np.float32)
     limit = 2 ** (bits - 1) - 1
-    integers, sent = rounded(p, exponents, np.array(counts), limit)
+    far = limit * np.arange(1.0, len(counts) + 1)
+    integers, sent = rounded(p, exponents, np.array(counts), limit, far)
     start = 0
     for group, (count, exponent) in enumerate(zip(counts, exponents, strict=True)):
-        alone, c = rounded(p[start : start + count], np.array([exponent]), np.array([count]), limit)
+        own = np.array([exponent]), np.array([count]), limit, far[group : group + 1]
+        alone, c = rounded(p[start : start + count], *own)
         assert integers[start : start + count].tolist() == alone[:count].tolist()
         assert integers[len(p) + group] == alone[count]
         assert sent[start : start + count].tobytes() == c.tobytes()
@@ -84,18 +88,18 @@ def test_each_group_has_a_step_of_its_own(data: st.DataObject, bits: int, counts
 def test_long_groups_are_rounded_block_by_block() -> None:
     p = np.linspace(-3, 3, 2 * BLOCK + 7, dtype=np.float32)
     p[BLOCK + 1] = 100.0
-    integers, _ = rounded(p, np.array([-1], np.int32), np.array([len(p)]), 7)
+    integers, _ = rounded(p, np.array([-1], np.int32), np.array([len(p)]), 7, np.array([150.0]))
     assert integers[:-1].tolist() == np.rint(p * 2).clip(-7, 7).tolist()
     assert integers[-1] == 1
 
 
 def moved(range_: float, bits: int, signal: Floats, workers: int = 1, rounds: int = 60) -> list[float]:
     """The norms of a residual that is fed the same vector in each round, and sends all of it."""
-    own, e, norms = Grid(1, bits), np.zeros_like(signal), []
+    own, e, norms = Grid([1], bits), np.zeros_like(signal), []
     own.ranges[:] = range_
     for _ in range(rounds):
         p = e + signal
-        integers, sent = rounded(p, own.exponents, np.array([len(p)]), own.limit)
+        integers, sent = rounded(p, own.exponents, np.array([len(p)]), own.limit, own.far)
         e = p - sent
         sums: NDArray[Any] = integers.astype(np.int64)
         own.move(sums, np.array([len(p)]))
@@ -116,14 +120,20 @@ def test_a_range_is_found_from_far_off_and_clipping_does_not_run_away(
 
 
 def test_the_rule_for_one_group_is_nobody_else_s() -> None:
-    own = Grid(4, 4)
+    own = Grid([2, 1, 2, 1], 4)
     # Far, sent, empty, and one of which nothing was drawn.
     own.move(np.array([7, 0, 3, 0, 0, 2, 0, 0, 0]), np.array([2, 1, 2, 0]))
     assert own.ranges.tolist() == [2 * FIRST_RANGE, 0.95 * FIRST_RANGE, 0.5 * FIRST_RANGE, FIRST_RANGE]
 
 
+def test_the_smallest_groups_with_a_quarter_of_the_values_are_small() -> None:
+    assert (Grid([70, 20, 1, 4, 5], 4).far / 7).tolist() == [2.5, 2.5, 8.0, 8.0, 8.0]
+    assert (Grid([10, 10, 10, 10], 3).far / 3).tolist() == [8.0, 2.5, 2.5, 2.5]
+    assert Grid([100], 2).far.tolist() == [2.5]
+
+
 def test_a_silent_group_does_not_fall_out_of_reach() -> None:
-    own = Grid(2, 4)
+    own = Grid([1, 1], 4)
     for _ in range(500):
         own.move(np.array([1, 0, 0, 0]), np.array([1, 1]))
         own.ranges[0] = 1.0
@@ -134,7 +144,7 @@ def test_a_silent_group_does_not_fall_out_of_reach() -> None:
 @pytest.mark.parametrize("bits", BIT_WIDTHS)
 @given(st.floats(1e-30, 1e20))
 def test_a_step_is_the_least_that_reaches_the_range(bits: int, range_: float) -> None:
-    own = Grid(1, bits)
+    own = Grid([1], bits)
     own.ranges[:] = range_
     (exponent,) = own.exponents.tolist()
     limit = Fraction(2 ** (bits - 1) - 1)
@@ -145,7 +155,7 @@ def test_a_step_is_the_least_that_reaches_the_range(bits: int, range_: float) ->
 
 
 def test_the_content_goes_there_and_back_and_a_wrong_range_is_refused() -> None:
-    own, other = Grid(3, 4), Grid(3, 4)
+    own, other = Grid([1, 1, 1], 4), Grid([1, 1, 1], 4)
     own.ranges[:] = [1e-9, 0.3, 7.0]
     other.load(own.content())
     assert other.ranges.tolist() == own.ranges.tolist()
