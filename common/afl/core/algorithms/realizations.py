@@ -53,9 +53,10 @@ class Realizations:
             tensors = settings.tensors if self.downlink.in_coordinates and settings.tensors else (dim,)
             assert sum(tensors) == dim
             self._offsets: NDArray[np.int64] = np.cumsum((0, *tensors))
-            self.grid = Grid(len(tensors), self.downlink.bits)
+            self.grid = Grid(tensors, self.downlink.bits)
             self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
             messages = settings.workers if self.downlink is self.uplink else 1
+            self.downlink.groups = len(tensors)
             self.down_form = copy(self.downlink)
             self.down_form.bits += (messages - 1).bit_length()
         self._last = settings.synchronizations
@@ -111,7 +112,7 @@ class Realizations:
         exact = compressor.in_coordinates
         lengths = drawn.counts(self._offsets) if exact else np.array([compressor.count])
         exponents = self.grid.exponents if exponents is None else exponents
-        return OnGrid(drawn, lengths, exponents, self.grid.limit, is_exact=exact)
+        return OnGrid(drawn, lengths, self.grid, exponents, is_exact=exact)
 
     def _draw(self, compressor: Compressor, round_: int) -> Realization:
         key = (round_, compressor is self.uplink)

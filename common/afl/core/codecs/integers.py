@@ -53,13 +53,13 @@ class Integers(Codec):
         section = memoryview(_fixed(integers, self.bits) if coded is None else coded)
         return self._payload(role, compressor.dim, len(integers), section)
 
+    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
+        """The most bytes are those at the fixed width."""
+        return self.header(compressor.dim, compressor.count + compressor.groups, role)
+
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The integers, int32, or int64 where they have more than 32 bits."""
-        integers = integers_of(values, header.count, self.bits)
-        limit = (1 << (self.bits - 1)) - 1
-        if integers.min() < -limit or integers.max() > limit:
-            raise ProtocolError(f"an integer beyond {limit}, the largest of {self.bits} bits")
-        return Compressed(integers)
+        return Compressed(integers_of(values, header.count, self.bits))
 
     def value_bytes(self, count: int) -> int:
         """The form, and ``bits`` bits a value: the most, since what is longer is not sent."""
@@ -100,8 +100,13 @@ def integers_of(data: memoryview, count: int, bits: int) -> NDArray[Any]:
         )
     stream: NDArray[np.uint8] = np.frombuffer(coded, dtype=np.uint8)
     integers = np.empty(count, dtype=integer_type(bits))
+    middle = 1 << (bits - 1)
     for start, stop in blocks(count):
-        integers[start:stop] = read_fixed(stream, start, stop, count, bits) - (1 << (bits - 1))
+        integers[start:stop] = read_fixed(stream, start, stop, count, bits) - middle
+    if integers.min() <= -middle:
+        raise ProtocolError(
+            f"an integer of {-middle}; in {bits} bits they are from {1 - middle} to {middle - 1}"
+        )
     return integers
 
 

@@ -56,6 +56,8 @@ class Compressor(abc.ABC):
     bits: int = 0
     """Of the integers that its values are rounded to; 0 for float32. Any that is additive and idempotent can
     be given some (:class:`afl.core.grid.Grid`)."""
+    groups: int = 0
+    """Of the grid, each of which has an integer of its own behind those of the values."""
     additive_idempotent: ClassVar[bool]
     """Whether it is in the class C_AI for each realization: then values can be summed as they are, and
     with shared randomness the downlink loses nothing (paper, section 3.2, key observation)."""

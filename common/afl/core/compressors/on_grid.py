@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, Realization
-from afl.core.grid import on_grid, rounded
+from afl.core.grid import Grid, on_grid, rounded
 from afl.core.vectors import is_finite
 from afl.errors import NonFiniteError
 
@@ -20,8 +20,8 @@ class OnGrid(Realization):
     Args:
         inner: the compressor's own realization, in float32.
         lengths: how many values each group of the grid has, int64 ``[groups]``.
+        grid: as it is now.
         exponents: the grid's of the round, int32 ``[groups]``.
-        limit: L, the largest integer of one message.
         is_exact: whether each value is one coordinate's, so that the residual cannot overflow.
     """
 
@@ -29,20 +29,21 @@ class OnGrid(Realization):
         self,
         inner: Realization,
         lengths: NDArray[np.int64],
+        grid: Grid,
         exponents: NDArray[np.int32],
-        limit: int,
         *,
         is_exact: bool,
     ) -> None:
         self._inner = inner
         self.lengths = lengths
         self.exponents = exponents
-        self._limit = limit
+        self._limit, self._far = grid.limit, grid.far
         self._is_exact = is_exact
 
     def split(self, vector: Tensor) -> Compressed:
         """The integers; the vector loses what they stand for."""
-        integers, sent = rounded(self._inner.values(vector), self.exponents, self.lengths, self._limit)
+        values = self._inner.values(vector)
+        integers, sent = rounded(values, self.exponents, self.lengths, self._limit, self._far)
         self._inner.step(vector, Compressed(sent), 1.0)
         if not self._is_exact and not is_finite(vector):
             raise NonFiniteError("the residual of the update overflows float32")
