@@ -13,6 +13,7 @@ from torch import Tensor
 from afl.core.codecs.integers import integer_type
 from afl.core.codecs.payload import codec_of, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
+from afl.core.grid import counted_integers
 from afl.core.messages import PayloadHeader
 from afl.core.sums import Sum, checked_sum
 
@@ -50,6 +51,8 @@ class IntegerSum(Sum):
         self.total.fill(0)
         self._arriving: dict[int, bytearray] = {}
         self._added: dict[int, int] = {}
+        self.seen: NDArray[np.int64] = np.zeros(4, dtype=np.int64)
+        """Of the messages added: :func:`afl.core.grid.counted_integers`, and their bytes."""
 
     def add(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """Nothing is added before the message is complete."""
@@ -60,8 +63,11 @@ class IntegerSum(Sum):
             if len(message) < header.total_bytes:
                 return
             self.drop(worker)
-        np.add(self.total, unpack(header, message).values, out=self.total)
+        values = unpack(header, message).values
+        np.add(self.total, values, out=self.total)
         self._added[worker] = header.total_bytes
+        self.seen[:3] += counted_integers(values, (1 << (header.bits - 1)) - 1)
+        self.seen[3] += header.value_bytes
 
     def received(self, worker: int) -> int:
         """Bytes of a complete message; an unfinished one can be taken back."""

@@ -80,8 +80,8 @@ class AflComServer(UpdateServer):
         return memoryview(b"") if self._pending is not None else self.sum.final()
 
     def unsent(self) -> Arrays:
-        """e_hat, where there is one."""
-        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
+        """e_hat too, where there is one."""
+        return {**super().unsent(), **self._residual()}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
         """Steps 3 and 5 from D_t."""
@@ -91,13 +91,16 @@ class AflComServer(UpdateServer):
 
     def state(self) -> Arrays:
         """q_t and e_hat."""
-        return {**super().state(), **self.unsent()}
+        return {**super().state(), **self._residual()}
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin round t."""
         super().restore(state, position)
         if self._feedback is not None:
             overwrite(self._feedback.residual, state["downlink_residual"])
+
+    def _residual(self) -> Arrays:
+        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
 
 
 class AflComReplica(Replica):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.grid import Grid
+from afl.core.grid import Grid, IntegerRound
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.sums import Sum
 from afl.core.vectors import is_finite
@@ -174,6 +174,7 @@ class ServerAlgorithm(SumCollector):
     Attributes:
         settings: the run's.
         params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
+        integers: of the last closed round; ``None`` where values are float32, or before the first.
     """
 
     phases: ClassVar[int] = 1
@@ -190,6 +191,8 @@ class ServerAlgorithm(SumCollector):
     params: Tensor
     grid: Grid | None = None
     """Of integer messages, as :attr:`params` have it; ``None`` where there are none."""
+
+    integers: IntegerRound | None = None
 
     @property
     def keeps_residuals(self) -> bool:
