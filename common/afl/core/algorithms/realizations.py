@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.integers import probe
+from afl.core.codecs.integers import probe, sum_bits
 from afl.core.compressors import Compressed, Compressor, Realization, create
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.grid import Grid
@@ -57,7 +57,7 @@ class Realizations:
             self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
             messages = settings.workers if self.downlink is self.uplink else 1
             self.down_form = copy(self.downlink)
-            self.down_form.bits += (messages - 1).bit_length()
+            self.down_form.bits = sum_bits(self.downlink.bits, messages)
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from afl.core.codecs.codec import Codec
-from afl.core.codecs.integers import integers
+from afl.core.codecs.integers import integers, sum_bits
 from afl.core.codecs.plain import DENSE, INDEXED, SEEDED
 from afl.core.codecs.signs import SIGNS
 from afl.core.compressors.base import Compressed, Compressor
@@ -42,6 +42,13 @@ def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
     """The header a compressor's payloads have; ``index_bytes`` is the most that is accepted, and so are the
     count and ``value_bytes`` where they vary."""
     return codec_of(compressor).expected(compressor, role)
+
+
+def joint_header(header: PayloadHeader, workers: int) -> PayloadHeader:
+    """The header of the sum of so many workers' payloads of integers, each with this one; ``value_bytes`` is
+    the most."""
+    codec = integers(header.encoding, sum_bits(header.bits, workers))
+    return codec.header(header.dim, header.count, header.role)
 
 
 def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
