@@ -155,7 +155,7 @@ class Conversation:
                 held := self._trained.participant.held(expectation.worker, position_of(expectation.position))
             )
         }
-        for answer in joint_reports(held for _, held in lacking.values()):
+        for answer in self._sent(held for _, held in lacking.values()):
             _, (report, _) = answer
             expectation, _ = lacking[report.worker]
             goes_on = tuple(expectation.others) == report.workers[1:]
@@ -183,7 +183,7 @@ class Conversation:
 
         reached("worker.before-apply")
         try:
-            for answer in joint_reports(answers()):
+            for answer in self._sent(answers()):
                 yield self._frames(answer)
         except ProtocolError:
             raise
@@ -232,6 +232,9 @@ class Conversation:
         if self._training is None:
             raise ProtocolError("a message that can only follow a Welcome")
         return self._training
+
+    def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
+        return joint_reports(answers) if len(self._options.workers) > 1 else answers
 
     def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:
         kind, (report, payloads) = answer

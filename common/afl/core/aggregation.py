@@ -124,8 +124,6 @@ def _can_join(kind: Kind, report: Report) -> bool:
 
 
 def _joined(answers: Sequence[tuple[Report, list[Payload]]]) -> tuple[Report, list[Payload]]:
-    if len(answers) == 1:
-        return answers[0]
     first, *others = (report for report, _ in answers)
     sums = [_sum_of(payloads) for payloads in zip(*(own for _, own in answers), strict=True)]
     shares = tuple(Share(report.worker, report.loss, report.examples) for report in others)

@@ -56,6 +56,11 @@ class Integers(Codec):
         section = memoryview(_fixed(integers, self.bits) if coded is None else coded)
         return self._payload(role, dim, len(integers), section)
 
+    def plain(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
+        """The payload at fixed width: made and read faster than the shortest."""
+        integers = compressed.values
+        return self._payload(role, compressor.dim, len(integers), memoryview(_fixed(integers, self.bits)))
+
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The integers, int32, or int64 where they have more than 32 bits."""
         integers = integers_of(values, header.count, self.bits)
