@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from afl.config import config_from_mapping
 from afl_lab.simulation.run import simulate
-from support import Federation, Proxy, run_together
+from support import Federation, run_together
 
 CONFIG: dict[str, Any] = {
     "workers": 10,
@@ -52,4 +51,3 @@ def uplink(federation: Federation) -> dict[str, Any]:
 def test_the_grouping_changes_no_bit(tmp_path: Path, simulated: dict[str, bytes], grouping: str) -> None:
     federation = run_together(CONFIG, tmp_path, GROUPINGS[grouping])
     assert federation.model_bytes() == simulated
-    print(uplink(federation))

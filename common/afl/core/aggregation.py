@@ -47,12 +47,13 @@ class IntegerSum(Sum):
     def __init__(self, count: int, bits: int, workers: int) -> None:
         self.total: NDArray[Any] = np.zeros(count, dtype=integer_type(sum_bits(bits, workers)))
         self._limit = (1 << (bits - 1)) - 1
+        # Not reset: a report may open before the last sum has been taken out of this memory.
+        self._messages: dict[int, int] = {}
         self.reset()
 
     def reset(self) -> None:
         """Begin a new sum, in the same memory."""
         self.total.fill(0)
-        self._messages: dict[int, int] = {}
         self._arriving: dict[int, bytearray] = {}
         self._added: dict[int, int] = {}
 
