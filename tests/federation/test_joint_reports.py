@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from afl.config import config_from_mapping
+from afl.daemon.fault_points import VARIABLE
 from afl_lab.simulation.run import simulate
 from support import Federation, run_together
 
@@ -42,12 +44,63 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in sorted(tensors.items())}
 
 
-def uplink(federation: Federation) -> dict[str, Any]:
-    counted: dict[str, Any] = federation.summary()["communication"]["uplink"]
-    return counted
-
-
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_the_grouping_changes_no_bit(tmp_path: Path, simulated: dict[str, bytes], grouping: str) -> None:
-    federation = run_together(CONFIG, tmp_path, GROUPINGS[grouping])
+    groups = GROUPINGS[grouping]
+    federation = run_together(CONFIG, tmp_path, groups)
     assert federation.model_bytes() == simulated
+    up = federation.summary()["communication"]["uplink"]
+    # A double for each worker's loss in 30 rounds, and its loss, accuracy and norm in 3 evaluations; a
+    # message for each process.
+    assert up["payload_bytes_by_part"]["scalars"] == 8 * 10 * (30 + 3 * 4)
+    assert up["float_equivalents"] == 10 * 30 + up["payload_bytes_by_part"]["values"] / 4
+    most = 1 + (242 * (4 + (10 // len(groups) - 1).bit_length()) + 7) // 8
+    assert up["payload_bytes_by_part"]["values"] <= 30 * len(groups) * most
+
+
+def test_workers_that_are_killed_come_back_in_other_groups(
+    tmp_path: Path, simulated: dict[str, bytes]
+) -> None:
+    """Some have journalled their report of the open round, some have sent it, some have not begun."""
+    with Federation(CONFIG, tmp_path) as federation:
+        first = federation.start("0-4", environment={VARIABLE: "worker.after-journal:38:kill"})
+        second = federation.start("5-9", environment={VARIABLE: "worker.mid-journal:52:kill"})
+        first.expect(-signal.SIGKILL)
+        federation.start("2,4")
+        third = federation.start("0,1,3", environment={VARIABLE: "worker.after-journal:6:kill"})
+        third.expect(-signal.SIGKILL)
+        fourth = federation.start("0,1,3", environment={VARIABLE: "worker.after-journal:4:kill"})
+        fourth.expect(-signal.SIGKILL)
+        second.expect(-signal.SIGKILL)
+        federation.start("0,5,9")
+        federation.start("1,3,6-8")
+        federation.finish()
+        assert not federation.server.logged("lost_residual")
+    assert federation.model_bytes() == simulated
+
+
+def test_a_group_that_is_late_puts_back_each_of_its_messages(tmp_path: Path) -> None:
+    config = {
+        **CONFIG,
+        "workers": 4,
+        "task": {"name": "tests_tasks:Slow", "batch_size": 8, "options": {"pause": 0.02}},
+        "algorithm": {**CONFIG["algorithm"], "rounds": 60},
+        "faults": {"stragglers": {"policy": "skip", "deadline": "700ms", "quorum": 0.5}},
+    }
+    task = ("--task", "tests_tasks:Slow")
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            federation.start(ids, *task)
+        sleeper = federation.start("2-3", *task)
+        federation.wait_until(lambda status: status["round"] >= 10)
+        sleeper.send_signal(signal.SIGSTOP)
+        before = federation.metrics()["afl_absent_reports_total"]
+        federation.wait_until(lambda _: federation.metrics()["afl_absent_reports_total"] >= before + 4)
+        sleeper.send_signal(signal.SIGCONT)
+        federation.finish()
+        for worker in (2, 3):
+            assert sleeper.logged("put_back", worker=worker)
+        assert not federation.server.logged("digest_mismatch")
+    absences = [set(line.get("absent", ())) & {2, 3} for line in federation.records("round")]
+    assert {2, 3} in absences
+    assert {frozenset(entry) for entry in absences} <= {frozenset(), frozenset({2, 3})}, "never one alone"
