@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from afl.config import config_from_mapping
 from afl.daemon.fault_points import VARIABLE
 from afl_lab.simulation.run import simulate
-from support import Federation, run_together
+from support import Federation, Proxy, run_together
+from support.proxy import Way
 
 CONFIG: dict[str, Any] = {
     "workers": 10,
@@ -77,6 +78,39 @@ def test_workers_that_are_killed_come_back_in_other_groups(
         federation.finish()
         assert not federation.server.logged("lost_residual")
     assert federation.model_bytes() == simulated
+
+
+def test_a_message_that_is_cut_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
+    config = {
+        "workers": 4,
+        "task": {
+            "name": "synthetic",
+            "batch_size": 4,
+            "options": {"dim": 150_000, "examples": 16, "scale": 1e4},
+        },
+        "algorithm": {**CONFIG["algorithm"], "rounds": 3, "uplink": {"name": "identity", "bits": 24}},
+        "evaluation": {"every": 3},
+        "server": {"chunk_bytes": "64KiB"},
+    }
+    undisturbed = run_together(config, tmp_path / "quiet", ["0", "1-3"])
+    with Proxy() as proxy, Federation(config, tmp_path / "cut") as federation:
+        due = proxy.cut_after(250_000, Way.UP)
+        federation.start("0")
+        group = federation.start("1-3", server=proxy.address)
+        proxy.aim(federation.port)
+        assert due.wait(60)
+        due = proxy.cut_after(150_000, Way.UP)
+        assert due.wait(60)
+        federation.finish()
+        kept = [line["kept"] for line in group.logged("joined_again")]
+    assert len(kept) == 2
+    assert all(size >= 64 * 1024 for size in kept)
+    assert federation.model_bytes() == undisturbed.model_bytes()
+    gradient = [
+        run.summary()["communication"]["uplink"]["payload_bytes_by_part"]["values"]
+        for run in (federation, undisturbed)
+    ]
+    assert gradient[0] - gradient[1] < 2 * 128 * 1024, "what had come was not sent again"
 
 
 def test_a_group_that_is_late_puts_back_each_of_its_messages(tmp_path: Path) -> None:
