@@ -147,19 +147,16 @@ class Conversation:
 
     def sent_again(self, welcome: pb.Welcome) -> Iterator[Iterable[Frame]]:
         """Reports for the open step that were made before a cut and that the server does not hold."""
-        lacking = {
-            expectation.worker: (expectation, held)
-            for expectation in welcome.workers
-            if not expectation.held
-            and (
-                held := self._trained.participant.held(expectation.worker, position_of(expectation.position))
-            )
-        }
-        for answer in self._sent(held for _, held in lacking.values()):
+        expected = {entry.worker: entry for entry in welcome.workers if not entry.held}
+        made = (
+            self._trained.participant.held(worker, position_of(entry.position))
+            for worker, entry in expected.items()
+        )
+        for answer in self._sent(held for held in made if held is not None):
             _, (report, _) = answer
-            expectation, _ = lacking[report.worker]
-            goes_on = tuple(expectation.others) == report.workers[1:]
-            yield self._frames(answer, (expectation.payload, expectation.offset) if goes_on else (0, 0))
+            entry = expected[report.worker]
+            goes_on = tuple(entry.others) == report.workers[1:]
+            yield self._frames(answer, (entry.payload, entry.offset) if goes_on else (0, 0))
 
     def broken(self, error: Exception) -> CannotGoOnError:
         """What an error outside a step ends on, once welcome: while frames were made, sent or received."""

@@ -70,10 +70,13 @@ class IntegerSum(Sum):
             if len(message) < header.total_bytes:
                 return
             self.drop(worker)
-        values = unpack(header, message).values
-        most = self._limit * self._messages.get(worker, 1)
-        if values.max() > most or values.min() < -most:
-            raise ProtocolError(f"an integer beyond {most}, the largest that so many workers can add up to")
+        values, messages = unpack(header, message).values, self._messages.get(worker, 1)
+        most = messages * self._limit
+        # What one worker can send, its codec knows.
+        if messages > 1 and max(values.max(), -values.min()) > most:
+            raise ProtocolError(
+                f"an integer beyond {most}, the largest that {messages} workers can add up to"
+            )
         np.add(self.total, values, out=self.total)
         self._added[worker] = header.total_bytes
 

@@ -628,7 +628,7 @@ class RoundEngine:
     def _is_true_of_all(self, report: Report, has_come: Callable[[int], bool]) -> bool:
         """Whether the reports of all workers that a report stands for have come, or of none."""
         first, *others = (has_come(worker) for worker in report.workers)
-        if any(other is not first for other in others):
+        if any(other != first for other in others):
             raise ProtocolError(
                 f"{self._where(report)}: a joint report, where the reports of some of its workers have come"
             )
