@@ -127,7 +127,7 @@ class Journal:
             "kind": kept.kind.name,
             "position": list(kept.report.position),
             **{name: getattr(kept.report, name) for name in _OF_REPORT},
-            "payloads": [asdict(payload.header) for payload in kept.payloads],
+            "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
         }
         head = durable.record_head(values, sections)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afl.core.aggregation import joint_reports
 from afl.core.algorithms.afl_com import AflComServer, AflComWorker
 from afl.core.algorithms.base import ServerAlgorithm, WorkerAlgorithm, WorkerSide
 from afl.core.algorithms.registry import server_half, worker_side
@@ -248,7 +249,7 @@ class Federation:
             answers: list[tuple[Report, list[Payload]]] = []
             for participant, step in zip(self.participants, committed, strict=True):
                 if step is not None:
-                    answers += [answer for _, answer in participant.take(step)]
+                    answers += [answer for _, answer in joint_reports(participant.take(step))]
             self._deliver(answers)
             round_, evaluation = self.engine.last_round, self.engine.last_evaluation
             opening = self.engine.advance()

@@ -28,7 +28,7 @@ from afl.core.algorithms.base import Arrays, LocalModel, Replica, WorkerAlgorith
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.algorithms.update_server import UpdateServer
-from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.codecs.payload import check_header, expected, pack, pack_to_add, unpack
 from afl.core.compressors import Compressed
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.dual import DualRule
@@ -128,6 +128,7 @@ class AflComWorker(WorkerAlgorithm):
         resends: whether a report must stay as it is until the worker's next; otherwise p is made in the
             gradient's own memory where no residual is kept.
         keeps_old: whether a residual whose sum overflows must stay as it was.
+        joins: whether integers are added to other workers' before they are sent.
     """
 
     def __init__(
@@ -138,8 +139,10 @@ class AflComWorker(WorkerAlgorithm):
         *,
         resends: bool = True,
         keeps_old: bool = False,
+        joins: bool = False,
     ) -> None:
         super().__init__(worker)
+        self._pack = pack_to_add if joins else pack
         self._realizations = realizations
         dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
         self._new_feedback = partial(ErrorFeedback, dim, device, keeps_old=keeps_old)
@@ -161,7 +164,7 @@ class AflComWorker(WorkerAlgorithm):
                 self._exponents = realization.exponents
             if self._realizations.uplink.lossless:
                 self._feedback = None
-        payload = pack(self._realizations.uplink, compressed)
+        payload = self._pack(self._realizations.uplink, compressed)
         return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
 
     @property
@@ -204,8 +207,10 @@ def afl_com_side(
 ) -> WorkerSide:
     """Steps 2 and 5; the arguments are those of :meth:`afl.core.algorithms.algorithm.Algorithm.worker`."""
     realizations = Realizations(settings, dim, randomness, device)
+    # A simulation, which sends nothing again, has each worker report alone.
+    joins = resends and len(workers) > 1
     halves = {
-        worker: AflComWorker(worker, realizations, device, resends=resends, keeps_old=keeps_old)
+        worker: AflComWorker(worker, realizations, device, resends=resends, keeps_old=keeps_old, joins=joins)
         for worker in workers
     }
     return WorkerSide(

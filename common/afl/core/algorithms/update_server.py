@@ -19,7 +19,7 @@ from afl.core.codecs.payload import expected, pack, unpack
 from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
 from afl.core.grid import IntegerRound, counted_integers
-from afl.core.messages import Payload, PayloadHeader, Position
+from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.randomness import SharedRandomness
 from afl.core.sums import Sum
 from afl.errors import NonFiniteError
@@ -79,6 +79,10 @@ class UpdateServer(ServerAlgorithm):
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
         """One update, in the uplink compressor's form."""
         return (self._expected,)
+
+    def open_report(self, report: Report) -> None:
+        """Its update stands for as many workers as the report."""
+        self.sum.expect(report.worker, len(report.workers))
 
     @property
     def sums(self) -> Sequence[Sum]:
