@@ -93,6 +93,30 @@ def test_top_k_tells_neighbouring_floats_and_denormals_apart() -> None:
         assert np.flatnonzero(found).tolist() == chosen
 
 
+@pytest.mark.parametrize("count", [1, 700, 7000, 30_000])
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "hidden", "shown", "descending"])
+def test_top_k_of_a_long_vector_is_that_order_whatever_a_sample_of_it_says(kind: str, count: int) -> None:
+    dim = 70_000
+    vector = np.random.default_rng(3).standard_normal(dim, dtype=np.float32)
+    every = np.arange(dim) % 61 == 0
+    match kind:
+        case "ties":
+            vector = np.round(vector).astype(np.float32)
+        case "zeros":
+            vector[500:] = 0.0
+        case "hidden":
+            vector[every] = 0.0
+        case "shown":
+            vector[~every] *= np.float32(1e-3)
+        case "descending":
+            vector = np.arange(dim, 0, -1).astype(np.float32)
+    found, _ = split(realization("top-k", dim, {"ratio": count / dim}), vector)
+    order = np.lexsort((np.arange(dim), -np.abs(vector)))[:count]
+    right = np.zeros(dim, dtype=np.float32)
+    right[order] = vector[order]
+    assert bits(found) == bits(right)
+
+
 @given(vector=vectors(2.0**50), ratio=st.floats(0.001, 1.0))
 @settings(deadline=None)
 def test_top_k_contracts_by_its_delta(vector: Array, ratio: float) -> None:
