@@ -21,7 +21,7 @@ from afl.core.compressors.base import Selection, kept
 from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import Encoding
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.core.vectors import is_finite, scale
+from afl.core.vectors import is_finite
 from afl.errors import ConfigError
 
 Array = NDArray[np.float32]
@@ -304,22 +304,6 @@ def test_error_feedback_is_the_recursion_written_in_numpy(case: str) -> None:
         assert bits(message) == bits(right)
         assert bits(feedback.residual.numpy()) == bits(residual)
     assert residual.any() == (case != "identity")
-
-
-@given(weight=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-@settings(deadline=None)
-@example(weight=1e-320, seed=0)
-@example(weight=0.1, seed=1)
-def test_scale_rounds_the_weight_once_and_the_product_once(weight: float, seed: int) -> None:
-    gradient = np.random.default_rng(seed).standard_normal((8, 5)).astype(np.float32)
-    found = torch.empty(8, 5)
-    scale(torch.from_numpy(gradient.copy()), weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
-    strided = torch.from_numpy(gradient.T.copy()).T
-    scale(strided, weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
-    scale(strided.double(), weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
 
 
 @given(vector=vectors(), place=st.integers(0, 39), poison=st.sampled_from([math.nan, math.inf, -math.inf]))
