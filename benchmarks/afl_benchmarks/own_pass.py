@@ -84,42 +84,38 @@ def main() -> None:
     print(f"dim {dim}; one core; medians of {options.repeats}\n")
     print(f"{'':14}{'report, ms':>12}{'memcpy':>9}{'ratio':>7}{'step, ms':>12}{'memcpy':>9}{'ratio':>7}")
     for name, choice in CASES.items():
-        report, step = measure(choice, gradient, randomness, options.repeats)
+        report, step, copy = measure(choice, gradient, randomness, options.repeats)
         share = float(choice.options.get("ratio", 1.0))
         residual = 0 if choice.name == "identity" else 2
         lines = 1.0 - (1.0 - share) ** A_LINE
         row = f"{name:14}"
         for milliseconds, vectors in ((report, 1 + residual + share), (step, share + 2 * lines)):
             # A copy reads and writes.
-            floor = memcpy_ms(int(4 * dim * vectors / 2), options.repeats)
+            floor = copy * vectors / 2
             row += f"{milliseconds:12.2f}{floor:9.2f}{milliseconds / floor:7.2f}"
         print(row)
 
 
 def measure(
     choice: CompressorChoice, gradient: Tensor, randomness: SharedRandomness, repeats: int
-) -> tuple[float, float]:
-    """Milliseconds of a report and of a step."""
+) -> tuple[float, float, float]:
+    """Milliseconds of a report, of a step, and of copying the gradient, measured in turn."""
     settings = AlgorithmSettings(1, repeats + 1, 1, 0.01, 0.1, choice, choice)
     side = worker_side(settings, len(gradient), randomness, [0])
     model = _Model(torch.zeros_like(gradient), gradient)
-    reports, steps = [], []
+    copied = np.zeros(len(gradient), dtype=np.float32)
+    seconds: list[tuple[float, ...]] = []
     for round_ in range(1, repeats + 1):
         side.prepare(round_)
-        seconds, (_, (payload,)) = _timed(
+        report, (_, (payload,)) = _timed(
             partial(side.halves[0].train, Position(round_, 0), weight=0.3, model=model)
         )
-        reports.append(seconds)
         data, after = memoryview(b"".join(payload.sections)), Position(round_ + 1, 0)
-        seconds, _ = _timed(partial(side.replica.apply, after, model.params, payload.header, data))
-        steps.append(seconds)
-    return 1e3 * statistics.median(reports), 1e3 * statistics.median(steps)
-
-
-def memcpy_ms(size: int, repeats: int) -> float:
-    """Milliseconds to copy so many bytes from one place to another."""
-    source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-    return 1e3 * statistics.median(_timed(lambda: np.copyto(target, source))[0] for _ in range(repeats))
+        step, _ = _timed(partial(side.replica.apply, after, model.params, payload.header, data))
+        copy, _ = _timed(partial(np.copyto, copied, gradient.numpy()))
+        seconds.append((report, step, copy))
+    report, step, copy = (1e3 * statistics.median(column) for column in zip(*seconds, strict=True))
+    return report, step, copy
 
 
 def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
