@@ -18,6 +18,7 @@ from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.messages import BITS
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, table
@@ -44,6 +45,11 @@ _RATIOS: Final[Mapping[paper.CompressorClass, tuple[str, str]]] = {
     "contractive": ("top-k, and any delta-approximate one", "(ln m)^(-1/4)"),
     "additive-idempotent": ("rand-k both ways, with shared randomness", "(ln m)^(-1/2)"),
 }
+
+_ROUNDING: Final = (
+    "the messages are integers: rounding errs by up to half a step of the grid a value, whatever the size of"
+    " the vector. delta is that of the selection alone, and no theorem covers the rest; see docs/theory.md"
+)
 
 _Choice = tuple[str, Mapping[str, Any]]
 """A compressor's name and options."""
@@ -132,6 +138,8 @@ def _answer(
     if few := [f"{name} = {value} (at least {fewest})" for name, value, fewest in least if value < fewest]:
         uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
         warnings = [uncovered, *warnings]
+    if any(BITS in options for _, options in (uplink, downlink)):
+        warnings = [*warnings, _ROUNDING]
     smoothness, sigma_q = known.smoothness, known.sigma_q
     ratios = []
     for kind, (example, _) in _RATIOS.items():
@@ -191,7 +199,7 @@ def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: i
     Theorem 3, with the sharper ratio, takes an additive and idempotent uplink and nothing lost on the way
     down; in all other cases Theorem 2 holds with the smaller of the two deltas.
     """
-    if uplink[0] == downlink[0] == IDENTITY:
+    if uplink[0] == downlink[0] == IDENTITY and not any(BITS in options for _, options in (uplink, downlink)):
         return {"description": "none: whole vectors", "delta": 1.0, "ratio_that_keeps_the_rate": 1.0}
     if dim is None:
         return None

@@ -68,6 +68,16 @@ ADVICE_NON_FINITE = "lower algorithm.eta_w, or look for NaN in the data (`afl ch
 """What most often helps where a number is not finite."""
 
 
+class SignalError(BaseException):
+    """A signal asked the process to end. No ``Exception``: it is nobody's fault, and passes what catches
+    those."""
+
+
+STOPS = (KeyboardInterrupt, GeneratorExit, SignalError)
+"""What passes where all that a task's code may raise is caught: also a ``BaseException``, such as a panic of
+Rust in a library, or a test's skip."""
+
+
 class AflError(Exception):
     """Base of every error that a user, an operator or a peer can cause."""
 

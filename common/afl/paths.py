@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +73,9 @@ def kind_of(path: Path) -> Literal["folder", "file", ""]:
 def expanded(path: Path) -> Path:
     """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises
+
+
+def as_argument(path: Path) -> str:
+    """As a shell takes it, in a command to be pasted: quoted where it must be, and not like an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from afl.errors import (
+    STOPS,
     AflError,
     ConfigError,
     HelperKilledError,
@@ -82,14 +83,16 @@ def calling(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         failure = as_failure(error, what)
         if failure is error:
             raise
         raise failure from error
 
 
-def as_failure(error: Exception | SystemExit, what: str = "") -> AflError:
+def as_failure(error: BaseException, what: str = "") -> AflError:
     """An error that a user can read.
 
     Args:
@@ -99,6 +102,9 @@ def as_failure(error: Exception | SystemExit, what: str = "") -> AflError:
     if isinstance(error, AflError):
         return error
     called = what or "the task's code"
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        # Raised in a generator, where Python puts this in its place.
+        error = error.__cause__
     failure: AflError | None
     if isinstance(error, SystemExit):
         advice = 'put what only a script does below if __name__ == "__main__":'
@@ -116,8 +122,10 @@ def as_failure(error: Exception | SystemExit, what: str = "") -> AflError:
 def shortage(error: BaseException) -> AflError | None:
     """What is to be said if memory ran out or a helper process was killed; ``None`` if it is neither."""
     what = described(error)
+    seen: set[int] = set()  # of a circle of causes, too
     cause: BaseException | None = error
-    while cause is not None:
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if _is_out_of_memory(cause):
             threads = " or of threads" * ("thread" in str(cause))
             return OutOfMemoryError(f"out of memory{threads}: {what}")
@@ -135,13 +143,13 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     # torch's own OutOfMemoryError, of a GPU, is a RuntimeError too.
     is_worded = isinstance(error, RuntimeError | OSError | ImportError)
-    return isinstance(error, MemoryError) or (is_worded and _NO_MEMORY.search(str(error)) is not None)
+    return isinstance(error, MemoryError) or (is_worded and _NO_MEMORY.search(text_of(error)) is not None)
 
 
 def _is_of_killed(error: BaseException) -> bool:
     if isinstance(error, subprocess.CalledProcessError):
         return error.returncode < 0
-    first = next(iter(str(error).splitlines()), "")
+    first = next(iter(text_of(error).splitlines()), "")
     is_pool = type(error).__name__ in {"BrokenProcessPool", "TerminatedWorkerError"}
     return is_pool or (isinstance(error, RuntimeError) and bool(_KILLED.search(first)))
 
@@ -163,9 +171,17 @@ def _is_of_task(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """What was raised, and on which of the user's lines: ``KeyError: 'age' (task.py:12, in data)``."""
-    text = next(iter(str(error).splitlines()), "")
+    text = next(iter(text_of(error).splitlines()), "")
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return f"{type(error).__name__}{': ' * bool(text)}{text}{_place(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; also of one whose ``__str__`` is the user's, and raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # a user's code may raise anything
+        return "(its __str__ raises)"
 
 
 def users_line(error: BaseException) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ _COM = {"name": "afl-com", "rounds": 40, "eta_w": 0.5, "eta_q": 0.3, "block": 7}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "top-k": {**_COM, "uplink": _TOP_K},
     "rand-k": {**_COM, "uplink": _RAND_K},
+    "integers": {**_COM, "uplink": {**_RAND_K, "bits": 4}},
     "drfa": {"name": "drfa", "rounds": 60, "eta_w": 0.3, "eta_q": 0.05, "local_steps": 3},
     "fedavg": {"name": "fedavg", "rounds": 60, "eta_w": 0.3, "local_steps": 2, "weighting": "samples"},
 }

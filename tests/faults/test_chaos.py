@@ -11,9 +11,10 @@ from faults_cases import ALGORITHMS, GROUPS, config_of
 from support import Drill, Faults, result_of, run_together
 
 
-def test_twenty_kills_and_five_cuts(tmp_path: Path):
-    config = config_of("top-k", checkpoint_every=25)
-    config["algorithm"] = {**ALGORITHMS["top-k"], "rounds": 200}
+@pytest.mark.parametrize("algorithm", ["top-k", "integers"])
+def test_twenty_kills_and_five_cuts(tmp_path: Path, algorithm):
+    config = config_of(algorithm, checkpoint_every=25)
+    config["algorithm"] = {**ALGORITHMS[algorithm], "rounds": 200}
     config["evaluation"] = {"every": 50}
     expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
     drill = Drill(config, tmp_path / "chaos", GROUPS)
@@ -41,7 +42,8 @@ def large(algorithm: str, rounds: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "drfa"))]
+    "algorithm",
+    ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "drfa"))],
 )
 def test_messages_that_are_cut_in_the_middle_go_on_where_they_were(tmp_path: Path, algorithm):
     config = large(algorithm, rounds=5)

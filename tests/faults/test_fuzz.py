@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from faults_cases import GROUPS, TASK, config_of
 
 from afl.config import config_from_mapping
-from afl.core.codecs.payload import expected, pack, unpack
-from afl.core.compressors import Compressed, create
+from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.compressors import Compressed, Compressor, create
 from afl.core.messages import EVALUATION_PHASE, Kind, Position, Report, Step
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
@@ -60,10 +61,17 @@ def mutated(chance: random.Random, seed: bytes) -> bytes:
     return bytes(data)
 
 
-def compressed(name: str) -> tuple[object, Compressed]:
+def compressed(name: str) -> tuple[Compressor, Compressed]:
     compressor = create(name, DIM, {} if name in {"identity", "scaled-sign"} else {"ratio": 0.3})
     realization = compressor.realize(SharedRandomness.from_int(1).stream(Purpose.COMPRESSOR, 1), "cpu")
     return compressor, realization.split(torch.linspace(-1, 1, DIM))
+
+
+def integers(bits: int, scale: float) -> tuple[Compressor, Compressed]:
+    compressor = create("identity", DIM, {"bits": bits})
+    limit = 2 ** (bits - 1) - 1
+    values = np.rint(scale * np.linspace(-1, 1, DIM) ** 5).clip(-limit, limit)
+    return compressor, Compressed(values.astype(np.int32))
 
 
 def worker_frames() -> list[bytes]:
@@ -126,13 +134,16 @@ def server_reader() -> Callable[[bytes], None]:
     return read
 
 
-def payload_reader(name: str) -> tuple[bytes, Callable[[bytes], None]]:
-    compressor, message = compressed(name)
+def payload_reader(compressor: Compressor, message: Compressed) -> tuple[bytes, Callable[[bytes], None]]:
     payload = pack(compressor, message)
     most = expected(compressor)
 
     def read(data: bytes) -> None:
-        found = unpack(payload.header, data)
+        header = payload.header
+        if compressor.bits:
+            header = replace(header, value_bytes=len(data))
+            check_header(header, most)
+        found = unpack(header, data)
         assert len(found.values) <= max(most.count, 1)
         assert bool(np.isfinite(found.values).all())
 
@@ -147,8 +158,11 @@ def readers() -> Iterator[tuple[str, list[bytes], Callable[[bytes], object]]]:
     yield "worker frames", worker_frames(), read_worker_frame
     yield "server frames", server_frames(), server_reader()
     for name in ("top-k", "rand-k", "scaled-sign", "identity"):
-        seed, read = payload_reader(name)
+        seed, read = payload_reader(*compressed(name))
         yield f"payloads of {name}", [seed], read
+    for bits, scale in ((4, 2.0), (4, 50.0), (8, 30.0), (24, 1e6)):
+        seed, read = payload_reader(*integers(bits, scale))
+        yield f"integers of {bits} bits", [seed], read
     yield "records", [record()], lambda data: read_record(memoryview(data))
 
 

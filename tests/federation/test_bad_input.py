@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,19 @@ def test_half_a_report_and_a_cut_count_for_nothing(besieged: Federation) -> None
         liar.send(heartbeat=pb.Heartbeat(reply_wanted=True))
         liar.receive_part("heartbeat")
     assert besieged.status()["reports_missing"] == [VICTIM]
+
+
+def test_peers_that_hang_up_before_they_are_answered_leave_no_traceback(besieged: Federation) -> None:
+    for attempt in range(90):
+        with RawClient(besieged.port) as client:
+            client.send(join=client.join_message([VICTIM]))
+            if attempt % 2:
+                client.send(goodbye=pb.Goodbye(reason="it goes"))
+            client.end()
+            time.sleep(0.001 * (attempt % 6))
+    with RawClient(besieged.port) as client:
+        client.join([VICTIM])
+    assert not besieged.server.unexpected
 
 
 # A peer that lies about who it is.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from support import Federation, Reference, run_together
 
@@ -64,3 +65,28 @@ def test_the_dct_projection_both_ways_is_the_papers_algorithm_but_for_rounding(t
     assert not federation.server.logged("digest_mismatch")
     up = federation.summary()["communication"]["uplink"]
     assert up["payload_bytes_by_part"]["values"] == 4 * 50 * 4 * 20
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        {"name": "identity", "bits": 6},
+        {"name": "rand-k", "ratio": 0.2, "bits": 4},
+        {"name": "projection", "ratio": 0.2, "bits": 8},
+        {"name": "dct-projection", "ratio": 0.2, "bits": 3},
+    ],
+    ids=lambda compressor: compressor["name"],
+)
+def test_integers_both_ways_are_the_papers_algorithm_to_the_bit(
+    compressor: dict[str, Any], tmp_path: Path
+) -> None:
+    config = config_of(compressor)
+    config["algorithm"]["rounds"] = 60
+    federation = run_together(config, tmp_path / "run", ["1", "3", "0,2"])
+    reference = Reference.of(config)
+    assert distance(reference.weights[-1], reference.weights[0]) > 0.1
+    assert final(federation).tobytes() == reference.weights[-1].tobytes()
+    assert [line["loss_max"] for line in federation.records("round")] == [
+        round_losses.max() for round_losses in reference.losses
+    ]
+    assert not federation.server.logged("digest_mismatch")

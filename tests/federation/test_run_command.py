@@ -187,6 +187,17 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     assert second["rounds"] > first["rounds"]
 
 
+def test_a_terminal_that_is_closed_leaves_no_process_behind(folder: Path) -> None:
+    with long_run() as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGHUP)
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, shown + errors
+    assert children
+    assert not any(child.is_running() for child in children)
+    assert summary(folder / "runs" / "server")["result"] == "interrupted"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

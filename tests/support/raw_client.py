@@ -68,6 +68,10 @@ class RawClient:
         self._reader.join(ANSWER_S)
         self._channel.close()
 
+    def end(self) -> None:
+        """Say that nothing more is sent."""
+        self._outbox.put(None)
+
     # Frames.
 
     def send(self, frame: pb.WorkerFrame | bytes | None = None, **parts: Any) -> None:

@@ -69,6 +69,7 @@ class Reference:
         q = np.full(workers, 1.0 / workers)
         residuals = [np.zeros(dim, dtype=np.float32) for _ in range(workers)]
         server_residual = np.zeros(dim, dtype=np.float32)
+        grid = IntegerGrid(uplink["bits"]) if "bits" in uplink else None
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
@@ -78,14 +79,17 @@ class Reference:
                 batch = subset(_words(seed, MINIBATCH, t, i), len(zeta), task["batch_size"])
                 losses[i], gradient = _oracle(w, centre, zeta[batch], v[batch], options)
                 p = residuals[i] + np.float32(q[i]) * gradient
-                c = _compressed(uplink, p, seed, t)
+                c = _compressed(uplink, p, seed, t) if grid is None else grid.message(uplink, p, seed, t)
                 residuals[i] = p - c
                 total = total + c
-            s = server_residual + total
-            update = _compressed(
-                downlink, s, seed, t, COMPRESSOR if downlink == uplink else DOWNLINK_COMPRESSOR
-            )
-            server_residual = s - update
+            if grid is None:
+                s = server_residual + total
+                update = _compressed(
+                    downlink, s, seed, t, COMPRESSOR if downlink == uplink else DOWNLINK_COMPRESSOR
+                )
+                server_residual = s - update
+            else:
+                update = grid.close(uplink, dim, seed, t)
             w = w - np.float32(algorithm["eta_w"]) * update
             if t % block == 0:
                 q = np.full(workers, 1.0 / workers)
@@ -154,6 +158,76 @@ def _fold(values: Doubles) -> np.float64:
 
 
 # Compressors.
+
+
+class IntegerGrid:
+    """Integers on one grid, for a model of one tensor."""
+
+    def __init__(self, bits: int) -> None:
+        self.limit = 2 ** (bits - 1) - 1
+        self.range = 0.05
+        self.sums: list[int] | None = None
+        self.is_far = False
+
+    @property
+    def step(self) -> float:
+        step = 2.0**-60
+        while self.limit * step < self.range:
+            step *= 2
+        return step
+
+    def message(self, compressor: Mapping[str, Any], p: Floats, seed: int, t: int) -> Floats:
+        """What a worker's integers stand for; they are added to the sum."""
+        analysis = _analysis(compressor, len(p), seed, t)
+        values = (analysis @ p.astype(np.float64)).astype(np.float32)
+        nearest = [round(float(value) / self.step) for value in values]
+        sent = [max(-self.limit, min(self.limit, i)) for i in nearest]
+        self.is_far |= any(abs(i) > 2.5 * self.limit for i in nearest)
+        self.sums = [a + b for a, b in zip(self.sums or [0] * len(sent), sent, strict=True)]
+        return (analysis.T @ (np.array(sent) * self.step)).astype(np.float32)
+
+    def close(self, compressor: Mapping[str, Any], dim: int, seed: int, t: int) -> Floats:
+        """D_t, after which the range is the next round's."""
+        assert self.sums is not None
+        update = _analysis(compressor, dim, seed, t).T @ (np.array(self.sums) * self.step)
+        self.range *= 2.0 if self.is_far else 0.95 if any(self.sums) else 0.5
+        self.sums, self.is_far = None, False
+        return update.astype(np.float32)
+
+
+def _analysis(compressor: Mapping[str, Any], dim: int, seed: int, t: int) -> Doubles:
+    """The matrix that takes a vector to the values that travel, ``[k, dim]``; its rows are orthonormal."""
+    if compressor["name"] in {"identity", "rand-k"}:
+        return np.eye(dim)[_support(compressor, np.zeros(dim, np.float32), seed, t)]
+    k = max(1, round(compressor["ratio"] * dim))
+    if compressor["name"] == "dct-projection":
+        return _sampled_dct(_words(seed, COMPRESSOR, t), dim, k)
+    return _random_rows(_philox(seed, COMPRESSOR, t), dim, k)
+
+
+def _random_rows(generator: np.random.Philox, dim: int, rank: int) -> Doubles:
+    """The first rows of a product of Householder reflections, whose directions are normal numbers by the
+    ratio of uniforms."""
+    needed = dim * rank - rank * (rank - 1) // 2
+    numbers: list[float] = []
+    while len(numbers) < needed:
+        for _ in range(int(1.4 * (needed - len(numbers))) + 16):
+            u, v = (int(generator.random_raw()) >> 11 for _ in range(2))
+            x = math.sqrt(8 / math.e) * (v * 2.0**-53 - 0.5) / (1 - u * 2.0**-53)
+            if x * x <= -4 * math.log(1 - u * 2.0**-53):
+                numbers.append(x)
+    product = np.eye(dim)
+    for j in range(rank):
+        x = np.array(numbers[: dim - j])
+        del numbers[: dim - j]
+        sign = math.copysign(1.0, x[0])
+        v = x + sign * math.sqrt(x @ x) * np.eye(dim - j)[0]
+        reflection = np.eye(dim)
+        reflection[j:, j:] -= 2 * np.outer(v, v) / (v @ v)
+        # Further reflections leave the axes before theirs as they are.
+        product = product @ reflection
+        product[:, j] *= -sign
+    return product[:, :rank].T
 
 
 def _compressed(

@@ -21,6 +21,7 @@ from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import (
     ADVICE_NON_FINITE,
+    STOPS,
     AflError,
     ConfigError,
     HelperKilledError,
@@ -49,6 +50,9 @@ _CAUSES = {
     HelperKilledError: FailureCause.HELPER_KILLED,
     InternalError: FailureCause.INTERNAL,
 }
+
+MOST_TOLD = 32 * 1024
+"""Characters of a failure that the server is told: the server takes no message over its limit."""
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
@@ -169,9 +173,9 @@ class Conversation:
             for answer in self._trained.participant.take(committed):
                 yield self._frames(answer)
                 answered += 1
-        except ProtocolError:
+        except (ProtocolError, *STOPS):
             raise
-        except (Exception, SystemExit) as error:  # whatever a task's code raises, the server must hear of it
+        except BaseException as error:  # whatever a task's code raises, the server must hear of it
             worker = asked[min(answered, len(asked) - 1)]
             raise self._failure(worker, committed.step.position, error) from error
 
@@ -228,10 +232,12 @@ class Conversation:
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)
-        except (Exception, SystemExit) as error:  # a task's data and model may be anything
+        except STOPS:
+            raise
+        except BaseException as error:  # a task's data and model may be anything
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
 
-    def _failure(self, worker: int, position: Position, error: Exception | SystemExit) -> CannotGoOnError:
+    def _failure(self, worker: int, position: Position, error: BaseException) -> CannotGoOnError:
         if isinstance(error, NonFiniteError):
             error = NonFiniteError(f"{error}; {ADVICE_NON_FINITE}")
         failure = as_failure(error)
@@ -240,14 +246,19 @@ class Conversation:
             worker=worker,
             position=position_message(position),
             cause=number(_CAUSES.get(type(failure), FailureCause.TASK)),
-            message=_utf8(str(failure)),
-            traceback="" if raised is None else _utf8("".join(traceback.format_exception(raised))),
+            message=_told(str(failure)),
+            traceback="" if raised is None else _told("".join(traceback.format_exception(raised))),
         )
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure
         return CannotGoOnError(told, final)
 
 
-def _utf8(text: str) -> str:
-    """The text as a message can hold it: the name of a file, which an error quotes, may be no UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
+def _told(text: str) -> str:
+    """The text as a message can hold it: the name of a file, which an error quotes, may be no UTF-8, and what
+    a library raises may quote a whole array."""
+    text = text.encode(errors="backslashreplace").decode()
+    if len(text) <= MOST_TOLD:
+        return text
+    left_out = len(text) - MOST_TOLD
+    return f"{text[: MOST_TOLD // 2]}\n... {left_out} characters left out ...\n{text[-MOST_TOLD // 2 :]}"

@@ -118,9 +118,7 @@ class Journal:
         """Make an entry durable. Raises StorageError if it cannot be written; the last entry still stands."""
         reached("worker.before-journal")
         arrays = {_BUFFERS + name: array for name, array in kept.buffers.items()}
-        described, sections = durable.packed_arrays(
-            arrays if kept.residual is None else {"residual": kept.residual, **arrays}
-        )
+        described, sections = durable.packed_arrays({**kept.state, **arrays})
         sections = [*(payload.data for payload in kept.payloads), *sections]
         values = {
             **vars(self._owner),
@@ -285,6 +283,6 @@ def _kept(record: Record) -> Kept:
             **{name: values[name] for name in _OF_REPORT},
         ),
         tuple(Payload(header, (section,)) for header, section in zip(headers, owned, strict=False)),
-        arrays.pop("residual", None),
-        {name.removeprefix(_BUFFERS): array for name, array in arrays.items()},
+        {name: array for name, array in arrays.items() if not name.startswith(_BUFFERS)},
+        {name.removeprefix(_BUFFERS): array for name, array in arrays.items() if name.startswith(_BUFFERS)},
     )

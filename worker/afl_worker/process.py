@@ -10,7 +10,7 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
-from afl.errors import ExitCode
+from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
 from afl.terminal.children import comes_again, end_children
 from afl.user_code import as_failure, worth_tracing
@@ -18,11 +18,6 @@ from afl_worker.options import STOP_SIGNALS, WorkerOptions
 from afl_worker.runtime import Runtime
 
 LOG = logging.getLogger("afl.worker")
-
-
-class SignalError(BaseException):
-    """A signal asked the process to end. No ``Exception``: it is not the task's, and passes what catches
-    those."""
 
 
 def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:

@@ -128,7 +128,7 @@ class Children(contextlib.ExitStack):
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Ignored signals stay ignored: of a job in the background, or under nohup.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, lambda came, _: self._events.put(signal.Signals(came)))

@@ -21,6 +21,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
+from afl.paths import as_argument
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         print(f"afl demo: {ending.reason}", file=sys.stderr)
         return ending.code
     console.print(result_table(directory, seconds=time.monotonic() - started))
-    console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
+    console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
     console.print("       afl new NAME, for a model of your own")
     return ExitCode.OK
 

@@ -201,7 +201,9 @@ class _Federation:
         (number,) = interrupt.args
         self._display.say("Stopping when the open round is closed; Ctrl-C again ends everything at once.")
         name = "Ctrl-C" if number is signal.SIGINT else number.name
-        self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", number)
+        # The server takes no SIGHUP, which comes as a terminal is closed.
+        to_server = signal.SIGTERM if number is signal.SIGHUP else number
+        self._stop(ExitCode.INTERRUPTED, f"stopped by {name}", to_server)
 
     def _stop(self, code: ExitCode, reason: str, number: signal.Signals = signal.SIGTERM) -> None:
         self._stopped = code, reason

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
+from afl.paths import as_argument
 from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
@@ -85,7 +86,7 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
         reason = summary["reason"] if code is ExitCode.OK else "not complete"
         console.print(summary_table({**summary, "reason": reason}, directory))
     if code is ExitCode.OK:
-        console.print(f"\nNext:  afl inspect {directory}", soft_wrap=True)
+        console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
         return
     print(f"afl run: {ending.reason}", file=sys.stderr)
     if code is ExitCode.DIVERGED:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
+from afl.core.messages import BIT_WIDTHS, BITS
 from afl.theory import theory_ratio
 
 IDENTITY: Final = "identity"
@@ -15,11 +16,22 @@ THEORY: Final = "theory"
 RATIO_TAKERS: Final = ("top-k", "rand-k", "projection", "dct-projection")
 """The built-in ones that take an option, which is ``ratio`` and required."""
 
+BITS_TAKERS: Final = (IDENTITY, "rand-k", "projection", "dct-projection")
+"""The built-in ones whose values may be integers of `bits` bits: those of the class C_AI."""
+
+BITS_ACCEPTED: Final = f"a whole number from {BIT_WIDTHS[0]} to {BIT_WIDTHS[-1]}, or no key for float32"
+
+_WHY_NO_BITS: Final = (
+    "integers are for compressors whose messages add up to one of the same form: "
+    f"{', '.join(BITS_TAKERS)}, or an additive one of your own"
+)
+
 RATIO_ACCEPTED: Final = "a number above 0 and at most 1, or theory"
 
 
 def check_compressor(name: str, options: Mapping[str, object]) -> None:
-    """Check that a compressor is installed and takes these options; one that is not built in checks its own.
+    """Check that a compressor is installed and takes these options; one that is not built in checks its own,
+    but for ``bits``.
 
     Raises:
         InvalidConfigError: naming each option, missing or wrong; the keys start at the compressor's section.
@@ -37,19 +49,25 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
         accepted = f"an installed compressor: {', '.join(names)}"
         yield Problem(("name",), shown(name), accepted, nearest=nearest(name, names))
         return
-    if not installed[name]:
-        return
-    taken = ["name", "ratio"] if name in RATIO_TAKERS else ["name"]
-    for option, value in options.items():
-        if option not in taken:
-            found = f"{shown(value)}, under a key that {name} does not take"
-            accepted = f"only {' and '.join(taken)} with {name}"
-            yield Problem((option,), found, accepted, nearest=nearest(option, taken))
-    if "ratio" in taken:
-        if "ratio" not in options:
-            yield Problem(("ratio",), f"nothing, and {name} needs it", RATIO_ACCEPTED)
-        elif not _is_ratio(options["ratio"]):
-            yield Problem(("ratio",), shown(options["ratio"]), RATIO_ACCEPTED)
+    taken = ["name", *["ratio"] * (name in RATIO_TAKERS), *[BITS] * (name in BITS_TAKERS)]
+    if installed[name]:
+        for option, value in options.items():
+            if option not in taken:
+                found = f"{shown(value)}, under a key that {name} does not take"
+                accepted = f"only {listed(taken)} with {name}"
+                note = _WHY_NO_BITS if option == BITS else None
+                yield Problem((option,), found, accepted, nearest=nearest(option, taken), note=note)
+        if "ratio" in taken:
+            if "ratio" not in options:
+                yield Problem(("ratio",), f"nothing, and {name} needs it", RATIO_ACCEPTED)
+            elif not _is_ratio(options["ratio"]):
+                yield Problem(("ratio",), shown(options["ratio"]), RATIO_ACCEPTED)
+    if BITS in options and (BITS in taken or not installed[name]):
+        bits = options[BITS]
+        if not (type(bits) is int and bits in BIT_WIDTHS):
+            is_quoted = isinstance(bits, str) and bits.isdecimal()
+            note = "the quotes make it text; leave them out" if is_quoted else None
+            yield Problem((BITS,), shown(bits), BITS_ACCEPTED, note=note)
 
 
 def resolved_options(
@@ -81,6 +99,11 @@ def _installed() -> dict[str, bool]:
         point.name: point.value.startswith("afl.core.compressors.")
         for point in entry_points(group="afl.compressors")
     }
+
+
+def listed(names: Sequence[str]) -> str:
+    """``one``, ``one and two``, ``one, two and three``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _is_ratio(value: object) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afl.core.codecs.integers import integer_type
 from afl.core.codecs.payload import codec_of, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
+from afl.core.grid import counted_integers
 from afl.core.messages import PayloadHeader
 from afl.core.sums import Sum, checked_sum
 
@@ -21,10 +24,76 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
     Args:
         realization: of the open round.
     """
+    if compressor.bits:
+        return IntegerSum(compressor.count + compressor.groups, compressor.bits + (workers - 1).bit_length())
     codec = codec_of(compressor)
     if compressor.additive_idempotent and codec.in_runs:
         return codec.sum_of(compressor.count, range(workers))
     return MessageSum(compressor.dim, realization)
+
+
+class IntegerSum(Sum):
+    """Integers, each worker's message added once it is there: the order changes nothing.
+
+    Args:
+        count: integers a message.
+        bits: that hold each sum.
+    """
+
+    is_order_free = True
+
+    def __init__(self, count: int, bits: int) -> None:
+        self.total: NDArray[Any] = np.zeros(count, dtype=integer_type(bits))
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new sum, in the same memory."""
+        self.total.fill(0)
+        self._arriving: dict[int, bytearray] = {}
+        self._added: dict[int, int] = {}
+        self.seen: NDArray[np.int64] = np.zeros(4, dtype=np.int64)
+        """Of the messages added: :func:`afl.core.grid.counted_integers`, and their bytes."""
+
+    def add(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
+        """Nothing is added before the message is complete."""
+        message: bytes | bytearray | memoryview = data
+        if len(data) < header.total_bytes:
+            message = self._arriving.setdefault(worker, bytearray())
+            message += data
+            if len(message) < header.total_bytes:
+                return
+            self.drop(worker)
+        values = unpack(header, message).values
+        np.add(self.total, values, out=self.total)
+        self._added[worker] = header.total_bytes
+        self.seen[:3] += counted_integers(values, (1 << (header.bits - 1)) - 1)
+        self.seen[3] += header.value_bytes
+
+    def received(self, worker: int) -> int:
+        """Bytes of a complete message; an unfinished one can be taken back."""
+        return self._added.get(worker, 0)
+
+    def is_complete(self, worker: int) -> bool:
+        """Whether the worker's message has been added."""
+        return worker in self._added
+
+    def drop(self, worker: int) -> None:
+        """Forget a worker's unfinished message."""
+        self._arriving.pop(worker, None)
+
+    def leave_out(self, absent: Iterable[int]) -> None:
+        """Nothing waits for the absent workers' messages."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that are incomplete."""
+        return sum(map(len, self._arriving.values()))
+
+    def vector(self, realization: Realization, dim: int) -> Tensor:
+        """What the sum of the integers stands for."""
+        dense = torch.zeros(dim)
+        realization.add_to(dense, Compressed(self.total))
+        return dense
 
 
 class MessageSum(Sum):

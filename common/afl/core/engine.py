@@ -17,6 +17,7 @@ from torch import Tensor
 
 from afl.core.algorithms.base import Arrays, Collector, ServerAlgorithm
 from afl.core.codecs.payload import check_header
+from afl.core.grid import IntegerRound
 from afl.core.held_reports import HeldReports, with_stand_ins
 from afl.core.messages import (
     BUFFERS_PHASE,
@@ -103,6 +104,7 @@ class RoundSummary:
         losses: l_i, ``[m]``; NaN for a worker that was not asked, or absent.
         dual_weights: q_t that the round used, ``[m]``.
         absent: workers that a phase of it was closed without, ascending.
+        integers: what its integer messages were like; ``None`` where values are float32.
     """
 
     round: int
@@ -110,6 +112,7 @@ class RoundSummary:
     losses: NDArray[np.float64]
     dual_weights: NDArray[np.float64]
     absent: tuple[int, ...] = ()
+    integers: IntegerRound | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,8 @@ class RoundEngine:
         evaluate_every: in update rounds; an evaluation follows each synchronization that reaches a
             multiple of it, and the last.
         buffer_mean: where the workers' buffers are averaged before each evaluation.
-        policy: which participants a step may close without; by default none. If any, whole payloads are kept
-            until the step closes, and nothing is streamed.
+        policy: which participants a step may close without; by default none. If any, nothing is streamed,
+            and whole payloads are kept until the step closes, unless they are integers.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -497,6 +500,8 @@ class RoundEngine:
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
+            if self.last_round.integers is not None:
+                values["last_round_integers"] = asdict(self.last_round.integers)
             arrays["last_round.losses"] = self.last_round.losses
             arrays["last_round.dual_weights"] = self.last_round.dual_weights
         if self.last_evaluation is not None:
@@ -525,6 +530,8 @@ class RoundEngine:
                 arrays["last_round.losses"].copy(),
                 arrays["last_round.dual_weights"].copy(),
                 tuple(values["last_round_absent"]),
+                # States of before there were integers have none.
+                IntegerRound(**integers) if (integers := values.get("last_round_integers")) else None,
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
@@ -565,6 +572,7 @@ class RoundEngine:
                 self._losses,
                 algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
+                algorithm.integers,
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
@@ -697,7 +705,7 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
-        right = b"" if self._model is None else self.model.digest()
+        right = b"" if self._model is None else self.model.digest(self.algorithm.grid)
         self.residual_norm = None if self._model is None else self.algorithm.residual_norm
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)

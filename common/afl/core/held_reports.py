@@ -18,7 +18,8 @@ class HeldReports(Collector):
     """Takes a step's payloads for ``inner``, which sees those of the present workers when the step closes.
 
     Float addition cannot be undone: what is folded as it comes cannot be left out when the rest does not
-    come, or is not finite. Memory: the payloads of one step, at most as long as their headers say.
+    come, or is not finite. Memory: the payloads of one step, at most as long as their headers say. Integers,
+    whose order does not matter, are not kept: ``inner`` has each payload as soon as it is whole.
 
     Args:
         inner: what the payloads are for.
@@ -43,12 +44,15 @@ class HeldReports(Collector):
     def add_loss(self, worker: int, loss: float) -> None:
         """Do nothing: :meth:`fold` gives ``inner`` the losses."""
 
-    def received(self, worker: int, payload: int) -> int:  # noqa: ARG002
-        """0: nothing is summed before the step closes."""
-        return 0
+    def received(self, worker: int, payload: int) -> int:
+        """0 where nothing is summed before the step closes."""
+        return self._inner.received(worker, payload) if self._inner.is_order_free else 0
 
     def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """Keep the next bytes; what is wrong with them is said now, not when the step closes."""
+        if self._inner.is_order_free:
+            self._inner.add_piece(worker, payload, header, data)
+            return
         codec = codec_of(header)
         if codec.in_runs:
             codec.values(data)
@@ -62,6 +66,7 @@ class HeldReports(Collector):
 
     def drop(self, worker: int) -> None:
         """Forget an unfinished report."""
+        self._inner.drop(worker)
         self._bytes -= sum(map(len, self._payloads.pop(worker, ())))
 
     def reset(self) -> None:
@@ -73,7 +78,7 @@ class HeldReports(Collector):
     @property
     def waiting_bytes(self) -> int:
         """Bytes of all payloads that are held."""
-        return self._bytes
+        return self._bytes + self._inner.waiting_bytes
 
     def would_wait(self, worker: int) -> bool:  # noqa: ARG002
         """Nobody is held back: whose turn it is, nobody knows before the step closes."""
@@ -90,11 +95,12 @@ class HeldReports(Collector):
             reports: of the present workers, ascending.
             stand_ins: for each participant that is absent, the loss that stands for its own.
         """
-        if stand_ins:
+        streamed = self._inner.is_order_free
+        if stand_ins and not streamed:
             self._inner.leave_out(tuple(stand_ins))
         for report in reports:
             self._inner.open_report(report)
-            for index, header in enumerate(report.payloads):
+            for index, header in enumerate(() if streamed else report.payloads):
                 payload = memoryview(self._payloads[report.worker][index])
                 self._inner.add_piece(report.worker, index, header, payload)
             self._inner.add_loss(report.worker, report.loss)

@@ -18,6 +18,12 @@ algorithm's own phases are below it."""
 MAX_METRICS = 64
 """The most, in one report."""
 
+BITS = "bits"
+"""A compressor's option: how many bits hold each of its values, as an integer on a grid."""
+
+BIT_WIDTHS = range(2, 25)
+"""From -1 to 1, to what float32 holds exactly."""
+
 
 class Position(NamedTuple):
     """A point of the conversation, ordered; ``round`` is 1-based, ``(0, 0)`` means none yet."""
@@ -53,6 +59,7 @@ class Role(enum.IntEnum):
     SNAPSHOT = 4
     BUFFERS = 6
     ITERATE = 7
+    GRID = 8
 
 
 class Encoding(enum.IntEnum):
@@ -69,6 +76,7 @@ class ValueType(enum.IntEnum):
 
     FLOAT32 = 1
     BYTES = 2
+    INTEGER = 4
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class PayloadHeader:
         index_parameter: the coding's parameter.
         index_bytes: the length of the coded indices, which come first.
         value_bytes: the length of the values.
+        bits: of integers: the width that holds each of them, with its sign; else 0.
     """
 
     role: Role
@@ -93,6 +102,7 @@ class PayloadHeader:
     index_coding: int = 0
     index_parameter: int = 0
     index_bytes: int = 0
+    bits: int = 0
 
     @property
     def total_bytes(self) -> int:

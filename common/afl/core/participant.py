@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,14 +83,14 @@ class Kept:
     """A training report, and all that its worker knows after it: enough for another process to go on.
 
     Attributes:
-        residual: float32 ``[dim]``, if the algorithm keeps one.
+        state: the algorithm's own, as :meth:`afl.core.algorithms.base.WorkerAlgorithm.state` has it.
         buffers: as :meth:`afl.core.model.buffers.ModuleBuffers.contents` has them.
     """
 
     kind: Kind
     report: Report
     payloads: tuple[Payload, ...]
-    residual: NDArray[np.float32] | None
+    state: Mapping[str, NDArray[Any]]
     buffers: Mapping[str, NDArray[np.uint8]]
 
 
@@ -173,7 +173,7 @@ class Participant:
                 f"the server sent round {step.position.round}, phase {step.position.phase} after "
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
-        digest = self.vector.digest() if step.kind is Kind.EVALUATE else b""
+        digest = self.vector.digest(self._side.grid) if step.kind is Kind.EVALUATE else b""
         asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
@@ -203,8 +203,7 @@ class Participant:
         self._resumed, self._buffers_averaged = kept, buffers_averaged
         for worker, entry in kept.items():
             self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
-            if entry.residual is not None:
-                self._side.halves[worker].restore(entry.residual)
+            self._side.halves[worker].restore(entry.state)
 
     def _restore_buffers(self, of: Callable[[Position], bool]) -> None:
         for worker, entry in self._resumed.items():
@@ -215,13 +214,12 @@ class Participant:
         if self._journal is None or kind is not Kind.TRAIN:
             return
         report, payloads = answer
-        residual = self._side.halves[worker].residual
         self._journal.write(
             Kept(
                 kind,
                 report,
                 tuple(payloads),
-                None if residual is None else residual.cpu().numpy(),
+                self._side.halves[worker].state(),
                 self.vector.buffers.contents(worker),
             )
         )
@@ -261,18 +259,23 @@ class Participant:
             Role.FROZEN: self.vector.frozen_length,
             Role.BUFFERS: 4 * self.vector.buffers.size,
         }
+        if self._side.grid is not None:
+            lengths[Role.GRID] = self._side.grid.ranges.nbytes
         payloads = {
             header.role: data
             for header, data in zip(committed.step.payloads, committed.payloads, strict=True)
         }
         wrong = [role for role, data in payloads.items() if len(data) != lengths.get(role)]
-        if wrong or Role.MODEL not in payloads:
+        needed = lengths.keys() & {Role.MODEL, Role.GRID}
+        if wrong or not needed <= payloads.keys():
             raise ProtocolError(
                 f"a model of {', '.join(f'{len(data)} bytes' for data in payloads.values())}; this one has "
                 f"{lengths[Role.MODEL]} bytes, {lengths[Role.FROZEN]} of frozen parameters and "
                 f"{lengths[Role.BUFFERS]} of buffers"
             )
         self.vector.load(np.frombuffer(payloads[Role.MODEL], dtype="<f4").astype(np.float32, copy=False))
+        if self._side.grid is not None:
+            self._side.grid.load(payloads[Role.GRID])
         if Role.FROZEN in payloads:
             self.vector.load_frozen(bytes(payloads[Role.FROZEN]))
         # A process that has trained since the last mean keeps the statistics that it has gathered.

@@ -32,6 +32,9 @@ class Sum(abc.ABC):
     in_values: ClassVar[bool] = True
     """Whether the sum is in the messages' own values, so that it can be sent as one of them."""
 
+    is_order_free: ClassVar[bool] = False
+    """Whether messages are added whole, in any order: one can be left out until its last byte has come."""
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes held that are not in the sum yet."""

@@ -23,6 +23,9 @@ _EXPIRY: Final = re.compile(
     rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
 )
 
+MOST_BYTES: Final = 16 * 1024**2
+"""More than any bundle or list of tokens has; a device, which a path may name too, has no end."""
+
 _VERSION: Final = 0xA0  # the tag of a certificate's version in DER
 _LONGEST_NAME: Final = 200  # characters of an authority's name that are shown: whoever made it chose it
 
@@ -70,7 +73,7 @@ def read_authorities(path: Path, name: str) -> bytes:
     """Read certificate authorities; :class:`ConfigError` if the file holds none or cannot be read."""
     text = read_file(path, name)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "replace"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_ascii(text))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
             f"{name} {path} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"
@@ -78,17 +81,26 @@ def read_authorities(path: Path, name: str) -> bytes:
     return text
 
 
+def _ascii(pem: bytes) -> str:
+    """As OpenSSL takes it: a bundle may name its authorities in UTF-8 between the certificates."""
+    return pem.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
+
+
 def read_file(path: Path, name: str) -> bytes:
-    """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read."""
+    """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read, or is too large."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{name} {path} has more than {MOST_BYTES:,} bytes; name another file")
+    return content
 
 
 def expires_at(pem: bytes, source: str) -> float:
     """When the first certificate in PEM expires, in Unix time; :class:`ConfigError` if there is none."""
-    match = _PEM.search(pem.decode("ascii", "replace"))
+    match = _PEM.search(_ascii(pem))
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
@@ -102,7 +114,7 @@ def expires_at(pem: bytes, source: str) -> float:
 
 def pem_certificates(pem: bytes) -> list[bytes]:
     """The certificates in PEM, in their order, as DER."""
-    return [ssl.PEM_cert_to_DER_cert(match[0]) for match in _PEM.finditer(pem.decode("ascii", "replace"))]
+    return [ssl.PEM_cert_to_DER_cert(match[0]) for match in _PEM.finditer(_ascii(pem))]
 
 
 def missing_issuer(chain: Sequence[bytes], authorities: Sequence[bytes]) -> str:

@@ -26,6 +26,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_MASKED_UPDATE: _ClassVar[Role]
     ROLE_BUFFERS: _ClassVar[Role]
     ROLE_ITERATE: _ClassVar[Role]
+    ROLE_GRID: _ClassVar[Role]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ class ValueType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VALUE_TYPE_FLOAT32: _ClassVar[ValueType]
     VALUE_TYPE_BYTES: _ClassVar[ValueType]
     VALUE_TYPE_UINT64: _ClassVar[ValueType]
+    VALUE_TYPE_INTEGER: _ClassVar[ValueType]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +64,7 @@ ROLE_SNAPSHOT: Role
 ROLE_MASKED_UPDATE: Role
 ROLE_BUFFERS: Role
 ROLE_ITERATE: Role
+ROLE_GRID: Role
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_DENSE: Encoding
 ENCODING_INDEXED: Encoding
@@ -71,6 +74,7 @@ VALUE_TYPE_UNSPECIFIED: ValueType
 VALUE_TYPE_FLOAT32: ValueType
 VALUE_TYPE_BYTES: ValueType
 VALUE_TYPE_UINT64: ValueType
+VALUE_TYPE_INTEGER: ValueType
 INDEX_CODING_UNSPECIFIED: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_PACKED: IndexCoding
@@ -255,7 +259,7 @@ class PartialStep(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., kind: _Optional[_Union[Kind, str]] = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("role", "encoding", "value_type", "dim", "count", "index_coding", "index_parameter", "index_bytes", "value_bytes")
+    __slots__ = ("role", "encoding", "value_type", "dim", "count", "index_coding", "index_parameter", "index_bytes", "value_bytes", "bits")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     VALUE_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +269,7 @@ class Payload(_message.Message):
     INDEX_PARAMETER_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
     VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     encoding: Encoding
     value_type: ValueType
@@ -274,7 +279,8 @@ class Payload(_message.Message):
     index_parameter: int
     index_bytes: int
     value_bytes: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., value_type: _Optional[_Union[ValueType, str]] = ..., dim: _Optional[int] = ..., count: _Optional[int] = ..., index_coding: _Optional[_Union[IndexCoding, str]] = ..., index_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ...) -> None: ...
+    bits: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., value_type: _Optional[_Union[ValueType, str]] = ..., dim: _Optional[int] = ..., count: _Optional[int] = ..., index_coding: _Optional[_Union[IndexCoding, str]] = ..., index_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("worker", "payload", "offset", "data")

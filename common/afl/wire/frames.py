@@ -346,6 +346,7 @@ def payload_header_of(message: pb.Payload) -> PayloadHeader:
         index_coding=message.index_coding,
         index_parameter=message.index_parameter,
         index_bytes=message.index_bytes,
+        bits=message.bits,
     )
 
 

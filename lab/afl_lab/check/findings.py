@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from afl.errors import AflError, ExitCode, TaskCodeError
-from afl.user_code import as_failure, users_line
+from afl.errors import STOPS, AflError, ExitCode, TaskCodeError
+from afl.user_code import as_failure, text_of, users_line
 
 
 class Level(enum.StrEnum):
@@ -127,15 +127,16 @@ def blaming(report: Report, where: str) -> Iterator[None]:
     """Turn what a task's code raises into an error of the report, and raise ``StoppedError``."""
     try:
         yield
-    except StoppedError:
+    except (StoppedError, *STOPS):
         raise
-    except (Exception, SystemExit) as caught:  # noqa: BLE001  # a task's own code may raise anything
+    except BaseException as caught:  # noqa: BLE001  # a task's own code may raise anything
         failure = as_failure(caught, where)
         error = failure.__cause__ if isinstance(failure, TaskCodeError) else failure
         assert error is not None
         if isinstance(error, AflError):
             report.fail(where, str(error), code=error.exit_code)
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = text_of(error)
+        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
         if line := users_line(error):
             report.fail(f"{line[0]}, {where}", what, f"{line[1]!r} raised it")
         report.fail(where, what)

@@ -14,7 +14,7 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
-from afl.errors import ADVICE_NON_FINITE, NonFiniteError, place, placed
+from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
@@ -56,6 +56,7 @@ class Driver:
     ) -> None:
         workers = range(settings.workers)
         vector = build_vector(task, randomness)
+        settings = replace(settings, tensors=vector.tensors)
         self.engine = RoundEngine(
             server_half(settings, vector.values, randomness),
             evaluate_every=evaluate_every,
@@ -117,7 +118,9 @@ class Driver:
                 _, (report, payloads) = next(answers)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{where}: {error}; {ADVICE_NON_FINITE}") from error
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a task's code raises
+            except STOPS:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever a task's code raises
                 failure = as_failure(error)
                 raise placed(where, failure) from failure
             assert report.worker == worker
@@ -159,6 +162,6 @@ def metered(
     meter = WireMeter(
         chunk_bytes=settings.chunk_bytes, sends_dual_weights=engine.algorithm.sends_dual_weights
     )
-    meter.first_models(engine.model, engine.worker_params, config.workers)
+    meter.first_models(engine)
     driver.meter = meter
     return driver, meter

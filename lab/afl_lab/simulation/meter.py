@@ -11,11 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from torch import Tensor
-
-from afl.core.engine import Opening
+from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import Kind, PayloadHeader, Position, Report, Step
-from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
 from afl.wire import frames
 from afl.wire.accounting import FrameContent
@@ -36,10 +33,11 @@ class WireMeter:
         self._chunk_bytes = chunk_bytes
         self._sends_dual_weights = sends_dual_weights
 
-    def first_models(self, vector: ParameterVector, params: Tensor, workers: int) -> None:
-        """Count the initial model, once for each process."""
-        headers = tuple(payload.header for payload in model_payloads(vector, params))
-        self._send(Step(Position(1, 0), Kind.MODEL, headers), workers, ())
+    def first_models(self, engine: RoundEngine) -> None:
+        """Count the initial model, once for each worker, which is a process of its own."""
+        payloads = model_payloads(engine.model, engine.worker_params, engine.algorithm.grid)
+        headers = tuple(payload.header for payload in payloads)
+        self._send(Step(Position(1, 0), Kind.MODEL, headers), engine.workers, ())
 
     def step(self, opening: Opening) -> None:
         """Count a step's opening, once for each participant."""

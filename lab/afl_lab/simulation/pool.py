@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any, TypeAlias
 
-from afl.errors import AflError, ExitCode
+from afl.errors import STOPS, AflError, ExitCode
 from afl.paths import naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
@@ -114,7 +114,9 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
         raised = worth_tracing(error)
         trace = "" if raised is None else "".join(["\n", *traceback.format_exception(raised)]).rstrip()
         return Outcome(job, None, f"{error}{trace}", error.exit_code)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the others go on
+    except STOPS:
+        raise
+    except BaseException as error:  # noqa: BLE001  # the others go on
         lack = shortage(error)
         code = ExitCode.INTERNAL if lack is None else lack.exit_code
         return Outcome(job, None, str(lack or traceback.format_exc().rstrip()), code)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from afl.core.algorithms.local_sgd import model_payload
 from afl.core.engine import Opening
+from afl.core.grid import Grid
 from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
 from afl.v1 import federation_pb2 as pb
@@ -112,18 +113,24 @@ class Broadcast:
         self.base = NOWHERE
 
 
-def model_payloads(vector: ParameterVector, params: Tensor) -> list[Payload]:
-    """The trained parameters, as ``params`` has them, and, where there are any, the frozen ones and the mean
-    of the workers' buffers."""
+def model_payloads(vector: ParameterVector, params: Tensor, grid: Grid | None = None) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, and, where there are any, the grid of integer messages,
+    the frozen parameters and the mean of the workers' buffers."""
     payloads = [model_payload(params.numpy(), Role.MODEL)]
+    if grid is not None:
+        payloads.append(_bytes_payload(Role.GRID, grid.content()))
     frozen = vector.frozen_bytes()
     if frozen:
-        size = len(frozen)
-        header = PayloadHeader(Role.FROZEN, Encoding.DENSE, size, size, size, ValueType.BYTES)
-        payloads.append(Payload(header, (memoryview(frozen),)))
+        payloads.append(_bytes_payload(Role.FROZEN, frozen))
     if vector.buffers.size:
         payloads.append(model_payload(vector.buffers.values(), Role.BUFFERS))
     return payloads
+
+
+def _bytes_payload(role: Role, content: bytes) -> Payload:
+    size = len(content)
+    header = PayloadHeader(role, Encoding.DENSE, size, size, size, ValueType.BYTES)
+    return Payload(header, (memoryview(content),))
 
 
 class ModelCopy:

@@ -166,7 +166,8 @@ class Downlink:
         yield from self._go_on(member, self._model)
 
     def _model_broadcast(self) -> Broadcast:
-        payloads = tuple(model_payloads(self._engine.model, self._engine.worker_params))
+        engine = self._engine
+        payloads = tuple(model_payloads(engine.model, engine.worker_params, engine.algorithm.grid))
         step = Step(self._engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
         everybody = range(self._engine.workers)
         return self._framed(Opening(step, payloads, np.empty(0), everybody), NOWHERE)

@@ -54,12 +54,14 @@ class _Stream:
 
     Attributes:
         is_read: set while the federation takes what the peer sends.
+        is_writing: while gRPC has a message that it has not taken yet, also after the writer's end.
     """
 
     member: int
     identity: PeerIdentity
     outbox: Outbox
     is_read: asyncio.Event = field(default_factory=asyncio.Event)
+    is_writing: bool = False
 
 
 class FederationService:
@@ -199,8 +201,9 @@ class FederationService:
             elif not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
                 broke = log_events.SessionBroke(peer=context.peer(), workers=())
                 LOG.error("the stream of %s broke", context.peer(), exc_info=error, extra=broke.extra)
-        if stream.outbox.is_given_up:
-            # The status of an ordinary end would wait behind what the peer does not take.
+        if stream.outbox.is_given_up or stream.is_writing:
+            # The status of an ordinary end would wait behind what the peer does not take; and where that is
+            # the first message, gRPC fails at the status.
             raise asyncio.CancelledError
 
     async def _until_over(self, stream: _Stream, tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -233,7 +236,9 @@ class FederationService:
         try:
             async for frame in stream.outbox.frames():
                 downlink.add(len(frame.data), frame.content)
+                stream.is_writing = True
                 await context.write(frame.data)
+                stream.is_writing = False
         except (grpc.RpcError, grpc.aio.BaseError):
             raise
         except Exception as error:  # noqa: BLE001  # it would come with each stream that is sent the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from afl.config import Config
@@ -37,7 +38,7 @@ def build(
     vector = build_vector(task, randomness)
     settings = RunSettings.of_config(config, task.local_options)
     engine = RoundEngine(
-        server_half(settings.parameters, vector.values, randomness),
+        server_half(replace(settings.parameters, tensors=vector.tensors), vector.values, randomness),
         evaluate_every=config.evaluation.every,
         buffer_mean=BufferMean.of(vector.buffers, config.workers),
         policy=config.absence,

@@ -21,6 +21,7 @@ from afl.core.randomness import SharedRandomness
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
+from afl.paths import as_argument
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
@@ -234,7 +235,7 @@ def _conclude(
     if can_resume:
         LOG.info(
             "to resume the run: afl-server --resume %s",
-            records.directory,
+            as_argument(records.directory),
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
     if live:

@@ -13,7 +13,7 @@ from typing import Any
 
 from afl.core.engine import Evaluation
 from afl.daemon import events as log_events
-from afl.errors import ExitCode, StorageError
+from afl.errors import STOPS, ExitCode, StorageError
 from afl.user_code import as_failure
 from afl_server.federation import effects, events
 from afl_server.federation.machine import Federation
@@ -154,6 +154,10 @@ class Shell:
             return events.EngineDone(await self._loop.run_in_executor(self._engine_thread, effect.call))
         except Exception as error:  # noqa: BLE001  # the federation's to judge
             return events.EngineDone(error=error)
+        except (asyncio.CancelledError, *STOPS):
+            raise
+        except BaseException as error:  # noqa: BLE001  # an algorithm of one's own may raise anything
+            return events.EngineDone(error=as_failure(error))
 
     async def _append(self, effect: effects.Append) -> events.Event:
         assert self._checkpointing is not None

@@ -12,7 +12,7 @@ from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
-from afl.paths import kind_of, naming_paths
+from afl.paths import as_argument, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
@@ -123,7 +123,7 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     if _result(directory) == ExitCode.OK.name.lower():
         raise RunCompleteError(
             f"run.directory: {directory} already holds this run, which is complete; to see it: afl inspect "
-            f"{directory}; to run it again, name another directory: --set run.directory=runs/NEW"
+            f"{as_argument(directory)}; to run it again, name another directory: --set run.directory=runs/NEW"
         )
     assert stored.run.seed is not None
     config = config.with_seed(stored.run.seed)

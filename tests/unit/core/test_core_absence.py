@@ -36,6 +36,7 @@ from afl.core.policy import AbsencePolicy, DivergenceWatch
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.vectors import Weighted
 from afl.errors import DivergedError, NonFiniteError, ProtocolError
+from support.reference import IntegerGrid
 
 Vector = NDArray[np.float32]
 
@@ -44,12 +45,14 @@ PROBLEM = Problem.random(WORKERS, DIM, seed=3)
 IDENTITY = CompressorChoice()
 RAND_K = CompressorChoice("rand-k", {"ratio": 0.3})
 TOP_K = CompressorChoice("top-k", {"ratio": 0.3})
+INTEGERS = CompressorChoice("rand-k", {"ratio": 0.3, "bits": 4})
 COMPRESSORS = {
     "identity": (IDENTITY, IDENTITY),
     "rand-k": (RAND_K, RAND_K),
     "top-k": (TOP_K, TOP_K),
     "top-k up, rand-k down": (TOP_K, RAND_K),
     "identity up, top-k down": (IDENTITY, TOP_K),
+    "integers": (INTEGERS, INTEGERS),
 }
 SEEDS = st.integers(0, 2**32)
 
@@ -91,6 +94,8 @@ class LastLosses:
 def algorithm_2(run: Absences, pair: str) -> Trained:
     """Algorithm 2 with the workers that were there; a late one keeps p as its residual."""
     up, down = COMPRESSORS[pair]
+    grid = IntegerGrid(up.options["bits"]) if "bits" in up.options else None
+    own_form = {"name": up.name, **up.options}
     w, e = PROBLEM.start.copy(), np.zeros((WORKERS, DIM), dtype=np.float32)
     e_hat, q = np.zeros(DIM, dtype=np.float32), np.full(WORKERS, 1 / WORKERS)
     last, history, computed = LastLosses(), [], np.zeros(DIM)
@@ -103,7 +108,9 @@ def algorithm_2(run: Absences, pair: str) -> Trained:
         for i in sorted(step.present + step.late + step.cut):
             p = e[i] + np.float32(q[i]) * PROBLEM.gradient(i, t, w)
             computed += np.float32(q[i]) * PROBLEM.gradient(i, t, w)
-            c = compressed(up, p, 7, t) if i in step.present else np.zeros(DIM, dtype=np.float32)
+            c = np.zeros(DIM, dtype=np.float32)
+            if i in step.present:
+                c = compressed(up, p, 7, t) if grid is None else grid.message(own_form, p, 7, t)
             e[i], total = p - c, total + c
             if i in step.present:
                 present[i] = PROBLEM.loss(i, t, w)
@@ -113,7 +120,10 @@ def algorithm_2(run: Absences, pair: str) -> Trained:
         for i in step.cut:
             last.reported[i] = last.on_their_way.pop(i)
         own = Purpose.COMPRESSOR if down == up else Purpose.DOWNLINK_COMPRESSOR
-        d = compressed(down, e_hat + total, 7, t, own)
+        if grid is None:
+            d = compressed(down, e_hat + total, 7, t, own)
+        else:
+            d = total = grid.close(own_form, DIM, 7, t)
         e_hat = e_hat + total - d
         w = w - np.float32(0.02) * d
         raised = q * np.exp(0.01 * (losses - losses.max()))

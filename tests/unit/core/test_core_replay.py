@@ -17,13 +17,16 @@ WORKERS, DIM = 4, 30
 
 TOP_K = CompressorChoice("top-k", {"ratio": 0.3})
 RAND_K = CompressorChoice("rand-k", {"ratio": 0.3})
+INTEGERS = CompressorChoice("rand-k", {"ratio": 0.3, "bits": 4})
 
 CASES = {
     "afl-br": {"name": "afl-br"},
     "sgda": {"name": "sgda"},
     "top-k": {"name": "afl-com", "uplink": TOP_K, "downlink": TOP_K},
     "rand-k": {"name": "afl-com", "uplink": RAND_K, "downlink": RAND_K},
+    "integers down alone": {"name": "afl-com", "uplink": TOP_K, "downlink": INTEGERS},
     "rand-k, top-k": {"name": "afl-com", "uplink": RAND_K, "downlink": TOP_K},
+    "integers": {"name": "afl-com", "uplink": INTEGERS, "downlink": INTEGERS, "tensors": (7, 23)},
     "drfa": {"name": "drfa", "local_steps": 3},
     "drfa, sampled": {"name": "drfa", "local_steps": 3, "sampled": 2},
     "fedavg, samples": {"name": "fedavg", "local_steps": 2, "weigh_by_samples": True},

@@ -35,6 +35,7 @@ TOP_K = CompressorChoice("top-k", {"ratio": 0.3})
 SETTINGS = {
     "top-k": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1, TOP_K, TOP_K),
     "rand-k": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1, *[CompressorChoice("rand-k", {"ratio": 0.3})] * 2),
+    "integers": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1, *[CompressorChoice("identity", {"bits": 5})] * 2),
     "identity": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1),
     "fedavg": AlgorithmSettings(
         WORKERS, 12, 1, 0.05, 0.0, name="fedavg", local_steps=2, weigh_by_samples=True
@@ -142,7 +143,8 @@ class Mortal:
         position = committed.step.position
         algorithm = self._federation.algorithm
         algorithm.settle()
-        payloads = model_payloads(self._federation.vector, algorithm.worker_params)
+        params = algorithm.worker_params
+        payloads = model_payloads(self._federation.vector, params, algorithm.grid)
         model = Step(position, Kind.MODEL, tuple(payload.header for payload in payloads))
         assert not list(self._participant.take(CommittedStep(model, tuple(p.data for p in payloads), {})))
         rest = [w for w in asked if self._participant.reported(w) != position]

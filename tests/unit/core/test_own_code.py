@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import traceback
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from afl.errors import (
     HelperKilledError,
     InternalError,
     OutOfMemoryError,
+    SignalError,
     TaskCodeError,
     placed,
 )
 from afl.tasks import TaskContext, digits
 from afl.tasks.initialization import worker_data
-from afl.user_code import as_failure, calling, described, worth_tracing
+from afl.user_code import as_failure, calling, described, shortage, worth_tracing
 from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_worker.training import oracle
 
@@ -70,6 +72,53 @@ def test_a_long_message_is_cut_to_one_line() -> None:
     text = described(ValueError("x" * 1000 + "\nmore"))
     assert text == f"ValueError: {'x' * 297}..."
     assert described(ValueError()) == "ValueError"
+
+
+class _Panic(BaseException):
+    """As of a library in Rust: no ``Exception``."""
+
+
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise self
+
+
+def test_whatever_a_task_raises_is_the_task_s() -> None:
+    def panics() -> None:
+        raise _Panic("index out of bounds")
+
+    def mutters() -> None:
+        raise _MuteError
+
+    assert "raised _Panic: index out of bounds (" in str(raised_by(panics))
+    assert "raised _MuteError: (its __str__ raises) (" in str(raised_by(mutters))
+    report = Report("T")
+    with pytest.raises(StoppedError), blaming(report, "T.data(0)"):
+        panics()
+    with pytest.raises(StoppedError), blaming(report, "T.data(0)"):
+        mutters()
+    assert [finding.code for finding in report.errors] == [ExitCode.CONFIG] * 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, GeneratorExit, SignalError])
+def test_what_stops_a_process_is_nobody_s_fault(stop: type[BaseException]) -> None:
+    with pytest.raises(stop), calling("T.data(0)"):
+        raise stop
+
+
+def test_the_end_of_an_iterator_within_a_generator_is_of_whom_it_ended() -> None:
+    def steps() -> Iterator[int]:
+        yield next(iter(()))
+
+    error = as_failure_of(lambda: list(steps()))
+    assert isinstance(error, TaskCodeError)
+    assert str(error).startswith("the task's code raised StopIteration (")
+
+
+def test_causes_in_a_circle_end() -> None:
+    first, second = ValueError("one"), ValueError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert shortage(first) is None
 
 
 def test_the_traceback_begins_at_the_user_s_code() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from afl.errors import AflError, ConfigError, DataError, StorageError
-from afl.paths import expanded, kind_of, naming_paths
+from afl.paths import as_argument, expanded, kind_of, naming_paths
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,11 @@ def test_a_home_that_nobody_has_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, 
     assert expanded(Path("~/data")) == tmp_path / "data"
     assert expanded(Path("~no-such-user/data")) == Path("~no-such-user/data")
     assert os.fspath(expanded(Path("data"))) == "data"
+
+
+@pytest.mark.parametrize(
+    ("path", "argument"),
+    [("runs/a", "runs/a"), ("-r", "./-r"), ("$HOME/my runs", "'$HOME/my runs'"), ("~", "'~'")],
+)
+def test_a_path_in_a_command_to_be_pasted(path: str, argument: str) -> None:
+    assert as_argument(Path(path)) == argument

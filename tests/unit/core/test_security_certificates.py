@@ -64,10 +64,17 @@ def test_a_key_with_a_passphrase_is_refused_without_asking(ours: Identities, tmp
 
 def test_authorities(ours: Identities, tmp_path: Path) -> None:
     assert read_authorities(ours.ca, "--ca") == ours.ca.read_bytes()
-    for content in (b"", b"no certificate", ours.server().key.read_bytes()):
+    named = tmp_path / "named"
+    named.write_bytes("# Főtanúsítvány\n".encode() + ours.ca.read_bytes())
+    assert read_authorities(named, "--ca") == named.read_bytes()
+    assert pem_certificates(named.read_bytes()) == pem_certificates(ours.ca.read_bytes())
+    in_der = pem_certificates(ours.ca.read_bytes())[0]
+    for content in (b"", b"no certificate", ours.server().key.read_bytes(), in_der):
         (tmp_path / "ca").write_bytes(content)
         with pytest.raises(ConfigError, match=r"^--ca .* holds no certificate in PEM"):
             read_authorities(tmp_path / "ca", "--ca")
+    with pytest.raises(ConfigError, match=r"^--ca /dev/zero has more than 16,777,216 bytes"):
+        read_authorities(Path("/dev/zero"), "--ca")
 
 
 @pytest.mark.parametrize("year", [1999, 2026, 2049, 2050, 2300])

@@ -30,7 +30,7 @@ def kept(round_: int, length: int = 5) -> Kept:
         Kind.TRAIN,
         Report(3, Position(round_, 0), 0.1 * round_, 16, (header,), weight=7.0),
         (Payload(header, (memoryview(b"abc"), memoryview(data))),),
-        np.arange(100, dtype=np.float32) / round_,
+        {"residual": np.arange(100, dtype=np.float32) / round_},
         {"0": np.array([1, 2, round_], dtype=np.uint8), "2": np.zeros(0, dtype=np.uint8)},
     )
 
@@ -40,7 +40,7 @@ def same(one: Kept | None, other: Kept) -> bool:
         one is not None
         and (one.kind, one.report) == (other.kind, other.report)
         and [bytes(p.data) for p in one.payloads] == [bytes(p.data) for p in other.payloads]
-        and one.residual.tobytes() == other.residual.tobytes()
+        and {k: v.tobytes() for k, v in one.state.items()} == {k: v.tobytes() for k, v in other.state.items()}
         and {k: v.tobytes() for k, v in one.buffers.items()}
         == {k: v.tobytes() for k, v in other.buffers.items()}
     )
@@ -74,13 +74,18 @@ def test_the_last_entry_is_read_back(tmp_path, rounds, syncs):
 
 
 def test_an_entry_without_residual_buffers_or_payload(tmp_path):
-    entry = replace(kept(1), residual=None, buffers={}, payloads=())
+    entry = replace(kept(1), state={}, buffers={}, payloads=())
     entry = replace(entry, report=replace(entry.report, payloads=(), missing="the loss is nan"))
     journal = opened(tmp_path)
     journal.write(entry)
     journal.close()
     found = reread(tmp_path)
-    assert (found.report, found.residual, found.payloads, dict(found.buffers)) == (entry.report, None, (), {})
+    assert (found.report, dict(found.state), found.payloads, dict(found.buffers)) == (
+        entry.report,
+        {},
+        (),
+        {},
+    )
 
 
 def test_writing_goes_on_after_reading(tmp_path):
@@ -207,7 +212,7 @@ def test_another_versions_journal_is_refused(tmp_path):
 
 def test_two_pages_that_have_changed_places_leave_the_entry_before(tmp_path, caplog):
     residuals = [np.arange(20_000, dtype=np.float32) / round_ for round_ in (1, 2)]
-    entries = [replace(kept(round_), residual=residuals[round_ - 1]) for round_ in (1, 2)]
+    entries = [replace(kept(round_), state={"residual": residuals[round_ - 1]}) for round_ in (1, 2)]
     journal = opened(tmp_path)
     for entry in entries:
         journal.write(entry)

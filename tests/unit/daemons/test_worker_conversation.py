@@ -172,3 +172,11 @@ def test_a_run_id_that_leads_out_of_the_folder_is_refused(tmp_path: Path, run_id
 def test_nothing_can_be_answered_before_a_welcome(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="can only follow a Welcome"):
         conversation(tmp_path).answered(Ack(0, FIRST, AckStatus.LATE, "late"))
+
+
+def test_a_failure_that_quotes_a_whole_array_is_told_within_the_server_s_limit(tmp_path: Path) -> None:
+    one, _ = trained(tmp_path)
+    told = one.broken(ValueError("é" * 3_000_000)).told
+    assert told.ByteSize() < 200_000
+    assert told.traceback.startswith("ValueError: é")
+    assert "characters left out" in told.traceback

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError
+from afl.errors import ConfigError, SignalError
 from afl_worker.main import make_worker_parser, worker_options
 from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
-from afl_worker.process import SignalError, interrupt
+from afl_worker.process import interrupt
 from support.identities import Identities
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -67,6 +67,7 @@ def set_up(
         evaluation_batch_size=settings.evaluation_batch_size,
         spent=spent,
     )
+    run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
     if settings.journal != "off":

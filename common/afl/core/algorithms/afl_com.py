@@ -38,6 +38,7 @@ from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.algorithms.update_server import UpdateServer
 from afl.core.codecs.payload import check_header, expected, pack, unpack
 from afl.core.compressors import Compressed
+from afl.core.compressors.on_grid import OnGrid
 from afl.core.dual import DualRule
 from afl.core.error_feedback import ErrorFeedback, Spare
 from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
@@ -79,16 +80,17 @@ class AflComServer(UpdateServer):
         return self._feedback.compress(dense, self.realizations.of_downlink(self.round))
 
     def streamed_header(self) -> PayloadHeader | None:
-        """The header of D_t before it is complete, where the sum is forwarded."""
-        return self._expected if self.forwards else None
+        """The header of D_t before it is complete, where the sum is forwarded in float32: how long integers
+        are, only all of them say."""
+        return self._expected if self.forwards and not self.sum.is_order_free else None
 
     def streamed(self) -> memoryview:
         """The final beginning of D_t."""
         return memoryview(b"") if self._pending is not None else self.sum.final()
 
     def unsent(self) -> Arrays:
-        """e_hat, where there is one."""
-        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
+        """e_hat too, where there is one."""
+        return {**super().unsent(), **self._residual()}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
         """Steps 3 and 5 from D_t."""
@@ -98,13 +100,16 @@ class AflComServer(UpdateServer):
 
     def state(self) -> Arrays:
         """q_t and e_hat."""
-        return {**super().state(), **self.unsent()}
+        return {**super().state(), **self._residual()}
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin round t."""
         super().restore(state, position)
         if self._feedback is not None:
             overwrite(self._feedback.residual, state["downlink_residual"])
+
+    def _residual(self) -> Arrays:
+        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
 
 
 class AflComReplica(Replica):
@@ -113,13 +118,13 @@ class AflComReplica(Replica):
     def __init__(self, settings: AlgorithmSettings, realizations: Realizations) -> None:
         self._settings = settings
         self._realizations = realizations
-        self._expected = expected(realizations.downlink)
+        self._expected = expected(realizations.down_form)
 
     def apply(self, position: Position, params: Tensor, header: PayloadHeader, data: memoryview) -> None:
         """``w <- w - eta_w D``."""
         check_header(header, self._expected)
-        realization = self._realizations.of_downlink(update_round(position))
-        realization.step(params, unpack(header, data), self._settings.eta_w)
+        update = unpack(header, data)
+        self._realizations.apply(update_round(position), params, update, self._settings.eta_w)
 
 
 class AflComWorker(WorkerAlgorithm):
@@ -150,6 +155,8 @@ class AflComWorker(WorkerAlgorithm):
         self._feedback = None if lossless else self._new_feedback()
         self._spare = spare
         self._message = torch.empty(dim, device=device) if lossless and resends else None
+        self._exponents: NDArray[np.int32] | None = None
+        """Of the grid that the last message's integers lie on."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """Weigh the gradient, compress it with error feedback, and pack."""
@@ -168,6 +175,8 @@ class AflComWorker(WorkerAlgorithm):
                 compressed = self._feedback.compress(weighted, realization)
             except NonFiniteError as error:
                 raise error if weighted.is_finite() else NonFiniteError(NOT_FINITE) from None
+            if isinstance(realization, OnGrid):
+                self._exponents = realization.exponents
             if self._realizations.uplink.lossless:
                 self._feedback = None
         payload = pack(self._realizations.uplink, compressed)
@@ -178,10 +187,17 @@ class AflComWorker(WorkerAlgorithm):
         """e^(i), float32 ``[dim]``; ``None`` if the uplink loses nothing and nothing was put back."""
         return None if self._feedback is None else self._feedback.residual
 
-    def restore(self, residual: NDArray[np.float32]) -> None:
-        """Continue with a stored e^(i), float32 ``[dim]``."""
-        self._feedback = self._feedback or self._new_feedback()
-        overwrite(self._feedback.residual, residual)
+    def state(self) -> Arrays:
+        """e^(i), and where the last message's integers lie."""
+        own: Arrays = {} if self._exponents is None else {"exponents": self._exponents}
+        return {**super().state(), **own}
+
+    def restore(self, state: Arrays) -> None:
+        """Continue with a stored :meth:`state`."""
+        if "residual" in state:
+            self._feedback = self._feedback or self._new_feedback()
+            overwrite(self._feedback.residual, state["residual"])
+        self._exponents = state.get("exponents")
 
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:
         """``e <- e + C_t(p)``: what was late goes with a later message."""
@@ -190,7 +206,7 @@ class AflComWorker(WorkerAlgorithm):
         (payload,) = payloads
         feedback = self._feedback or self._new_feedback()
         message = unpack(payload.header, payload.data)
-        feedback.put_back(message, self._realizations.of_uplink(report.position.round))
+        feedback.put_back(message, self._realizations.of_uplink(report.position.round, self._exponents))
         self._feedback = feedback
 
 
@@ -209,5 +225,9 @@ def afl_com_side(
         worker: AflComWorker(worker, realizations, device, spare, resends=resends) for worker in workers
     }
     return WorkerSide(
-        AflComReplica(settings, realizations), halves, realizations.prepare, realizations.digest_material
+        AflComReplica(settings, realizations),
+        halves,
+        realizations.prepare,
+        realizations.digest_material,
+        realizations.grid,
     )

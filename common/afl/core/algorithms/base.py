@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.grid import Grid, IntegerRound
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.sums import Sum
 from afl.core.vectors import Weighted, is_finite
@@ -74,6 +75,11 @@ class Collector(abc.ABC):
     @abc.abstractmethod
     def would_wait(self, worker: int) -> bool:
         """Whether a piece of ``worker`` that came now would be held rather than summed."""
+
+    @property
+    def is_order_free(self) -> bool:
+        """Whether a report that has not come to its end can be left out of what has been added."""
+        return False
 
     @abc.abstractmethod
     def close(self) -> Payload:
@@ -146,6 +152,11 @@ class SumCollector(Collector):
         """Bytes that the sums hold until their workers' turn comes."""
         return sum(total.waiting_bytes for total in self.sums)
 
+    @property
+    def is_order_free(self) -> bool:
+        """Whether all sums are."""
+        return all(total.is_order_free for total in self.sums)
+
     def would_wait(self, worker: int) -> bool:
         """Whether a worker before this one is still missing in the sum of its next payload."""
         for total in self.sums:
@@ -163,6 +174,7 @@ class ServerAlgorithm(SumCollector):
     Attributes:
         settings: the run's.
         params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
+        integers: of the last closed round; ``None`` where values are float32, or before the first.
     """
 
     phases: ClassVar[int] = 1
@@ -177,6 +189,10 @@ class ServerAlgorithm(SumCollector):
 
     settings: AlgorithmSettings
     params: Tensor
+    grid: Grid | None = None
+    """Of integer messages, as :attr:`params` have it; ``None`` where there are none."""
+
+    integers: IntegerRound | None = None
 
     @property
     def keeps_residuals(self) -> bool:
@@ -298,9 +314,15 @@ class WorkerAlgorithm(abc.ABC):
         """What the worker has yet to send, float32 ``[dim]``; ``None`` where nothing is kept."""
         return None
 
-    def restore(self, residual: NDArray[np.float32]) -> None:  # noqa: ARG002
-        """Continue with a :attr:`residual`, float32 ``[dim]``."""
-        raise AssertionError("a worker that keeps no residual is given one")
+    def state(self) -> Arrays:
+        """What a worker must not lose, after each training report: :attr:`residual` by its name, if there is
+        one. It may share the worker's memory."""
+        residual = self.residual
+        return {} if residual is None else {"residual": residual.cpu().numpy()}
+
+    def restore(self, state: Arrays) -> None:
+        """Continue with a :meth:`state`."""
+        assert not state, "a worker that keeps nothing is given something"
 
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot
         """The worker's own report came too late to count: make what it carried part of what is still to be
@@ -329,6 +351,7 @@ class WorkerSide:
 
     Attributes:
         prepare: draws a coming synchronization's randomness, off the critical path.
+        grid: of integer messages, as this process's model has it; ``None`` where there are none.
         digest_material: as :meth:`ServerAlgorithm.digest_material`.
     """
 
@@ -338,11 +361,13 @@ class WorkerSide:
         halves: Mapping[int, WorkerAlgorithm],
         prepare: Callable[[int], None] = _nothing,
         digest_material: Callable[[], bytes] = bytes,
+        grid: Grid | None = None,
     ) -> None:
         self.replica = replica
         self.halves = halves
         self.prepare = prepare
         self.digest_material = digest_material
+        self.grid = grid
 
 
 def finite_loss(loss: float) -> float:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from copy import copy
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.compressors import Compressor, Realization, create
+from afl.core.codecs.integers import probe
+from afl.core.compressors import Compressed, Compressor, Realization, create
+from afl.core.compressors.on_grid import OnGrid
+from afl.core.grid import Grid
 from afl.core.randomness import Purpose, SharedRandomness
 
 
 class Realizations:
-    """The compressors' realizations by round, each drawn once while it is needed.
+    """The compressors' realizations by round, each drawn once while it is needed, and the grid of integer
+    messages.
 
     The realization of a round depends on nothing before it, so :meth:`prepare` may draw the next one
-    while others wait for the network.
+    while others wait for the network. The grid does: it is that of the round whose D is applied next.
+
+    Attributes:
+        grid: of the downlink's integers, and of the uplink's, whose compressor is then the same; ``None``
+            where values are float32.
+        down_form: the downlink's compressor, with as many bits as an integer of D takes.
     """
 
     _KEPT = 4
@@ -31,24 +45,50 @@ class Realizations:
             if settings.downlink == settings.uplink
             else create(settings.downlink.name, dim, settings.downlink.options)
         )
+        # Only the sum of messages that all lie on one grid is known to all copies of the model.
+        assert self.downlink is self.uplink or not self.uplink.bits
+        self.grid: Grid | None = None
+        self.down_form = self.downlink
+        if self.downlink.bits:
+            tensors = settings.tensors if self.downlink.in_coordinates and settings.tensors else (dim,)
+            assert sum(tensors) == dim
+            self._offsets: NDArray[np.int64] = np.cumsum((0, *tensors))
+            self.grid = Grid(tensors, self.downlink.bits)
+            self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
+            messages = settings.workers if self.downlink is self.uplink else 1
+            self.downlink.groups = len(tensors)
+            self.down_form = copy(self.downlink)
+            self.down_form.bits += (messages - 1).bit_length()
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device
         self._drawn: dict[tuple[int, bool], Realization] = {}
 
-    def of_uplink(self, round_: int) -> Realization:
-        """C_t of the workers."""
-        return self._draw(self.uplink, round_)
+    def of_uplink(self, round_: int, exponents: NDArray[np.int32] | None = None) -> Realization:
+        """C_t of the workers.
+
+        Args:
+            exponents: the grid's of the round, where it has moved since.
+        """
+        return self._of(self.uplink, round_, exponents)
 
     def of_downlink(self, round_: int) -> Realization:
-        """C_t of the server: the same object where the compressors are the same."""
-        return self._draw(self.downlink, round_)
+        """C_t of the server."""
+        return self._of(self.downlink, round_)
+
+    def apply(self, round_: int, params: Tensor, update: Compressed, eta: float) -> None:
+        """``params -= eta D_t``, after which the grid is that of the next round."""
+        realization = self.of_downlink(round_)
+        realization.step(params, update, eta)
+        if self.grid is not None:
+            assert isinstance(realization, OnGrid)
+            self.grid.move(update.values, realization.lengths)
 
     def prepare(self, round_: int) -> None:
         """Draw a round's realizations now, if it is one of the run's."""
         if round_ <= self._last:
-            self.of_uplink(round_)
-            self.of_downlink(round_)
+            self._draw(self.uplink, round_)
+            self._draw(self.downlink, round_)
 
     def digest_material(self) -> bytes:
         """What a worker must agree on with the server before the first round."""
@@ -56,10 +96,23 @@ class Realizations:
         return b"".join(
             (
                 stream.words(4).astype("<u8").tobytes(),
-                self.of_uplink(1).digest_material(),
-                self.of_downlink(1).digest_material(),
+                self._draw(self.uplink, 1).digest_material(),
+                self._draw(self.downlink, 1).digest_material(),
+                b"" if self.grid is None else self._grid_material,
             )
         )
+
+    def _of(
+        self, compressor: Compressor, round_: int, exponents: NDArray[np.int32] | None = None
+    ) -> Realization:
+        drawn = self._draw(compressor, round_)
+        if not compressor.bits:
+            return drawn
+        assert self.grid is not None
+        exact = compressor.in_coordinates
+        lengths = drawn.counts(self._offsets) if exact else np.array([compressor.count])
+        exponents = self.grid.exponents if exponents is None else exponents
+        return OnGrid(drawn, lengths, self.grid, exponents, is_exact=exact)
 
     def _draw(self, compressor: Compressor, round_: int) -> Realization:
         key = (round_, compressor is self.uplink)

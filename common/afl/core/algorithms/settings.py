@@ -31,6 +31,7 @@ class AlgorithmSettings:
         local_steps: tau, local updates between two synchronizations (FedAvg, DRFA).
         sampled: b, the workers of a synchronization (DRFA); ``None`` for full participation.
         weigh_by_samples: whether the mean weighs each worker by its training examples (FedAvg).
+        tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
 
@@ -45,6 +46,7 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     weigh_by_samples: bool = False
+    tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -25,8 +25,14 @@ class Codec(abc.ABC):
 
     value_type: ClassVar[ValueType] = ValueType.FLOAT32
 
+    bits: int = 0
+    """That hold each value, where they are integers."""
+
     count_varies: ClassVar[bool] = False
     """Whether the sender chooses how many values travel, up to the compressor's count."""
+
+    length_varies: ClassVar[bool] = False
+    """Whether as many values may take fewer bytes than :meth:`value_bytes` says."""
 
     in_runs: ClassVar[bool] = False
     """Whether any run of whole values can be read without the others (:meth:`values`): pieces of a payload
@@ -51,7 +57,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def value_bytes(self, count: int) -> int:
-        """The length of ``count`` values, in bytes."""
+        """The length of ``count`` values, in bytes; the most, where it varies."""
 
     def values(self, data: bytes | memoryview) -> NDArray[Any]:  # noqa: ARG002
         """A run of whole values, without a copy. Raises ProtocolError if it ends within a value,
@@ -84,6 +90,7 @@ class Codec(abc.ABC):
             value_bytes=self.value_bytes(count),
             value_type=self.value_type,
             index_bytes=self.most_index_bytes(count, dim),
+            bits=self.bits,
         )
 
     def _payload(
@@ -94,6 +101,7 @@ class Codec(abc.ABC):
         coding, parameter, data = coded or (0, 0, b"")
         header = dataclasses.replace(
             self.header(dim, count, role),
+            value_bytes=len(values),
             index_coding=int(coding),
             index_parameter=parameter,
             index_bytes=len(data),

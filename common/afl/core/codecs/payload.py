@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from afl.core.codecs.codec import Codec
+from afl.core.codecs.integers import integers
 from afl.core.codecs.plain import DENSE, INDEXED, SEEDED
 from afl.core.codecs.signs import SIGNS
 from afl.core.compressors.base import Compressed, Compressor
@@ -16,11 +19,13 @@ CODECS: dict[tuple[Encoding, ValueType], Codec] = {
 
 def codec_of(form: Compressor | PayloadHeader) -> Codec:
     """The codec of a compressor's messages, or of a payload whose header has been checked."""
+    if form.value_type is ValueType.INTEGER:
+        return integers(form.encoding, form.bits)
     return CODECS[form.encoding, form.value_type]
 
 
 def pack(compressor: Compressor, compressed: Compressed, role: Role = Role.UPDATE) -> Payload:
-    """The payload of a compressed vector; values share their memory with ``compressed``."""
+    """The payload of a compressed vector; float32 values share their memory with ``compressed``."""
     return codec_of(compressor).pack(compressor, compressed, role)
 
 
@@ -34,8 +39,8 @@ def unpack(header: PayloadHeader, data: bytes | bytearray | memoryview) -> Compr
 
 
 def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
-    """The header a compressor's payloads have; ``index_bytes`` is the most that is accepted, and so is the
-    count where it varies."""
+    """The header a compressor's payloads have; ``index_bytes`` is the most that is accepted, and so are the
+    count and ``value_bytes`` where they vary."""
     return codec_of(compressor).expected(compressor, role)
 
 
@@ -47,7 +52,9 @@ def check_header(header: PayloadHeader, expected_header: PayloadHeader) -> None:
         if header.count > right.count:
             raise ProtocolError(f"a payload whose count is {header.count}; here it is 0 to {right.count}")
         right = codec.header(right.dim, header.count, right.role)
-    for name in ("role", "encoding", "value_type", "dim", "count", "value_bytes"):
+    if codec.length_varies and 1 < header.value_bytes < right.value_bytes:
+        right = dataclasses.replace(right, value_bytes=header.value_bytes)
+    for name in ("role", "encoding", "value_type", "dim", "count", "bits", "value_bytes"):
         found, due = getattr(header, name), getattr(right, name)
         if found != due:
             found, due = getattr(found, "name", found), getattr(due, "name", due)

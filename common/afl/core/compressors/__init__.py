@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from afl.core.compressors.base import Compressed, Compressor, Realization
+from afl.core.messages import BIT_WIDTHS, BITS, ValueType
 from afl.errors import ConfigError
 
 __all__ = ["Compressed", "Compressor", "Realization", "compressor_class", "compressor_names", "create"]
@@ -44,7 +45,23 @@ def compressor_class(name: str) -> type[Compressor]:
 def create(name: str, dim: int, options: Mapping[str, Any]) -> Compressor:
     """The compressor ``name`` over vectors of dimension ``dim``.
 
+    Args:
+        options: ``bits`` for integers, which any compressor of the class C_AI takes, and its own.
+
     Raises:
         ConfigError: if the name or an option is wrong.
     """
-    return compressor_class(name)(dim, options)
+    own = {option: value for option, value in options.items() if option != BITS}
+    compressor = compressor_class(name)(dim, own)
+    if BITS in options:
+        bits = options[BITS]
+        if not compressor.additive_idempotent:
+            raise ConfigError(
+                f"{name}: it takes no `bits`, since a sum of its messages is no message of its own; integers "
+                "are for compressors that are additive and idempotent"
+            )
+        if type(bits) is not int or bits not in BIT_WIDTHS:
+            least, most = BIT_WIDTHS[0], BIT_WIDTHS[-1]
+            raise ConfigError(f"{name}: bits is {bits!r}; it must be a whole number from {least} to {most}")
+        compressor.bits, compressor.value_type, compressor.lossless = bits, ValueType.INTEGER, False
+    return compressor

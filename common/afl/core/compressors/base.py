@@ -51,14 +51,23 @@ class Compressor(abc.ABC):
 
     name: ClassVar[str]
     encoding: ClassVar[Encoding]
-    value_type: ClassVar[ValueType] = ValueType.FLOAT32
+    value_type: ValueType = ValueType.FLOAT32
     """With the encoding, the form of its messages (:mod:`afl.core.codecs`)."""
+    bits: int = 0
+    """Of the integers that its values are rounded to; 0 for float32. Any that is additive and idempotent can
+    be given some (:class:`afl.core.grid.Grid`)."""
+    groups: int = 0
+    """Of the grid, each of which has an integer of its own behind those of the values."""
     additive_idempotent: ClassVar[bool]
     """Whether it is in the class C_AI for each realization: then values can be summed as they are, and
     with shared randomness the downlink loses nothing (paper, section 3.2, key observation)."""
 
-    lossless: ClassVar[bool] = False
+    lossless: bool = False
     """Whether ``C(x) = x``: no residual is kept then."""
+
+    in_coordinates: ClassVar[bool] = False
+    """Whether each of its values is one coordinate's, in ascending order; they are then rounded on a grid of
+    a step for each parameter tensor, others on one grid."""
 
     def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
         assert dim >= 1
@@ -119,6 +128,22 @@ class Realization(abc.ABC):
         """Bytes that determine the realization, for the handshake's digest; empty where it has none."""
         return b""
 
+    def values(self, vector: Tensor) -> NDArray[np.float32]:
+        """The values of ``C(vector)``, float32 ``[count]``; read only, valid while ``vector`` is as it is.
+
+        Raises:
+            NonFiniteError: if one leaves float32's range.
+        """
+        return self.split(vector.clone()).values
+
+    def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002
+        """How many values lie in each stretch of coordinates; for a compressor in coordinates.
+
+        Args:
+            offsets: where the stretches begin, and the last ends, int64 ``[stretches + 1]``.
+        """
+        raise AssertionError(f"the values of {type(self).__name__} are not those of coordinates")
+
 
 class Selection(Realization):
     """The realization of a sparsifier: some coordinates as they are, zeros elsewhere.
@@ -167,18 +192,27 @@ class LinearRealization(Realization):
 
     def split(self, vector: Tensor) -> Compressed:
         """The coefficients; the vector loses what they stand for."""
+        compressed = Compressed(self.values(vector))
+        self.step(vector, compressed, 1.0)
+        if not is_finite(vector):
+            raise NonFiniteError(_OVERFLOW)
+        return compressed
+
+    def values(self, vector: Tensor) -> NDArray[np.float32]:
+        """The coefficients, rounded to float32."""
         with np.errstate(over="ignore"):
-            compressed = Compressed(self.analyse(vector.cpu().numpy()).astype(np.float32))
-        if array_is_finite(compressed.values):
-            self.step(vector, compressed, 1.0)
-            if is_finite(vector):
-                return compressed
-        raise NonFiniteError("the projection of the update overflows float32")
+            coefficients = self.analyse(vector.cpu().numpy()).astype(np.float32)
+        if not array_is_finite(coefficients):
+            raise NonFiniteError(_OVERFLOW)
+        return coefficients
 
     def decode(self, compressed: Compressed) -> Tensor:
         """``P x`` rounded to float32; infinite where it overflows."""
         with np.errstate(over="ignore"):
             return torch.from_numpy(self.synthesise(compressed.values).astype(np.float32))
+
+
+_OVERFLOW = "the projection of the update overflows float32"
 
 
 class RatioCompressor(Compressor):

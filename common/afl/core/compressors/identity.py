@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, Compressor, Realization
@@ -22,6 +24,7 @@ class Identity(Compressor):
     encoding = Encoding.DENSE
     additive_idempotent = True
     lossless = True
+    in_coordinates = True
 
     def __init__(self, dim: int, options: Mapping[str, Any]) -> None:
         super().__init__(dim, options)
@@ -57,3 +60,9 @@ class _IdentityRealization(Realization):
 
     def step(self, params: Tensor, compressed: Compressed, eta: float) -> None:
         step_at(params, None, compressed.values, eta)
+
+    def values(self, vector: Tensor) -> NDArray[np.float32]:
+        return vector.cpu().numpy()
+
+    def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.diff(offsets)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, RatioCompressor, Realization, Selection
@@ -20,6 +22,7 @@ class RandK(RatioCompressor):
     name = "rand-k"
     encoding = Encoding.SEEDED
     additive_idempotent = True
+    in_coordinates = True
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:
         """Draw the subset S of k coordinates."""
@@ -36,6 +39,12 @@ class _Support(Selection):
 
     def indices(self, compressed: Compressed) -> Tensor:  # noqa: ARG002
         return self._support
+
+    def values(self, vector: Tensor) -> NDArray[np.float32]:
+        return vector.index_select(0, self._support).cpu().numpy()
+
+    def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.diff(np.searchsorted(self._support.cpu().numpy(), offsets))
 
     def digest_material(self) -> bytes:
         return self._support.cpu().numpy().astype("<i8", copy=False).tobytes()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from afl.core.grid import Grid
 from afl.core.model.buffers import BufferPolicy, ModuleBuffers
 from afl.core.vectors import Weighted, overwrite
 from afl.errors import TaskError
@@ -40,6 +41,7 @@ class ParameterVector:
         buffers: what becomes of floating-point buffers, as in :class:`afl.Task`.
 
     Attributes:
+        tensors: how many values each trainable parameter has, in order.
         buffers: the module's buffers, a set for each hosted worker.
 
     Raises:
@@ -65,6 +67,7 @@ class ParameterVector:
         trainable = [(name, p) for name, p in named if p.requires_grad]
         self._frozen = [p for _, p in named if not p.requires_grad and p.numel()]
         sizes = [p.numel() for _, p in trainable]
+        self.tensors = tuple(sizes)
         self.dim = sum(sizes)
         if self.dim == 0:
             raise TaskError(
@@ -118,12 +121,13 @@ class ParameterVector:
         array: NDArray[np.float32] = self.values.cpu().numpy()
         return array
 
-    def digest(self) -> bytes:
-        """16 bytes that two copies of the parameters, and of the buffers that are averaged, share exactly if
-        they are equal to the bit."""
+    def digest(self, grid: Grid | None = None) -> bytes:
+        """16 bytes that two copies of the parameters, of the buffers that are averaged, and of the grid that
+        goes with them, share exactly if they are equal to the bit."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for values in (self.numpy(), self.buffers.values()):
             digest.update(np.ascontiguousarray(values, dtype="<f4").data)
+        digest.update(b"" if grid is None else grid.content())
         return digest.digest()
 
     def layout_hash(self) -> bytes:

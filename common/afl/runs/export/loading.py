@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from afl.errors import ConfigError, DataError
-from afl.paths import kind_of, naming_paths
+from afl.paths import as_argument, kind_of, naming_paths
 from afl.runs.export.shapes import Card, CardTask, read
 from afl.runs.files import METRICS_FILE, model_file, read_model
 from afl.tasks.base import Task
@@ -106,7 +106,7 @@ def _task_of_card(folder: Path) -> CardTask:
         if (folder / METRICS_FILE).exists():
             raise ConfigError(
                 f"{folder} is a run directory; name one of its models ({folder / model_file('final')}), or "
-                f"export it: afl export {folder}"
+                f"export it: afl export {as_argument(folder)}"
             )
         raise ConfigError(f"{folder}: holds no model that afl export wrote (no {CARD_FILE})")
     file = folder / MODEL_FILE

@@ -125,7 +125,7 @@ class _Follower:
                 self._tell(reader.last_round())
             if not self.is_left:
                 self.tracker.ended(self.status)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # other people's code, which the run must survive
+        except BaseException as error:  # noqa: BLE001  # other people's code, which the run must survive
             self._failed(error)
 
     def _tell(self, rounds: Iterator[TrackedRound]) -> None:
@@ -137,7 +137,7 @@ class _Follower:
             temporary.replace(self.folder / POSITION_FILE)
             try:
                 self.tracker.log(batch)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # as above; the next may be taken
+            except BaseException as error:  # noqa: BLE001  # as above; the next may be taken
                 self._failed(error)
             else:
                 self.rounds += len(batch)
