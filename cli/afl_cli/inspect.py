@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from afl.paths import kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
-from afl_cli.theory import compressor_words, model_size
+from afl_cli.theory import compressor_words, model_tensors
 
 HELP = "show what a file or directory of a run holds"
 
@@ -252,10 +253,11 @@ def _sizes(config: Config) -> dict[str, str]:
     words = [compressor_words(choice.name, choice.options) for choice in (up, down)]
     rows = {"compressors": f"up {words[0]}, down {words[1]}"}
     try:
-        dim = model_size(config)
-        if dim is None:
+        tensors = model_tensors(config)
+        if tensors is None:
             return rows
-        settings = RunSettings.of_config(config).parameters
+        dim = sum(tensors)
+        settings = replace(RunSettings.of_config(config).parameters, tensors=tensors)
         drawn = Realizations(settings, dim, SharedRandomness.from_int(0))
     except AflError as error:
         return {**rows, "model": f"cannot be made here: {error}"}

@@ -178,6 +178,12 @@ def _warnings(config: Config) -> list[str]:
 
 def model_size(config: Config) -> int | None:
     """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded."""
+    tensors = model_tensors(config)
+    return None if tensors is None else sum(tensors)
+
+
+def model_tensors(config: Config) -> tuple[int, ...] | None:
+    """How many parameters each tensor of the task's model has; ``None`` as of :func:`model_size`."""
     from afl.core.randomness import SharedRandomness  # noqa: PLC0415
     from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
     from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
@@ -185,7 +191,7 @@ def model_size(config: Config) -> int | None:
     task = config.task
     if task.name not in known_tasks():
         return None
-    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).dim
+    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).tensors
 
 
 def compressor_words(name: str, options: Mapping[str, object]) -> str:

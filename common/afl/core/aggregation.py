@@ -25,7 +25,8 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
         realization: of the open round.
     """
     if compressor.bits:
-        return IntegerSum(compressor.count + compressor.groups, compressor.bits + (workers - 1).bit_length())
+        bits = compressor.bits + (workers - 1).bit_length()
+        return IntegerSum(compressor.count + compressor.groups, bits, compressor.count)
     codec = codec_of(compressor)
     if compressor.additive_idempotent and codec.in_runs:
         return codec.sum_of(compressor.count, range(workers))
@@ -38,11 +39,13 @@ class IntegerSum(Sum):
     Args:
         count: integers a message.
         bits: that hold each sum.
+        values: how many of the integers stand for values; the others are the groups' own.
     """
 
     is_order_free = True
 
-    def __init__(self, count: int, bits: int) -> None:
+    def __init__(self, count: int, bits: int, values: int) -> None:
+        self._values = values
         self.total: NDArray[Any] = np.zeros(count, dtype=integer_type(bits))
         self.reset()
 
@@ -63,10 +66,10 @@ class IntegerSum(Sum):
             if len(message) < header.total_bytes:
                 return
             self.drop(worker)
-        values = unpack(header, message).values
-        np.add(self.total, values, out=self.total)
+        integers = unpack(header, message).values
+        np.add(self.total, integers, out=self.total)
         self._added[worker] = header.total_bytes
-        self.seen[:3] += counted_integers(values, (1 << (header.bits - 1)) - 1)
+        self.seen[:3] += counted_integers(integers[: self._values], (1 << (header.bits - 1)) - 1)
         self.seen[3] += header.value_bytes
 
     def received(self, worker: int) -> int:

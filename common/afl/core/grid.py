@@ -113,13 +113,14 @@ class Grid:
 class IntegerRound:
     """What the integer messages of a round were like.
 
-    The shares are of what was rounded: the workers' messages or, where only the downlink has integers, D.
+    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's. The
+    groups' own integers are not counted, but the bits that they take are.
 
     Attributes:
         uplink_bits: a value of the workers' messages, as sent; ``None`` where those are float32.
         downlink_bits: a value of D, as sent.
         zeros: the share of integers that are 0.
-        at_limit: the share that are L or -L: clipped, or only just not.
+        at_limit: the share that are L or -L, most of them clipped.
         smallest_exponent: s of the finest group; its step is ``2^s``.
         largest_exponent: of the coarsest.
     """

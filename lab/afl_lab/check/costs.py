@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,6 +98,7 @@ def check_costs(
         up, down = tried.up, tried.down
     evaluations = -(-settings.rounds // config.evaluation.every)
     dim_bytes, buffers = 4 * vector.dim, 4 * vector.buffers.size + vector.frozen_length
+    settings = replace(settings, tensors=vector.tensors)
     compressors = Realizations(settings, vector.dim, SharedRandomness.from_int(0))
     residuals = keeps_residuals(compressors.uplink, compressors.downlink)
     sent, received, every = up // config.workers, down // config.workers, config.server.checkpoint_every

@@ -592,13 +592,13 @@ def test_nothing_is_proposed_where_there_are_integers_or_can_be_none(
     assert ("integers" in report.values) is is_tried
 
 
-def test_integers_that_are_too_coarse_are_told() -> None:
-    warning = found(
-        tried_integers("digits", "algorithm.uplink={name: rand-k, ratio: 0.1, bits: 2}"),
-        Level.WARNING,
-        "with 2 bits the mean loss is",
-    )
+def test_integers_that_are_too_coarse_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range so far from the gradients that the tried rounds are over before the grid has found them."""
+    monkeypatch.setattr("afl.core.grid.FIRST_RANGE", 1e12)
+    report = tried_integers("faulty.py:Wide", "algorithm.uplink.bits=4")
+    warning = found(report, Level.WARNING, "with 4 bits the mean loss is")
     assert warning.where == "algorithm.uplink.bits"
+    assert not tried_integers("faulty.py:Wide").findings, "nor are they proposed then"
 
 
 def test_a_task_of_long_rounds_is_not_tried() -> None:

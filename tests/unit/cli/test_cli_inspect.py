@@ -200,12 +200,12 @@ def test_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ),
         (
             "uplink: {name: rand-k, ratio: 0.5, bits: 4}",
-            "at most 26 B up a worker, at most 39 B down a connection; uncompressed 404 B each",
+            "at most 27 B up a worker, at most 40 B down a connection; uncompressed 404 B each",
             "4 bits up, 6 down at fixed width, which is the most; entropy-coded where that is shorter",
         ),
         (
             "uplink: {name: rand-k, ratio: theory}, downlink: {bits: 8}",
-            "344 B up a worker, at most 102 B down a connection; uncompressed 404 B each",
+            "344 B up a worker, at most 103 B down a connection; uncompressed 404 B each",
             "8 down at fixed width, which is the most",
         ),
     ],

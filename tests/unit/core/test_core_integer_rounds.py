@@ -58,14 +58,17 @@ class Watched(Federation):
         assert outcome.payload is not None
         down = outcome.payload
         has_uplink = self._up[0].header.bits > 0
+        # Behind the values each message has an integer for each group.
+        groups, count = len(exponents), down.header.count - len(exponents)
         seen = np.concatenate(
-            [unpack(each.header, each.data).values for each in (self._up if has_uplink else [down])]
+            [unpack(each.header, each.data).values[:-groups] for each in (self._up if has_uplink else [down])]
         )
+        assert len(seen) == count * (WORKERS if has_uplink else 1)
         up_bytes = sum(len(each.data) for each in self._up)
         self.expected.append(
             IntegerRound(
                 8 * up_bytes / len(seen) if has_uplink else None,
-                8 * len(down.data) / down.header.count,
+                8 * len(down.data) / count,
                 float(np.mean(seen == 0)),
                 float(np.mean(np.abs(seen) == limit)),
                 int(min(exponents)),

@@ -57,6 +57,7 @@ class UpdateServer(ServerAlgorithm):
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
         self.grid = self.realizations.grid
+        self._down_count = self.realizations.downlink.count
         self._seen: NDArray[np.int64] | None = None
         """Of the integers that the last closed round rounded: as :attr:`IntegerSum.seen`."""
 
@@ -111,7 +112,7 @@ class UpdateServer(ServerAlgorithm):
         if isinstance(self.sum, IntegerSum):
             self._seen = self.sum.seen.copy()
         elif self.grid is not None:
-            self._seen = np.append(counted_integers(downlink.values, self.grid.limit), 0)
+            self._seen = np.append(counted_integers(downlink.values[: self._down_count], self.grid.limit), 0)
         self._describe(payload.header)
         self._step(self._losses, downlink)
         return payload
@@ -137,7 +138,7 @@ class UpdateServer(ServerAlgorithm):
         exponents = self.grid.exponents
         self.integers = IntegerRound(
             uplink_bits=8 * sent / values if sent else None,
-            downlink_bits=8 * header.value_bytes / header.count,
+            downlink_bits=8 * header.value_bytes / self._down_count,
             zeros=zeros / values,
             at_limit=at_limit / values,
             smallest_exponent=int(exponents.min()),
