@@ -116,7 +116,7 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
 
 def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Daemons(config_of(options, folder), folder, options.set) as daemons:
-        idle = psutil.Process(daemons.server.pid).memory_info().rss
+        idle = own_bytes(psutil.Process(daemons.server.pid))
         peak = _Peak(daemons.server.pid)
         try:
             for ids in _groups(options.workers, options.processes):
@@ -174,8 +174,15 @@ def _figures(
     }
 
 
+def own_bytes(process: psutil.Process) -> int:
+    """A process's resident memory without the pages of files: of PyTorch's libraries some 100 MB come in only
+    as the process ends."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
 class _Peak:
-    """Samples a process's resident memory."""
+    """Samples a process's own memory."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -201,7 +208,7 @@ class _Peak:
     def _sample(self) -> None:
         while not self._stopped.wait(0.05):
             try:
-                self.samples.append(self._process.memory_info().rss)
+                self.samples.append(own_bytes(self._process))
             except psutil.NoSuchProcess:
                 return
 

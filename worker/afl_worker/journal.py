@@ -121,7 +121,7 @@ class Journal:
         described, sections = durable.packed_arrays({**kept.state, **arrays})
         sections = [*(payload.data for payload in kept.payloads), *sections]
         values = {
-            **asdict(self._owner),
+            **vars(self._owner),
             "sequence": self._sequence + 1,
             "journal_bytes": 2 * self._room,
             "kind": kept.kind.name,

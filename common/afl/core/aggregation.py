@@ -84,9 +84,9 @@ class IntegerSum(Sum):
             )
         flags = integers[self._values :]
         if len(flags) and not 0 <= flags.min() <= flags.max() <= messages:
+            found = f"from {flags.min()} to {flags.max()}"
             raise ProtocolError(
-                f"groups' own integers from {flags.min()} to {flags.max()}; of {messages} workers they are 0 to "
-                f"{messages}"
+                f"groups' own integers {found}; of {messages} workers they are 0 to {messages}"
             )
         np.add(self.total, integers, out=self.total)
         self._added[worker] = header.total_bytes

@@ -24,6 +24,7 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Oracle, Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.vectors import Weighted
 from afl.tasks.base import Task, TaskContext
 from afl.tasks.initialization import build_vector
 from afl.v1 import federation_pb2 as pb
@@ -144,6 +145,10 @@ class ProblemOracle:
         params = self._vector.numpy()
         gradient = self._problem.gradient(worker, round_, params) * np.float32(scale)
         return self._problem.loss(worker, round_, params), 5, torch.from_numpy(gradient)
+
+    def weighted_gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
+        loss, examples, gradient = self.gradient(worker, round_, scale)
+        return loss, examples, Weighted([gradient], [len(gradient)], 1.0)
 
     def train_examples(self, worker: int) -> int:
         return 7 + worker
