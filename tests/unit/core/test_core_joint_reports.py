@@ -39,7 +39,8 @@ from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
 
-WORKERS, DIM, COUNT, BITS, LIMIT = 5, 64, 32, 4, 7
+WORKERS, DIM, COUNT, BITS, LIMIT = 5, 64, 33, 4, 7
+"""The last of the 33 integers is the tensor's own."""
 FIRST = Position(1, 0)
 RAND_K = CompressorChoice("rand-k", {"ratio": 0.5, "bits": BITS})
 SKIP = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=0.2)
@@ -48,8 +49,8 @@ Answer = tuple[Report, list[Payload]]
 
 
 def own_integers(worker: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    drawn = np.random.default_rng(worker).normal(0, 2, COUNT)
-    return np.rint(drawn).clip(-LIMIT, LIMIT).astype(np.int32)
+    drawn = np.random.default_rng(worker).normal(0, 2, COUNT - 1)
+    return np.append(np.rint(drawn).clip(-LIMIT, LIMIT), worker % 2).astype(np.int32)
 
 
 def message(values: np.ndarray[Any, Any], bits: int = BITS) -> Payload:
@@ -325,7 +326,7 @@ def other_header(**changes: Any) -> tuple[PayloadHeader]:
         (changed(others=()), "a payload whose bits is 6; here it is 4"),
         (changed(payloads=other_header(bits=7)), "a payload whose bits is 7; here it is 6"),
         (changed(payloads=other_header(bits=5)), "a payload whose bits is 5; here it is 6"),
-        (changed(payloads=other_header(value_bytes=26)), "a payload whose value_bytes is 26; here it is 25"),
+        (changed(payloads=other_header(value_bytes=27)), "a payload whose value_bytes is 27; here it is 26"),
         (changed(payloads=()), "0 payloads; 1 are due"),
         (changed(payloads=(), missing="nothing"), "a report of nothing, where one is due"),
     ],
@@ -358,6 +359,7 @@ def test_a_loss_that_is_not_finite_leaves_all_of_them_out(loss: float) -> None:
 def test_a_sum_beyond_what_so_many_workers_can_add_up_to_is_refused(value: int) -> None:
     driven = engine()
     right = np.full(COUNT, 21 * np.sign(value), dtype=np.int32)
+    right[-1] = 3
     wrong = right.copy()
     wrong[3] = value
     whole = message(wrong, BITS + 2)
@@ -387,3 +389,15 @@ def test_only_integers_can_be_added_before_they_come() -> None:
     at = Position(1, EVALUATION_PHASE)
     with pytest.raises(ProtocolError, match="only integers can be added before they come"):
         evaluating.begin_report(Report(0, at, 1.0, 3, (), metrics, others=(Share(1, 1.0, 3),)))
+
+
+@pytest.mark.parametrize("own", [-1, 4])
+def test_a_tensor_s_own_integer_counts_workers(own: int) -> None:
+    driven = engine()
+    wrong = np.zeros(COUNT, dtype=np.int32)
+    wrong[-1] = own
+    whole = message(wrong, BITS + 2)
+    with pytest.raises(
+        ProtocolError, match=f"own integers from {own} to {own}; of 3 workers they are 0 to 3"
+    ):
+        send(driven, (changed(payloads=(whole.header,)), [whole]))

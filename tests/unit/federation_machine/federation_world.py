@@ -74,6 +74,8 @@ def payload_of(worker: int, position: Position, header: PayloadHeader) -> Payloa
     if header.bits:
         limit = (1 << (header.bits - 1)) - 1
         values = random.integers(-limit, limit, header.count, dtype=np.int32, endpoint=True)
+        # The one tensor's own.
+        values[-1] %= 2
         return integers(header.encoding, header.bits).whole(values, header.role, header.dim)
     return Payload(header, (random.standard_normal(header.count).astype("<f4").view(np.uint8).data,))
 
