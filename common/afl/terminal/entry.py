@@ -7,16 +7,20 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from pathlib import Path
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
-from afl.paths import naming_paths
+from afl.paths import begin_here, naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
 
 _IMPORTING = "<frozen importlib._bootstrap>"
+
+END_GRACE_S = 5.0
+"""How long what a task's code has started may go on once the command is over, before it is left behind."""
 
 
 def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
@@ -37,6 +41,15 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
         print(f"{program}: {refusal}", file=sys.stderr)
         return ExitCode.CONFIG
     prepare_forks()
+    code = 1  # Python's, for an exception
+    try:
+        code = _run(program, module)
+    finally:
+        _end_soon(program, code)
+    return code
+
+
+def _run(program: str, module: str) -> int:
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Ignored signals stay ignored: of a job in the background, or under nohup.
@@ -64,13 +77,41 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     return code
 
 
+def _end_soon(program: str, code: int) -> None:
+    """Python waits for threads and processes that are no daemons, for ever if they do not end."""
+
+    def end() -> None:
+        time.sleep(END_GRACE_S)
+        if left := _left():
+            print(
+                f"{program}: still running {END_GRACE_S:g} s after the end, and left behind: "
+                f"{', '.join(left)}; end what your code starts, or start it with daemon=True",
+                file=sys.stderr,
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    if _left():
+        threading.Thread(target=end, name="afl-end", daemon=True).start()
+
+
+def _left() -> list[str]:
+    """What Python would wait for."""
+    threads = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    multiprocessing = sys.modules.get("multiprocessing")
+    processes = multiprocessing.active_children() if multiprocessing else []
+    found = [("thread", each) for each in threads] + [("process", each) for each in processes]
+    return [f"the {kind} {each.name}" for kind, each in found if not each.daemon]
+
+
 def _refusal(*, needs_linux: bool) -> str:
     """Why nothing can be begun here; empty if it can."""
     # Durable files need fdatasync and posix_fallocate.
     if needs_linux and sys.platform != "linux":
         return f"this is {sys.platform}, and it runs on Linux only"
     try:
-        Path.cwd()
+        begin_here()
     except FileNotFoundError:
         # PyTorch would end the process for it.
         return "the folder that it was started in is gone; start it in another"
