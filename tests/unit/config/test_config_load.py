@@ -997,13 +997,15 @@ class TestCompressorsOfOthers:
     def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def found(*, group: str) -> list[EntryPoint]:
             assert group == "afl.compressors"
-            return [*entry_points(group=group), EntryPoint("power-sgd", "elsewhere:PowerSgd", group)]
+            own = {"power-sgd": "elsewhere:PowerSgd", "window": "afl.core.compressors.window:Window"}
+            return [*entry_points(group=group), *(EntryPoint(*one, group) for one in own.items())]
 
         monkeypatch.setattr(compressors, "entry_points", found)
 
-    def test_their_options_are_theirs_to_check(self, load: Load) -> None:
-        config = load(VALID, ["algorithm.uplink={name: power-sgd, rank: 4, ratio: 17}"])
-        assert config.algorithm.uplink_compressor.name == "power-sgd"
+    @pytest.mark.parametrize("name", ["power-sgd", "window"])
+    def test_their_options_are_theirs_to_check(self, load: Load, name: str) -> None:
+        config = load(VALID, [f"algorithm.uplink={{name: {name}, rank: 4, ratio: 17}}"])
+        assert config.algorithm.uplink_compressor.name == name
         assert config.algorithm.uplink_compressor.options == {"rank": 4, "ratio": 17}
 
     def test_their_names_are_offered(self) -> None:
@@ -1012,7 +1014,7 @@ class TestCompressorsOfOthers:
         assert str(caught.value) == "compressor powersgd cannot be used: 1 problem\n\n" + problem(
             "name",
             '"powersgd"',
-            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd"])),
+            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd", "window"])),
             nearest="power-sgd",
         )
 
