@@ -997,12 +997,12 @@ class TestCompressorsOfOthers:
     def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def found(*, group: str) -> list[EntryPoint]:
             assert group == "afl.compressors"
-            own = {"power-sgd": "elsewhere:PowerSgd", "window": "afl.core.compressors.window:Window"}
+            own = {"power-sgd": "elsewhere:PowerSgd", "new": "afl.core.compressors.new:New"}
             return [*entry_points(group=group), *(EntryPoint(*one, group) for one in own.items())]
 
         monkeypatch.setattr(compressors, "entry_points", found)
 
-    @pytest.mark.parametrize("name", ["power-sgd", "window"])
+    @pytest.mark.parametrize("name", ["power-sgd", "new"])
     def test_their_options_are_theirs_to_check(self, load: Load, name: str) -> None:
         config = load(VALID, [f"algorithm.uplink={{name: {name}, rank: 4, ratio: 17}}"])
         assert config.algorithm.uplink_compressor.name == name
@@ -1014,7 +1014,7 @@ class TestCompressorsOfOthers:
         assert str(caught.value) == "compressor powersgd cannot be used: 1 problem\n\n" + problem(
             "name",
             '"powersgd"',
-            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd", "window"])),
+            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd", "new"])),
             nearest="power-sgd",
         )
 
