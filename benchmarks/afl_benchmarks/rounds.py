@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ def main() -> None:
     )
     add_options(parser, dim=100_000, rounds=200)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--processes", type=int, help="that the workers are spread over; without it, each has its own"
+    )
     options = parser.parse_args()
+    options.processes = options.processes or options.workers
     result = run(options)
     if options.json:
         print(json.dumps(result, indent=2))
@@ -46,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> No
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
     parser.add_argument("--ratio", type=float, default=0.1)
+    parser.add_argument("--bits", type=int, help="of an integer on a grid; without it, values are float32")
     parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
@@ -57,9 +63,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         measured = _federation(options, Path(folder))
     gradient_bytes = measured.pop("_gradient_bytes")
-    up, down = (size // (options.workers * options.rounds) for size in gradient_bytes)
+    up, down = (size // (options.processes * options.rounds) for size in gradient_bytes)
     seconds = floor.measure(
-        clients=options.workers,
+        clients=options.processes,
         up=up,
         down=down,
         chunk=options.chunk_bytes,
@@ -71,10 +77,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "dim": options.dim,
         "workers": options.workers,
+        "processes": options.processes,
         "compressor": f"{options.compressor}"
-        + ("" if options.compressor == "identity" else f" {options.ratio}"),
-        "bytes up, a worker and round": up,
-        "bytes down, a worker and round": down,
+        + ("" if options.compressor == "identity" else f" {options.ratio}")
+        + ("" if options.bits is None else f", {options.bits} bits"),
+        "bytes up, a process and round": up,
+        "bytes down, a process and round": down,
         **measured,
         "floor_ms (median)": round(floor_ms, 3),
         "left after own compute, ms": round(left_ms, 3),
@@ -88,6 +96,8 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
     compressor: dict[str, Any] = {"name": options.compressor}
     if options.compressor != "identity":
         compressor["ratio"] = options.ratio
+    if options.bits is not None:
+        compressor["bits"] = options.bits
     return {
         "workers": options.workers,
         "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
@@ -106,11 +116,11 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
 
 def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Daemons(config_of(options, folder), folder, options.set) as daemons:
-        idle = psutil.Process(daemons.server.pid).memory_info().rss
+        idle = own_bytes(psutil.Process(daemons.server.pid))
         peak = _Peak(daemons.server.pid)
         try:
-            for worker in range(options.workers):
-                daemons.start_worker(str(worker), f"127.0.0.1:{daemons.port}", ("--task", TASK))
+            for ids in _groups(options.workers, options.processes):
+                daemons.start_worker(ids, f"127.0.0.1:{daemons.port}", ("--task", TASK))
             daemons.join()
         finally:
             peak.stop()
@@ -118,6 +128,12 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             line for name in daemons.workers for line in daemons.events(name) if line["event"] == "timings"
         ]
     return _figures(folder / "run", timings, options, idle=idle, peak=peak)
+
+
+def _groups(workers: int, processes: int) -> list[str]:
+    """As ``--id`` has them, of one process each."""
+    starts = [workers * place // processes for place in range(processes + 1)]
+    return [f"{start}-{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in pairwise(starts)]
 
 
 def _figures(
@@ -135,7 +151,7 @@ def _figures(
 
     def per_round(phase: str) -> float:
         total = sum(float(record[f"{phase}_cpu"]) for record in timings)
-        return 1e3 * total / int(options.rounds) / min(cores, int(options.workers))
+        return 1e3 * total / int(options.rounds) / min(cores, len(timings))
 
     own = per_round("compute") + per_round("codec") + per_round("prepare")
     communication = json.loads((run_directory / "summary.json").read_text())["communication"]
@@ -158,8 +174,15 @@ def _figures(
     }
 
 
+def own_bytes(process: psutil.Process) -> int:
+    """A process's resident memory without the pages of files: of PyTorch's libraries some 100 MB come in only
+    as the process ends."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
 class _Peak:
-    """Samples a process's resident memory."""
+    """Samples a process's own memory."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -185,7 +208,7 @@ class _Peak:
     def _sample(self) -> None:
         while not self._stopped.wait(0.05):
             try:
-                self.samples.append(self._process.memory_info().rss)
+                self.samples.append(own_bytes(self._process))
             except psutil.NoSuchProcess:
                 return
 

@@ -30,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     task = "file.py:Class, package.module:Class or an installed name (default: that of --config)"
     parser.add_argument("task", nargs="?", metavar="TASK", help=task)
-    config = "the configuration it will run with (default: AFL-Com that sends a tenth, batches of 32)"
+    config = (
+        "the configuration it will run with (default: AFL-Com that sends a tenth in integers, batches of 32)"
+    )
     parser.add_argument("--config", type=expanded, metavar="FILE", help=config)
     workers = "the number of workers (default: the configuration's, or 3)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)

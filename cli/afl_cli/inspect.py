@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
-from afl.terminal.view import facts, make_console, summary_table, table
-from afl_cli.theory import compressor_words, model_size
+from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
+from afl_cli.theory import compressor_words, model_tensors
 
 HELP = "show what a file or directory of a run holds"
 
@@ -120,6 +121,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
             f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
+        if "integers" in last:
+            rows["its integers"] = describe_integers(last["integers"])
         median = statistics.median_high(entry["seconds"] for entry in rounds)
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
@@ -241,24 +244,37 @@ def _task_line(config: Config) -> str:
 
 def _sizes(config: Config) -> dict[str, str]:
     """The model's size and what travels a round, where the task is an installed one."""
-    from afl.core.compressors import create  # noqa: PLC0415  # with PyTorch
+    from afl.core.algorithms.realizations import Realizations  # noqa: PLC0415  # with PyTorch
+    from afl.core.codecs.payload import expected  # noqa: PLC0415
+    from afl.core.randomness import SharedRandomness  # noqa: PLC0415
+    from afl.wire.settings import RunSettings  # noqa: PLC0415
 
     up, down = config.algorithm.uplink_compressor, config.algorithm.downlink_compressor
     words = [compressor_words(choice.name, choice.options) for choice in (up, down)]
     rows = {"compressors": f"up {words[0]}, down {words[1]}"}
     try:
-        dim = model_size(config)
-        if dim is None:
+        tensors = model_tensors(config)
+        if tensors is None:
             return rows
-        counts = [create(choice.name, dim, choice.options).count for choice in (up, down)]
+        dim = sum(tensors)
+        settings = replace(RunSettings.of_config(config).parameters, tensors=tensors)
+        drawn = Realizations(settings, dim, SharedRandomness.from_int(0))
     except AflError as error:
         return {**rows, "model": f"cannot be made here: {error}"}
-    sent = [shown_bytes(BYTES_A_VALUE * count) for count in (*counts, dim)]
-    return {
-        **rows,
-        "model": f"{dim:,} trainable parameters",
-        "values a round": f"{sent[0]} up a worker, {sent[1]} down a connection; uncompressed {sent[2]} each",
-    }
+    forms = drawn.uplink, drawn.down_form
+    above, below = (
+        f"{'at most ' * (form.bits > 0)}{shown_bytes(expected(form).value_bytes)}" for form in forms
+    )
+    whole = shown_bytes(BYTES_A_VALUE * dim)
+    rows["model"] = f"{dim:,} trainable parameters"
+    rows["values a round"] = f"{above} up a worker, {below} down a connection; uncompressed {whole} each"
+    if drawn.down_form.bits:
+        up_bits = f"{drawn.uplink.bits} bits up, " * (drawn.uplink.bits > 0)
+        rows["integers"] = (
+            f"{up_bits}{drawn.down_form.bits} down at fixed width, which is the most; entropy-coded where"
+            " that is shorter, by how much depends on the gradients: afl check measures it"
+        )
+    return rows
 
 
 def _directory(path: Path, limit: int | None) -> list[RenderableType]:

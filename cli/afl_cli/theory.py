@@ -17,6 +17,7 @@ from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.messages import BITS
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.paths import expanded
 from afl.terminal.parser import set_option
@@ -44,6 +45,11 @@ _RATIOS: Final[Mapping[paper.CompressorClass, tuple[str, str]]] = {
     "contractive": ("top-k, and any delta-approximate one", "(ln m)^(-1/4)"),
     "additive-idempotent": ("rand-k both ways, with shared randomness", "(ln m)^(-1/2)"),
 }
+
+_ROUNDING: Final = (
+    "the messages are integers: rounding errs by up to half a step of the grid a value, whatever the size of"
+    " the vector. delta is that of the selection alone, and no theorem covers the rest; see docs/theory.md"
+)
 
 _Choice = tuple[str, Mapping[str, Any]]
 """A compressor's name and options."""
@@ -132,6 +138,8 @@ def _answer(
     if few := [f"{name} = {value} (at least {fewest})" for name, value, fewest in least if value < fewest]:
         uncovered = f"the theorems do not cover {' and '.join(few)}: the values below prove nothing"
         warnings = [uncovered, *warnings]
+    if any(BITS in options for _, options in (uplink, downlink)):
+        warnings = [*warnings, _ROUNDING]
     smoothness, sigma_q = known.smoothness, known.sigma_q
     ratios = []
     for kind, (example, _) in _RATIOS.items():
@@ -170,6 +178,12 @@ def _warnings(config: Config) -> list[str]:
 
 def model_size(config: Config) -> int | None:
     """d of the configuration's task; ``None`` for a task that is not installed, whose code is not loaded."""
+    tensors = model_tensors(config)
+    return None if tensors is None else sum(tensors)
+
+
+def model_tensors(config: Config) -> tuple[int, ...] | None:
+    """How many parameters each tensor of the task's model has; ``None`` as of :func:`model_size`."""
     from afl.core.randomness import SharedRandomness  # noqa: PLC0415
     from afl.tasks.initialization import build_vector  # noqa: PLC0415  # with torch, which takes seconds
     from afl.tasks.registry import known_tasks, load_task  # noqa: PLC0415
@@ -177,7 +191,7 @@ def model_size(config: Config) -> int | None:
     task = config.task
     if task.name not in known_tasks():
         return None
-    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).dim
+    return build_vector(load_task(task.name, task.options), SharedRandomness.from_int(0)).tensors
 
 
 def compressor_words(name: str, options: Mapping[str, object]) -> str:
@@ -191,7 +205,7 @@ def _compression(uplink: _Choice, downlink: _Choice, dim: int | None, workers: i
     Theorem 3, with the sharper ratio, takes an additive and idempotent uplink and nothing lost on the way
     down; in all other cases Theorem 2 holds with the smaller of the two deltas.
     """
-    if uplink[0] == downlink[0] == IDENTITY:
+    if uplink[0] == downlink[0] == IDENTITY and not any(BITS in options for _, options in (uplink, downlink)):
         return {"description": "none: whole vectors", "delta": 1.0, "ratio_that_keeps_the_rate": 1.0}
     if dim is None:
         return None

@@ -22,7 +22,7 @@ SECOND = (
 )
 
 
-@pytest.mark.parametrize("algorithm", quickly("top-k", "mean-norm"))
+@pytest.mark.parametrize("algorithm", quickly("top-k", "integers", "mean-norm"))
 def test_workers_that_die_at_every_point_lose_nothing(tmp_path: Path, undisturbed, algorithm):
     drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({GROUPS[1]: FIRST, GROUPS[0]: SECOND}))

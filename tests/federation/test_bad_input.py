@@ -235,6 +235,10 @@ SWARMS: dict[str, tuple[Change, str]] = {
         lambda frame: frame.reports[0].payloads.extend([pb.Payload(dim=1)] * 299_999),
         "300000 payloads; 16 are the most",
     ),
+    "300000 others": (
+        lambda frame: frame.reports[0].others.extend([pb.Share()] * 300_000),
+        "300000 others in its report; 1023 are the most",
+    ),
     "300000 metrics": (
         lambda frame: frame.reports[0].metrics.extend([pb.Metric()] * 300_000),
         "300000 metrics; 64 are the most",

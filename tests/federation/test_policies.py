@@ -158,8 +158,13 @@ def test_the_late_are_counted_and_the_run_waits_for_a_quorum(tmp_path: Path) -> 
         assert federation.metrics()["afl_absent_reports_total"] == 0
 
 
+@pytest.mark.parametrize(
+    "uplink",
+    [{"name": "top-k", "ratio": 0.5}, {"name": "rand-k", "ratio": 0.5, "bits": 4}],
+    ids=["top-k", "integers"],
+)
 def test_numbers_that_are_not_finite_are_left_out_as_in_a_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uplink: dict[str, Any]
 ) -> None:
     config = {
         "workers": 3,
@@ -169,7 +174,7 @@ def test_numbers_that_are_not_finite_are_left_out_as_in_a_simulation(
             "rounds": 40,
             "eta_w": 0.1,
             "eta_q": 0.1,
-            "uplink": {"name": "top-k", "ratio": 0.5},
+            "uplink": uplink,
         },
         "evaluation": {"every": 10},
         "faults": {"non_finite": "skip"},

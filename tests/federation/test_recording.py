@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from afl_server.runner.run import RECORDING
 from afl_tools.replay import replay_file
 from support import Federation, Proxy
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "workers": 4,
     "task": {"name": "synthetic", "batch_size": 8},
     "algorithm": {
@@ -21,17 +22,22 @@ CONFIG = {
         "rounds": 30,
         "eta_w": 0.9,
         "eta_q": 0.3,
-        "uplink": {"name": "top-k", "ratio": 0.1},
     },
     "evaluation": {"every": 20},
 }
 
 
-def test_a_recorded_run_is_played_again_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "uplink",
+    [{"name": "top-k", "ratio": 0.1}, {"name": "rand-k", "ratio": 0.5, "bits": 8}],
+    ids=["top-k", "joint"],
+)
+def test_a_recorded_run_is_played_again_to_the_same_bits(tmp_path: Path, uplink: dict[str, Any]) -> None:
+    config = {**CONFIG, "algorithm": {**CONFIG["algorithm"], "uplink": uplink}}
     recording = tmp_path / "events.jsonl"
     with (
         Proxy() as proxy,
-        Federation(CONFIG, tmp_path, environment={RECORDING: str(recording)}) as federation,
+        Federation(config, tmp_path, environment={RECORDING: str(recording)}) as federation,
     ):
         due = proxy.cut_after(3000)
         for ids in ("0-1", "2-3"):

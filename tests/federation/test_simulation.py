@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "afl-br": {"name": "afl-br", "eta_q": 0.1},
     "top-k up, rand-k down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": RAND_K},
     "rand-k": {"name": "afl-com", "eta_q": 0.1, "uplink": RAND_K},
+    "integers": {"name": "afl-com", "eta_q": 0.1, "uplink": {**RAND_K, "bits": 4}},
+    "integers down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": {**RAND_K, "bits": 4}},
     "drfa of b": {"name": "drfa", "eta_q": 0.05, "local_steps": 3, "sampled": 2},
     "fedavg by samples": {"name": "fedavg", "local_steps": 2, "weighting": "samples"},
 }
@@ -86,6 +88,8 @@ def test_a_simulation_is_the_federation(case: str, tmp_path: Path) -> None:
         size = 4 * (64 * 64 + 64 * 3 + 64 * 10 + 10)
         assert real[-size:] == other[-size:], name
     assert lines(federation.directory) == lines(tmp_path / "simulation")
+    has_integers = all("integers" in line for line in federation.records("round"))
+    assert has_integers is case.startswith("integers")
     for direction in ("uplink", "downlink"):
         right = federation.summary()["communication"][direction]
         found = simulated["communication"][direction]

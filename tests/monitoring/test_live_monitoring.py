@@ -52,7 +52,7 @@ class ReloadedFiles:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadedFiles]:
-    """Top-k both ways under mutual TLS: residuals at both ends, and certificates."""
+    """Top-k up and integers down under mutual TLS: residuals at both ends, and certificates."""
     folder = tmp_path_factory.mktemp("watched")
     pki = Identities(folder / "pki")
     config: dict[str, Any] = {
@@ -65,6 +65,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadedFiles]
             "eta_w": 0.05,
             "eta_q": 0.01,
             "uplink": {"name": "top-k", "ratio": 0.1},
+            "downlink": {"name": "rand-k", "ratio": 0.1, "bits": 4},
         },
         "evaluation": {"every": 10},
         "server": {"tls": tls(pki.server(), pki.ca)},

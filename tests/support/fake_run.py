@@ -10,6 +10,7 @@ import numpy as np
 
 from afl.config import config_from_mapping
 from afl.core.engine import Evaluation, RoundSummary
+from afl.core.grid import IntegerRound
 from afl.core.messages import Kind
 from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
@@ -37,6 +38,7 @@ class FakeRun:
         gone: lost workers, and for how many seconds they have been.
         unseen: workers that have never come.
         late: workers that are there and are waited for.
+        integers: of the rounds that are played; ``None`` where values are float32.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class FakeRun:
         self.run_id = "20260101-000000-abcdef"
         self.records = RunRecords.create(self.run_id, folder, self.config)
         self.counters = Counters(starts=1)
+        self.integers: IntegerRound | None = None
         self.ending: Ending | None = None
         self.gone: dict[int, float] = {}
         self.unseen: set[int] = set()
@@ -140,7 +143,7 @@ class FakeRun:
                 count.add(PAYLOAD, FrameContent(Traffic.GRADIENT, values=PAYLOAD - 20), workers)
                 count.float_equivalents += workers * PAYLOAD / 4
                 self.counters.saved_bytes += workers * (4 * DIM - PAYLOAD)
-            summary = RoundSummary(number, number, loss, self._weights.copy())
+            summary = RoundSummary(number, number, loss, self._weights.copy(), integers=self.integers)
             self.dual_window.add(number, self._weights)
             self.records.train_round(
                 summary, seconds=0.05, up=self.counters.uplink, down=self.counters.downlink

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator
 import torch
 
 from afl._version import __version__
+from afl.core.aggregation import joint_reports
 from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
 from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
@@ -150,17 +151,23 @@ class Conversation:
 
     def sent_again(self, welcome: pb.Welcome) -> Iterator[Iterable[Frame]]:
         """Reports for the open step that were made before a cut and that the server does not hold."""
-        for expectation in welcome.workers:
-            held = self._trained.participant.held(expectation.worker, position_of(expectation.position))
-            if held is not None and not expectation.held:
-                yield self._frames(held, (expectation.payload, expectation.offset))
+        expected = {entry.worker: entry for entry in welcome.workers if not entry.held}
+        made = (
+            self._trained.participant.held(worker, position_of(entry.position))
+            for worker, entry in expected.items()
+        )
+        for answer in self._sent(held for held in made if held is not None):
+            _, (report, _) = answer
+            entry = expected[report.worker]
+            goes_on = tuple(entry.others) == report.workers[1:]
+            yield self._frames(answer, (entry.payload, entry.offset) if goes_on else (0, 0))
 
     def broken(self, error: Exception) -> CannotGoOnError:
         """What an error outside a step ends on, once welcome: while frames were made, sent or received."""
         return self._failure(self._options.workers[0], self._trained.participant.applied, error)
 
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
-        """Take a step: one report of each worker that is asked, its frames to be made as they are sent.
+        """Take a step: the reports of the workers that are asked, their frames to be made as they are sent.
 
         Raises ProtocolError if the step does not follow from where the model is, and CannotGoOnError if the
         task's code fails or a number is not finite.
@@ -168,11 +175,17 @@ class Conversation:
         present = committed.participants
         asked = [worker for worker in self._options.workers if present is None or worker in present]
         answered = 0
+
+        def answers() -> Iterator[tuple[Kind, Answer]]:
+            nonlocal answered
+            for answer in self._trained.participant.take(committed):
+                yield answer
+                answered += 1
+
         reached("worker.before-apply")
         try:
-            for answer in self._trained.participant.take(committed):
+            for answer in self._sent(answers()):
                 yield self._frames(answer)
-                answered += 1
         except (ProtocolError, *STOPS):
             raise
         except BaseException as error:  # whatever a task's code raises, the server must hear of it
@@ -186,21 +199,25 @@ class Conversation:
     def answered(self, ack: Ack) -> None:
         """A report that counted is not kept; what a late one carried is part of a later one, or a
         CannotGoOnError where it makes a number that is not finite."""
+        for worker in ack.workers:
+            self._answered(worker, ack)
+
+    def _answered(self, worker: int, ack: Ack) -> None:
         participant = self._trained.participant
         if ack.status is AckStatus.ACCEPTED:
-            participant.counted(ack.worker, ack.position)
+            participant.counted(worker, ack.position)
             return
         round_, named = ack.position.round, self._named(ack.position)
-        event = events.ReportAnswered(worker=ack.worker, round=round_, status=ack.status.name.lower())
-        LOG.warning("the server answers worker %d, %s: %s", ack.worker, named, ack.reason, extra=event.extra)
+        event = events.ReportAnswered(worker=worker, round=round_, status=ack.status.name.lower())
+        LOG.warning("the server answers worker %d, %s: %s", worker, named, ack.reason, extra=event.extra)
         try:
-            was_put_back = ack.status is AckStatus.LATE and participant.late(ack.worker, ack.position)
+            was_put_back = ack.status is AckStatus.LATE and participant.late(worker, ack.position)
         except NonFiniteError as error:
-            raise self._failure(ack.worker, ack.position, error) from error
+            raise self._failure(worker, ack.position, error) from error
         if was_put_back:
-            put_back = events.PutBack(worker=ack.worker, round=round_)
+            put_back = events.PutBack(worker=worker, round=round_)
             text = "worker %d: its report for %s was late; what it carried is sent later"
-            LOG.info(text, ack.worker, named, extra=put_back.extra)
+            LOG.info(text, worker, named, extra=put_back.extra)
 
     def finished(self, run_id: str) -> None:
         """The run is complete: nothing will go on from a journal."""
@@ -216,6 +233,9 @@ class Conversation:
         if self._training is None:
             raise ProtocolError("a message that can only follow a Welcome")
         return self._training
+
+    def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
+        return joint_reports(answers) if len(self._options.workers) > 1 else answers
 
     def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:
         kind, (report, payloads) = answer

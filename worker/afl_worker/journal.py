@@ -122,13 +122,13 @@ class Journal:
         described, sections = durable.packed_arrays({**kept.state, **arrays})
         sections = [*(payload.data for payload in kept.payloads), *sections]
         values = {
-            **asdict(self._owner),
+            **vars(self._owner),
             "sequence": self._sequence + 1,
             "journal_bytes": 2 * self._room,
             "kind": kept.kind.name,
             "position": list(kept.report.position),
             **{name: getattr(kept.report, name) for name in _OF_REPORT},
-            "payloads": [asdict(payload.header) for payload in kept.payloads],
+            "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
         }
         head = durable.record_head(values, sections)

@@ -12,16 +12,22 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from afl.config import describe
-from afl.config.compressors import RATIO_ACCEPTED, RATIO_TAKERS
+from afl.config.compressors import BITS_ACCEPTED, BITS_TAKERS, RATIO_ACCEPTED, RATIO_TAKERS, listed
 from afl.config.schema import Algorithm, Compressor, Config
 from afl.core.algorithms.algorithm import SHARED_OPTIONS
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.core.messages import BITS
 
 _NARROWEST = 72
 
 _RATIO = (
     "share of the values that is sent: k = max(1, round(ratio * d)) of d; theory is the least that keeps"
     " AFL-BR's rate, from the number of workers"
+)
+
+_BITS = (
+    "of each value, which is then an integer on a grid that all share; entropy-coded where that is shorter;"
+    " what is rounded away is sent later"
 )
 
 _NOTE = """\
@@ -95,8 +101,10 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
                 description = f"{own.description}; {algorithm.name} only"
                 yield Key(prefix + own.name, own.accepted, default, own.unit, description)
     if model is Compressor:
-        description = f"{_RATIO}; {' and '.join(RATIO_TAKERS)} only"
+        description = f"{_RATIO}; {listed(RATIO_TAKERS)} only"
         yield Key(f"{prefix}ratio", RATIO_ACCEPTED, "required", "k/d", description)
+        description = f"{_BITS}; {listed(BITS_TAKERS)}, and additive compressors of your own, only"
+        yield Key(f"{prefix}{BITS}", BITS_ACCEPTED, "float32", "bits a value", description)
 
 
 def _default(field: FieldInfo) -> str:

@@ -51,10 +51,7 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     for direction in ("uplink", "downlink"):
         if about is None or direction in about.takes:
             yield from _compressor(direction, values.get(direction))
-    up, down = values.get("uplink"), values.get("downlink")
-    if isinstance(up, Mapping) and up.get(BITS) is not None and down is not None and down != up:
-        accepted = f"nothing, or the same as uplink: with {BITS} up, the sum of the integers goes down"
-        yield Problem(("downlink",), shown(down), accepted)
+    yield from _pair(values.get("uplink"), values.get("downlink"))
 
 
 def loaded(name: str) -> Algorithm | None:
@@ -148,6 +145,14 @@ def _compressor(direction: str, section: object) -> Iterator[Problem]:
         options = {key: value for key, value in section.items() if key != "name"}
         for problem in compressor_problems(name, options):
             yield replace(problem, key=(direction, *problem.key))
+
+
+def _pair(up: object, down: object) -> Iterator[Problem]:
+    if not (isinstance(up, Mapping) and isinstance(down, Mapping)) or up.get(BITS) is None:
+        return
+    if {"name": IDENTITY, **down} != {"name": IDENTITY, **up}:
+        accepted = f"no downlink, or the same as uplink: with {BITS} up, the sum of the integers goes down"
+        yield Problem(("downlink",), shown(down), accepted)
 
 
 def _constant(values: Mapping[str, Any], step: str, constant: str, meaning: str) -> Iterator[Problem]:

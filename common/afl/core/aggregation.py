@@ -1,8 +1,9 @@
-"""The sum of a compressor's messages."""
+"""The sum of a compressor's messages: at the server, and of integers already where they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.codecs.integers import integer_type
-from afl.core.codecs.payload import codec_of, unpack
+from afl.core.codecs.integers import integer_type, integers, sum_bits
+from afl.core.codecs.payload import codec_of, joint_header, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
-from afl.core.messages import PayloadHeader
+from afl.core.grid import counted_integers
+from afl.core.messages import MOST_JOINED, Kind, Payload, PayloadHeader, Report, Share
 from afl.core.sums import Sum, checked_sum
+from afl.errors import ProtocolError
 
 
 def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Realization]) -> Sum:
@@ -24,7 +27,7 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
         realization: of the open round.
     """
     if compressor.bits:
-        return IntegerSum(compressor.count + compressor.groups, compressor.bits + (workers - 1).bit_length())
+        return IntegerSum(compressor.count, compressor.groups, compressor.bits, workers)
     codec = codec_of(compressor)
     if compressor.additive_idempotent and codec.in_runs:
         return codec.sum_of(compressor.count, range(workers))
@@ -36,13 +39,19 @@ class IntegerSum(Sum):
 
     Args:
         count: integers a message.
-        bits: that hold each sum.
+        groups: of the grid: so many more integers, behind them, are the groups' own.
+        bits: that hold an integer of one worker's.
+        workers: m.
     """
 
     is_order_free = True
 
-    def __init__(self, count: int, bits: int) -> None:
-        self.total: NDArray[Any] = np.zeros(count, dtype=integer_type(bits))
+    def __init__(self, count: int, groups: int, bits: int, workers: int) -> None:
+        self._values = count
+        self.total: NDArray[Any] = np.zeros(count + groups, dtype=integer_type(sum_bits(bits, workers)))
+        self._limit = (1 << (bits - 1)) - 1
+        # Not reset: a report may open before the last sum has been taken out of this memory.
+        self._messages: dict[int, int] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -50,6 +59,12 @@ class IntegerSum(Sum):
         self.total.fill(0)
         self._arriving: dict[int, bytearray] = {}
         self._added: dict[int, int] = {}
+        self.seen: NDArray[np.int64] = np.zeros(4, dtype=np.int64)
+        """Of the messages added: :func:`afl.core.grid.counted_integers`, and their bytes."""
+
+    def expect(self, worker: int, messages: int) -> None:
+        """Remember what the message stands for."""
+        self._messages[worker] = messages
 
     def add(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """Nothing is added before the message is complete."""
@@ -60,8 +75,23 @@ class IntegerSum(Sum):
             if len(message) < header.total_bytes:
                 return
             self.drop(worker)
-        np.add(self.total, unpack(header, message).values, out=self.total)
+        integers, messages = unpack(header, message).values, self._messages.get(worker, 1)
+        most = messages * self._limit
+        # What one worker can send, its codec knows.
+        if messages > 1 and max(integers.max(), -integers.min()) > most:
+            raise ProtocolError(
+                f"an integer beyond {most}, the largest that {messages} workers can add up to"
+            )
+        flags = integers[self._values :]
+        if len(flags) and not 0 <= flags.min() <= flags.max() <= messages:
+            found = f"from {flags.min()} to {flags.max()}"
+            raise ProtocolError(
+                f"groups' own integers {found}; of {messages} workers they are 0 to {messages}"
+            )
+        np.add(self.total, integers, out=self.total)
         self._added[worker] = header.total_bytes
+        self.seen[:3] += counted_integers(integers[: self._values], most)
+        self.seen[3] += header.value_bytes
 
     def received(self, worker: int) -> int:
         """Bytes of a complete message; an unfinished one can be taken back."""
@@ -88,6 +118,41 @@ class IntegerSum(Sum):
         dense = torch.zeros(dim)
         realization.add_to(dense, Compressed(self.total))
         return dense
+
+
+def joint_reports(
+    answers: Iterable[tuple[Kind, tuple[Report, list[Payload]]]],
+) -> Iterator[tuple[Kind, tuple[Report, list[Payload]]]]:
+    """What a process sends of its workers' answers to a step, which come in ascending order: joint reports of
+    those that bring integers to a sum, after the others, which are as they were."""
+    joint = []
+    for kind, answer in answers:
+        if _can_join(kind, answer[0]):
+            joint.append(answer)
+        else:
+            yield kind, answer
+    for start in range(0, len(joint), MOST_JOINED):
+        yield Kind.TRAIN, _joined(joint[start : start + MOST_JOINED])
+
+
+def _can_join(kind: Kind, report: Report) -> bool:
+    widths = [header.bits for header in report.payloads]
+    return kind is Kind.TRAIN and any(widths) and all(widths) and not report.weight
+
+
+def _joined(answers: Sequence[tuple[Report, list[Payload]]]) -> tuple[Report, list[Payload]]:
+    first, *others = (report for report, _ in answers)
+    sums = [_sum_of(payloads) for payloads in zip(*(own for _, own in answers), strict=True)]
+    shares = tuple(Share(report.worker, report.loss, report.examples) for report in others)
+    return replace(first, payloads=tuple(total.header for total in sums), others=shares), sums
+
+
+def _sum_of(payloads: Sequence[Payload]) -> Payload:
+    header = joint_header(payloads[0].header, len(payloads))
+    total = np.zeros(header.count, dtype=integer_type(header.bits))
+    for payload in payloads:
+        total += unpack(payload.header, payload.data).values
+    return integers(header.encoding, header.bits).whole(total, header.role, header.dim)
 
 
 class MessageSum(Sum):

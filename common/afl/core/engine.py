@@ -7,8 +7,9 @@ return. Both get the same steps and the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.base import Arrays, Collector, ServerAlgorithm
-from afl.core.codecs.payload import check_header
+from afl.core.codecs.payload import check_header, joint_header
+from afl.core.grid import IntegerRound
 from afl.core.held_reports import HeldReports, with_stand_ins
 from afl.core.messages import (
     BUFFERS_PHASE,
@@ -103,6 +105,7 @@ class RoundSummary:
         losses: l_i, ``[m]``; NaN for a worker that was not asked, or absent.
         dual_weights: q_t that the round used, ``[m]``.
         absent: workers that a phase of it was closed without, ascending.
+        integers: what its integer messages were like; ``None`` where values are float32.
     """
 
     round: int
@@ -110,6 +113,7 @@ class RoundSummary:
     losses: NDArray[np.float64]
     dual_weights: NDArray[np.float64]
     absent: tuple[int, ...] = ()
+    integers: IntegerRound | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,10 @@ class _Incoming:
     @property
     def header(self) -> PayloadHeader:
         return self.report.payloads[self.payload]
+
+
+def _ack(report: Report, status: AckStatus, reason: str = "") -> Ack:
+    return Ack(report.worker, report.position, status, reason, report.workers[1:])
 
 
 class RoundEngine:
@@ -208,6 +216,7 @@ class RoundEngine:
         self._reports: dict[int, Report] = {}
         self._previous: dict[int, Report] = {}
         self._incoming: dict[int, _Incoming] = {}
+        """By each worker that it stands for."""
 
     # What the server asks.
 
@@ -268,12 +277,17 @@ class RoundEngine:
 
     def arrived(self, worker: int) -> tuple[int, int]:
         """The payload of the worker's report for the open step, and the byte of it, that come next."""
-        incoming = self._incoming.get(worker)
+        incoming = self._incoming_of(worker)
         return (incoming.payload, incoming.received) if incoming else (0, 0)
+
+    def begun(self, worker: int) -> tuple[int, ...]:
+        """The workers that the report stands for that :meth:`arrived` tells of; none if none has begun."""
+        incoming = self._incoming_of(worker)
+        return incoming.report.workers if incoming else ()
 
     def incoming_header(self, worker: int) -> PayloadHeader | None:
         """The payload that the worker's next chunk belongs to."""
-        incoming = self._incoming.get(worker)
+        incoming = self._incoming_of(worker)
         return incoming.header if incoming else None
 
     def awaits(self, worker: int) -> bool:
@@ -318,10 +332,10 @@ class RoundEngine:
         is_held = self.step.kind is Kind.TRAIN and worker in self._reports
         return self.step.position.round if is_held else int(self._trained[worker])
 
-    def late_ack(self, worker: int, position: Position) -> Ack:
-        """The answer to a report whose step was closed without it."""
+    def late_ack(self, worker: int, position: Position, others: tuple[int, ...] = ()) -> Ack:
+        """The answer to a report whose step was closed without it; of a joint one, for all its workers."""
         reason = f"round {position.round}, phase {position.phase} is closed"
-        return Ack(worker, position, AckStatus.LATE, reason)
+        return Ack(worker, position, AckStatus.LATE, reason, others)
 
     def is_late(self, worker: int, reported: Position) -> bool:
         """Whether a report that the worker has made is for a step that was closed without it."""
@@ -347,8 +361,13 @@ class RoundEngine:
             NonFiniteError: if its loss is not finite and the policy does not skip that.
         """
         worker, position = report.worker, report.position
-        if not 0 <= worker < self.workers:
-            raise ProtocolError(f"a report of worker {worker}; the run's workers are 0 to {self.workers - 1}")
+        for named in report.workers:
+            if not 0 <= named < self.workers:
+                raise ProtocolError(
+                    f"a report of worker {named}; the run's workers are 0 to {self.workers - 1}"
+                )
+        if any(after <= before for before, after in pairwise(report.workers)):
+            raise ProtocolError(f"worker {worker}: the workers of a joint report must be ascending")
         if position > self.step.position:
             raise ProtocolError(
                 f"worker {worker} reports round {position.round}, phase {position.phase}; "
@@ -356,25 +375,19 @@ class RoundEngine:
             )
         if position < self.step.position or self.finished:
             return self._answer_closed(report)
-        if worker in self._reports:
+        if self._is_true_of_all(report, self.holds):
             return self._answer_repeated(report, self._reports[worker])
         try:
             self._check(report)
         except NonFiniteError as error:
             return self._refuse_number(report, error)
-        begun = self._incoming.get(worker)
-        if begun is not None:
-            # A worker that was cut off goes on where it was.
-            if begun.report != report:
-                raise ProtocolError(
-                    f"{self._where(report)}: another report than the one whose beginning has come"
-                )
+        if self._goes_on(report):
             return None
         if not report.missing and self.step.kind is not Kind.EVALUATE:
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)
-        self._incoming[worker] = _Incoming(report)
+        self._incoming.update(dict.fromkeys(report.workers, _Incoming(report)))
         return None
 
     def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
@@ -384,7 +397,7 @@ class RoundEngine:
             ProtocolError: if it is not the next piece, or its content is not what its header says.
             NonFiniteError: if a value is not finite and the policy does not skip that.
         """
-        incoming = self._incoming.get(worker)
+        incoming = self._incoming_of(worker)
         if incoming is None:
             raise ProtocolError(f"a chunk for worker {worker}, which has no report open")
         header = incoming.header
@@ -410,22 +423,31 @@ class RoundEngine:
         if incoming.received < header.total_bytes:
             return None
         if payload + 1 < len(incoming.report.payloads):
-            self._incoming[worker] = _Incoming(incoming.report, payload + 1)
+            incoming.payload, incoming.received = payload + 1, 0
             return None
-        del self._incoming[worker]
+        self._forget_incoming(incoming)
         return self._accept(incoming.report)
 
     def drop_beginning(self, worker: int) -> bool:
-        """The rest of a report that has begun will never come: forget what has, as far as it is not in the
-        sum; whether nothing of it is left."""
+        """The rest of a report that has begun and stands for the worker will never come: forget what has, as
+        far as it is not in the sum; whether nothing of it is left."""
         incoming = self._incoming.get(worker)
         if incoming is None:
             return True
-        self.collector.drop(worker)
-        if any(self.collector.received(worker, payload) for payload in range(len(incoming.report.payloads))):
+        sender, payloads = incoming.report.worker, range(len(incoming.report.payloads))
+        self.collector.drop(sender)
+        if any(self.collector.received(sender, payload) for payload in payloads):
             return False
-        del self._incoming[worker]
+        self._forget_incoming(incoming)
         return True
+
+    def drop_shared(self, workers: Collection[int]) -> None:
+        """A process speaks for these workers: drop what has begun of reports that stand for others too, whose
+        rest it cannot send."""
+        for worker in workers:
+            incoming = self._incoming.get(worker)
+            if incoming is not None and not set(incoming.report.workers).issubset(workers):
+                self.drop_beginning(worker)
 
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
@@ -462,7 +484,8 @@ class RoundEngine:
                 self.collector.fold(reports, self._stand_ins(losses))
             payload = self.collector.close()
             outcome = Outcome(self.step, losses, payload, self.collector.unsent())
-        self.cut_off = tuple(self._late(incoming.report) for incoming in self._incoming.values())
+        unfinished = (self._incoming_of(worker) for worker in self._incoming)
+        self.cut_off = tuple(self._late(incoming.report) for incoming in unfinished if incoming is not None)
         self._incoming.clear()
         self._previous, self._reports = self._reports, {}
         return self._follow(outcome)
@@ -497,6 +520,8 @@ class RoundEngine:
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
+            if self.last_round.integers is not None:
+                values["last_round_integers"] = asdict(self.last_round.integers)
             arrays["last_round.losses"] = self.last_round.losses
             arrays["last_round.dual_weights"] = self.last_round.dual_weights
         if self.last_evaluation is not None:
@@ -525,6 +550,8 @@ class RoundEngine:
                 arrays["last_round.losses"].copy(),
                 arrays["last_round.dual_weights"].copy(),
                 tuple(values["last_round_absent"]),
+                # States of before there were integers have none.
+                IntegerRound(**integers) if (integers := values.get("last_round_integers")) else None,
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
@@ -565,6 +592,7 @@ class RoundEngine:
                 self._losses,
                 algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
+                algorithm.integers,
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
@@ -596,23 +624,65 @@ class RoundEngine:
     def _where(self, report: Report) -> str:
         return place(report.worker, self.algorithm.settings.named(report.position.round))
 
-    def _check(self, report: Report) -> None:
+    def _incoming_of(self, worker: int) -> _Incoming | None:
+        """The worker's own report, or the joint one that it is the first of."""
+        incoming = self._incoming.get(worker)
+        return incoming if incoming is not None and incoming.report.worker == worker else None
+
+    def _forget_incoming(self, incoming: _Incoming) -> None:
+        for worker in incoming.report.workers:
+            del self._incoming[worker]
+
+    def _is_true_of_all(self, report: Report, has_come: Callable[[int], bool]) -> bool:
+        """Whether the reports of all workers that a report stands for have come, or of none."""
+        first, *others = (has_come(worker) for worker in report.workers)
+        if any(other != first for other in others):
+            raise ProtocolError(
+                f"{self._where(report)}: a joint report, where the reports of some of its workers have come"
+            )
+        return first
+
+    def _goes_on(self, report: Report) -> bool:
+        """Whether the beginning of this report has come: a worker that was cut off goes on where it was. What
+        has come of a report that stands for other workers, and for some of this one's, is dropped."""
+        for worker in report.workers:
+            begun = self._incoming.get(worker)
+            if begun is None:
+                continue
+            if begun.report == report:
+                return True
+            if begun.report.workers == report.workers:
+                raise ProtocolError(
+                    f"{self._where(report)}: another report than the one whose beginning has come"
+                )
+            self.drop_beginning(worker)
+        return False
+
+    def _check_own(self, report: Report) -> None:
+        """Check what each worker of a joint report has of its own."""
         where = self._where(report)
         if report.worker not in self._participants:
             raise ProtocolError(f"{where}: a report that was not asked for")
         if report.missing:
-            if not self.policy.skips_non_finite or report.payloads or report.metrics:
-                raise ProtocolError(f"{where}: a report of nothing, where one is due")
             return
         if not math.isfinite(report.loss):
             raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
+        if report.examples < 1 and self.step.kind is not Kind.BUFFERS:
+            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
+
+    def _check(self, report: Report) -> None:
+        where = self._where(report)
+        for own in report.of_each():
+            self._check_own(own)
+        if report.missing:
+            if not self.policy.skips_non_finite or report.payloads or report.metrics or report.others:
+                raise ProtocolError(f"{where}: a report of nothing, where one is due")
+            return
         for name, value in report.metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
         if len(report.metrics) > MAX_METRICS:
             raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
-        if report.examples < 1 and self.step.kind is not Kind.BUFFERS:
-            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
         expected: Sequence[PayloadHeader] = ()
         if self.step.kind is not Kind.EVALUATE:
             expected = self.collector.expected_payloads(self.step.position)
@@ -620,29 +690,36 @@ class RoundEngine:
             raise ProtocolError(f"{where}: an evaluation without the metric loss")
         if len(report.payloads) != len(expected):
             raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
+        if report.others and not (expected and all(right.bits for right in expected)):
+            raise ProtocolError(f"{where}: a joint report, where only integers can be added before they come")
         for header, right in zip(report.payloads, expected, strict=True):
-            check_header(header, right)
+            check_header(header, joint_header(right, len(report.workers)) if report.others else right)
 
     def _accept(self, report: Report) -> Ack:
-        self._reports[report.worker] = report
-        if self.step.kind is not Kind.EVALUATE and not report.missing:
-            self.collector.add_loss(report.worker, report.loss)
-        return Ack(report.worker, report.position, AckStatus.ACCEPTED)
+        for own in report.of_each():
+            self._reports[own.worker] = own
+            if self.step.kind is not Kind.EVALUATE and not report.missing:
+                self.collector.add_loss(own.worker, own.loss)
+        return _ack(report, AckStatus.ACCEPTED)
 
     def _answer_closed(self, report: Report) -> Ack:
-        counted = self._previous.get(report.worker)
-        if counted is not None and counted.position == report.position:
-            return self._answer_repeated(report, counted)
-        if report.position == self.counted(report.worker):
-            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
+        def is_known(worker: int) -> bool:
+            known = self._previous.get(worker)
+            return known is not None and known.position == report.position
+
+        if self._is_true_of_all(report, is_known):
+            return self._answer_repeated(report, self._previous[report.worker])
+        if self._is_true_of_all(report, lambda worker: report.position == self.counted(worker)):
+            return _ack(report, AckStatus.DUPLICATE, "already counted")
         return self._late(report)
 
     def _late(self, report: Report) -> Ack:
-        """Its step is closed; its loss is still the newest that there is of its worker."""
-        is_news = not report.missing and self.counted(report.worker) < report.position
-        if is_news and report.position.phase == self.algorithm.phases - 1 and math.isfinite(report.loss):
-            self.last_losses[report.worker] = report.loss
-        return self.late_ack(report.worker, report.position)
+        """Its step is closed; its losses are still the newest that there are of its workers."""
+        is_of_losses = not report.missing and report.position.phase == self.algorithm.phases - 1
+        for own in report.of_each() if is_of_losses else ():
+            if self.counted(own.worker) < report.position and math.isfinite(own.loss):
+                self.last_losses[own.worker] = own.loss
+        return self.late_ack(report.worker, report.position, report.workers[1:])
 
     # Absent workers.
 
@@ -654,9 +731,10 @@ class RoundEngine:
         """A number came that is not finite: raise, or take the report for a missing one."""
         if not self.policy.skips_non_finite:
             raise error
-        self.drop_beginning(report.worker)
-        self._reports[report.worker] = Report(report.worker, report.position, 0.0, 0, missing=str(error))
-        return Ack(report.worker, report.position, AckStatus.REFUSED, str(error))
+        for worker in report.workers:
+            self.drop_beginning(worker)
+            self._reports[worker] = Report(worker, report.position, 0.0, 0, missing=str(error))
+        return _ack(report, AckStatus.REFUSED, str(error))
 
     def _require_quorum(self) -> None:
         non_finite, asked = self._non_finite(), len(self._participants)
@@ -687,10 +765,9 @@ class RoundEngine:
     @staticmethod
     def _answer_repeated(report: Report, counted: Report) -> Ack:
         if report == counted:
-            return Ack(report.worker, report.position, AckStatus.DUPLICATE, "already counted")
-        return Ack(
-            report.worker,
-            report.position,
+            return _ack(report, AckStatus.DUPLICATE, "already counted")
+        return _ack(
+            report,
             AckStatus.REFUSED,
             f"a report of worker {report.worker} for round {report.position.round}, phase "
             f"{report.position.phase} with other content is already counted",

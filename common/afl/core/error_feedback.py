@@ -6,8 +6,20 @@ import torch
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, Realization
-from afl.core.vectors import add_finite, is_finite
+from afl.core.vectors import Weighted, add_finite, is_finite
 from afl.errors import NonFiniteError
+
+
+class Spare:
+    """A vector whose content nobody needs: p is made there, and the residual before it becomes the spare."""
+
+    vector: Tensor | None = None
+
+    def vector_like(self, other: Tensor) -> Tensor:
+        """The vector, made when it is first needed."""
+        if self.vector is None:
+            self.vector = torch.empty_like(other)
+        return self.vector
 
 
 class ErrorFeedback:
@@ -20,30 +32,30 @@ class ErrorFeedback:
     Args:
         dim: d.
         device: where the residual lives.
-        keeps_old: whether a sum that overflows leaves the residual as it was; it takes a second vector,
-            and no time.
+        spare: memory for p, which it may share with others of its dimension and device; without it p is made
+            in the residual's own.
     """
 
-    def __init__(self, dim: int, device: torch.device | str = "cpu", *, keeps_old: bool = False) -> None:
+    def __init__(self, dim: int, device: torch.device | str = "cpu", spare: Spare | None = None) -> None:
         self.residual = torch.zeros(dim, dtype=torch.float32, device=device)
-        self._spare = torch.empty_like(self.residual) if keeps_old else None
+        self._spare = spare
 
-    def compress(self, signal: Tensor, realization: Realization) -> Compressed:
+    def compress(self, signal: Tensor | Weighted, realization: Realization) -> Compressed:
         """One step of the recursion with ``x = signal``: one rounded sum a coordinate.
 
         Args:
-            signal: float32 ``[dim]``, finite; unchanged.
+            signal: float32 ``[dim]``; unchanged.
 
         Raises:
-            NonFiniteError: if p or the message leaves float32's range; the residual is lost then, unless it
-                was made with ``keeps_old``.
+            NonFiniteError: if x, p or the message is not finite; the residual is as before if there is a
+                spare, and lost else.
         """
-        target = self.residual if self._spare is None else self._spare
+        target = self.residual if self._spare is None else self._spare.vector_like(self.residual)
         if not add_finite(self.residual, signal, out=target):
             raise NonFiniteError("the sum of the residual and the update overflows float32")
         compressed = realization.split(target)
         if self._spare is not None:
-            self.residual, self._spare = target, self.residual
+            self.residual, self._spare.vector = target, self.residual
         return compressed
 
     def put_back(self, compressed: Compressed, realization: Realization) -> None:

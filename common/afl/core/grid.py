@@ -4,6 +4,7 @@ derive alike from what was applied, so that no message says it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,40 @@ class Grid:
         is_far = sums[-len(counts) :][sent] > 0
         self.ranges[sent] *= np.where(is_far, GROWTH, np.where(is_empty, EMPTY_DECAY, DECAY))
         np.maximum(self.ranges, DEEPEST * self.ranges.max(), out=self.ranges)
+
+
+@dataclass(frozen=True)
+class IntegerRound:
+    """What the integer messages of a round were like.
+
+    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's. The
+    groups' own integers are not counted, but the bits that they take are.
+
+    Attributes:
+        uplink_bits: a value of the workers' messages, as sent; ``None`` where those are float32.
+        downlink_bits: a value of D, as sent.
+        zeros: the share of integers that are 0.
+        at_limit: the share that are L or -L, most of them clipped.
+        smallest_exponent: s of the finest group; its step is ``2^s``.
+        largest_exponent: of the coarsest.
+    """
+
+    uplink_bits: float | None
+    downlink_bits: float
+    zeros: float
+    at_limit: float
+    smallest_exponent: int
+    largest_exponent: int
+
+
+def counted_integers(integers: NDArray[Any], limit: int) -> NDArray[np.int64]:
+    """How many integers there are, how many of them are 0, and how many are ``limit`` or ``-limit``."""
+    zeros = at_limit = 0
+    for start in range(0, len(integers), BLOCK):
+        block = integers[start : start + BLOCK]
+        zeros += len(block) - int(np.count_nonzero(block))
+        at_limit += int(np.count_nonzero(block == limit) + np.count_nonzero(block == -limit))
+    return np.array([len(integers), zeros, at_limit])
 
 
 def rounded(

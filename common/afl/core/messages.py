@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ algorithm's own phases are below it."""
 
 MAX_METRICS = 64
 """The most, in one report."""
+
+MOST_JOINED = 1024
+"""The most workers that one joint report stands for: what it tells of each stays small beside its payload."""
 
 BITS = "bits"
 """A compressor's option: how many bits hold each of its values, as an integer on a grid."""
@@ -169,8 +172,17 @@ class CommittedStep:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What is told of one more worker of a joint report; the fields are those of :class:`Report`."""
+
+    worker: int
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
 class Report:
-    """What one worker answers to one step.
+    """What one worker answers to one step; or, in one joint report, several workers of one process.
 
     Attributes:
         loss: the mean loss of the minibatch (training) or of the test data (evaluation), else 0.
@@ -182,6 +194,8 @@ class Report:
         missing: why the worker has nothing to report for this step, which is then all there is; else empty.
         residual_norm: the Euclidean norm of the worker's residual (evaluation), 0 if it keeps none; nothing
             is computed from it.
+        others: of a joint report, the other workers that it stands for, ascending and after ``worker``: the
+            payloads are the sums of all these workers' integers.
     """
 
     worker: int
@@ -194,6 +208,18 @@ class Report:
     weight: float = 0.0
     missing: str = ""
     residual_norm: float = 0.0
+    others: tuple[Share, ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """All workers that it stands for, in its order."""
+        return (self.worker, *(share.worker for share in self.others))
+
+    def of_each(self) -> Iterator[Report]:
+        """One report for each worker that it stands for; the first's is this one, with the payloads."""
+        yield self
+        for share in self.others:
+            yield Report(share.worker, self.position, share.loss, share.examples, missing=self.missing)
 
 
 class AckStatus(enum.IntEnum):
@@ -207,12 +233,18 @@ class AckStatus(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Ack:
-    """The server's answer to a report."""
+    """The server's answer to a report; ``others`` are the other workers of a joint one."""
 
     worker: int
     position: Position
     status: AckStatus
     reason: str = ""
+    others: tuple[int, ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """All workers whose report it answers."""
+        return (self.worker, *self.others)
 
 
 class GoodbyeStatus(enum.IntEnum):

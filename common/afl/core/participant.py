@@ -17,7 +17,7 @@ from afl.core.codecs.plain import values_of
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Payload, Position, Report, Role
 from afl.core.model.buffer_mean import buffers_header
 from afl.core.model.parameters import ParameterVector
-from afl.core.vectors import norm
+from afl.core.vectors import Weighted, norm
 from afl.errors import NonFiniteError, ProtocolError
 
 
@@ -34,6 +34,10 @@ class Oracle(Protocol):
         The factor is rounded to float32, then each product: float32 ``[dim]``, free to change, and valid
         until the next call.
         """
+        ...
+
+    def weighted_gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
+        """The same, as autograd leaves it, valid until the next call or change of the model."""
         ...
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
@@ -66,6 +70,9 @@ class _WorkerModel:
 
     def gradient(self, update: int, scale: float) -> tuple[float, int, Tensor]:
         return self._oracle.gradient(self._worker, update, scale)
+
+    def weighted_gradient(self, update: int, scale: float) -> tuple[float, int, Weighted]:
+        return self._oracle.weighted_gradient(self._worker, update, scale)
 
     def loss(self, synchronization: int) -> tuple[float, int]:
         return self._oracle.loss(self._worker, synchronization)

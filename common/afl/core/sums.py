@@ -40,6 +40,10 @@ class Sum(abc.ABC):
         """Bytes held that are not in the sum yet."""
         return 0
 
+    def expect(self, worker: int, messages: int) -> None:  # noqa: ARG002
+        """A worker's message comes next, which is the sum of so many workers' own."""
+        assert messages == 1
+
     @abc.abstractmethod
     def add(self, worker: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """The next bytes of a worker's message, in order and without gaps; kept by reference while they wait.

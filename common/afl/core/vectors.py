@@ -10,14 +10,19 @@ for the next operation on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BLOCK = 1 << 15
-"""128 kB of float32 a vector: two vectors and a scratch block stay in a second-level cache of 512 kB."""
+BLOCK = 1 << 16
+"""256 kB of float32: what one operation has written is still in a second-level cache of 512 kB for the
+next."""
+
+_PLACES = 1 << 13
+"""So many places, a tenth of a vector, lie in what such a cache holds."""
 
 _ZEROS = np.zeros(BLOCK, dtype=np.float32)
 
@@ -49,26 +54,96 @@ def norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
-def scale(tensor: Tensor, factor: float, *, out: Tensor) -> None:
-    """``out = factor * tensor`` in float32: the tensor and the factor are rounded, then each product.
+class Weighted:
+    """A factor times a vector that lies in parts, as autograd leaves a gradient; computed where it is to go.
+
+    The factor and the parts' elements are rounded to float32, then each product.
 
     Args:
-        tensor: of any floating type and layout.
-        out: float32, of the same shape, contiguous.
+        parts: of any floating type and layout, in order; ``None`` for zeros. Their memory must not change.
+        sizes: the elements of each.
     """
-    rounded = np.float32(factor)
-    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+
+    def __init__(self, parts: Sequence[Tensor | None], sizes: Sequence[int], factor: float) -> None:
+        self._parts = parts
+        self._sizes = sizes
+        self._dim = sum(sizes)
+        self._factor = np.float32(factor)
+
+    def write(self, out: Tensor) -> bool:
+        """Set ``out``, float32 ``[dim]``, to it; whether all elements are finite."""
+        if out.device.type == "cpu":
+            return self._all_finite(self._blocks(out.numpy()))
+        for part, piece in zip(self._parts, torch.split(out, list(self._sizes)), strict=True):
+            if part is None:
+                piece.zero_()
+            else:
+                piece.view(part.shape).copy_(part).mul_(float(self._factor))
+        return is_finite(out)
+
+    def is_finite(self) -> bool:
+        """Whether all elements are finite."""
+        return self._all_finite(self._blocks())
+
+    def add_to(self, total: Tensor, *, out: Tensor) -> bool:
+        """As :func:`add_finite`."""
+        if total.device.type != "cpu":
+            vector = torch.empty_like(total)
+            self.write(vector)
+            return add_finite(total, vector, out=out)
+        sums, target, start = total.numpy(), out.numpy(), 0
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(tensor.numpy(), rounded, out=out.numpy())
-    else:
-        out.copy_(tensor).mul_(float(rounded))
+            for block in self._blocks(None if out is total else target):
+                stop = start + len(block)
+                np.add(sums[start:stop], block, out=target[start:stop])
+                if target[start:stop].dot(_ZEROS[: len(block)]) != 0.0:
+                    return False
+                start = stop
+        return True
+
+    @staticmethod
+    def _all_finite(blocks: Iterator[NDArray[np.float32]]) -> bool:
+        is_finite = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks:
+                is_finite = is_finite and block.dot(_ZEROS[: len(block)]) == 0.0
+        return is_finite
+
+    def _blocks(self, memory: NDArray[np.float32] | None = None) -> Iterator[NDArray[np.float32]]:
+        """It on the host, in blocks: one after the other in ``memory``, or each in place of the last."""
+        scratch = np.empty(min(BLOCK, self._dim), dtype=np.float32) if memory is None else memory
+        start = filled = 0
+        for part, size in zip(self._parts, self._sizes, strict=True):
+            values = None if part is None else _flat(part)
+            done = 0
+            while done < size:
+                first = start if memory is not None else 0
+                block = scratch[first : first + min(BLOCK, self._dim - start)]
+                count = min(size - done, len(block) - filled)
+                target = block[filled : filled + count]
+                if values is None:
+                    target.fill(0.0)
+                else:
+                    np.multiply(values[done : done + count], self._factor, out=target)
+                done, filled = done + count, filled + count
+                if filled == len(block):
+                    yield block
+                    start, filled = start + filled, 0
 
 
-def add_finite(total: Tensor, vector: Tensor, *, out: Tensor) -> bool:
+def _flat(part: Tensor) -> NDArray[np.float32]:
+    """A part's elements in order, on the host; without a copy where they lie so."""
+    flat: NDArray[np.float32] = part.to("cpu", torch.float32).reshape(-1).numpy()
+    return flat
+
+
+def add_finite(total: Tensor, vector: Tensor | Weighted, *, out: Tensor) -> bool:
     """``out = total + vector``; whether all sums are finite.
 
     It stops at the first block that is not. ``out`` may be ``total``.
     """
+    if isinstance(vector, Weighted):
+        return vector.add_to(total, out=out)
     if total.device.type != "cpu":
         torch.add(total, vector, out=out)
         return is_finite(out)
@@ -97,8 +172,12 @@ def take_out(vector: Tensor, places: Tensor) -> NDArray[np.float32]:
         vector.index_fill_(0, places, 0.0)
         return values
     array, indices = vector.numpy(), places.numpy()
-    taken: NDArray[np.float32] = array[indices]
-    array[indices] = 0.0
+    taken: NDArray[np.float32] = np.empty(len(indices), dtype=np.float32)
+    for start in range(0, len(indices), _PLACES):
+        block = indices[start : start + _PLACES]
+        # The mode lets numpy write to `taken` at once; all places are within.
+        np.take(array, block, out=taken[start : start + _PLACES], mode="clip")
+        array[block] = 0.0
     return taken
 
 
@@ -134,7 +213,9 @@ def step_at(params: Tensor, places: Tensor | None, values: NDArray[np.float32], 
         elif places is None:
             _step_all(params.numpy(), values, factor)
         else:
-            params.numpy()[places.numpy()] -= values * factor
+            array, indices = params.numpy(), places.numpy()
+            for start in range(0, len(indices), _PLACES):
+                array[indices[start : start + _PLACES]] -= values[start : start + _PLACES] * factor
 
 
 def _step_all(params: NDArray[np.float32], values: NDArray[np.float32], eta: np.float32) -> None:

@@ -15,7 +15,6 @@ import re
 import struct
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.errors import AflError, ExitCode
+
+try:
+    # The same checksum at many times the speed, with the processor's own instructions (the extra `fast`).
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 _PREFIX = struct.Struct("<4sII")
 _MAGIC = b"AFL2"
@@ -71,7 +76,7 @@ class Record:
 
 
 def _checksum(sections: Sequence[Section]) -> int:
-    return reduce(lambda before, section: zlib.crc32(section, before), sections, 0)
+    return reduce(lambda before, section: crc32(section, before), sections, 0)
 
 
 def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
@@ -81,7 +86,7 @@ def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes
         {"values": values, "lengths": lengths, "checksum": _checksum(sections)}, separators=(",", ":")
     ).encode()
     assert len(header) <= MAX_HEADER_BYTES
-    return _PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)) + header
+    return _PREFIX.pack(_MAGIC, len(header), crc32(header)) + header
 
 
 def read_record(data: memoryview, start: int = 0) -> Record:
@@ -104,7 +109,7 @@ def read_record(data: memoryview, start: int = 0) -> Record:
     if position + length > len(data):
         raise CutShortError("the record's header is cut short")
     header = bytes(data[position : position + length])
-    if zlib.crc32(header) != checksum:
+    if crc32(header) != checksum:
         raise DamagedError("the record's header is not as it was written")
     if magic != _MAGIC:
         raise OtherVersionError("it was written by an earlier version of afl")

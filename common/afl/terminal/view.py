@@ -89,6 +89,8 @@ class RunView:
             "best so far": describe_standing(state["best"]),
             "on the wire": _describe_bytes(state),
         }
+        if state.get("integers"):
+            rows["integers"] = describe_integers(state["integers"])
         for row in rows.items():
             grid.add_row(*row)
         yield grid
@@ -148,6 +150,15 @@ def _describe_bytes(state: Mapping[str, Any]) -> str:
     if not whole or not up + down:
         return sent
     return f"{sent}; uncompressed {compared(up + down, whole)}"
+
+
+def describe_integers(integers: Mapping[str, Any]) -> str:
+    """What a round's integer messages were like."""
+    up, down = integers["uplink_bits"], integers["downlink_bits"]
+    above = "float32 up" if up is None else f"{up:.3g} bits a value up"
+    steps = " to ".join(f"2^{integers[f'{end}_exponent']}" for end in ("smallest", "largest"))
+    shares = f"{100 * integers['zeros']:.3g} % are 0, {100 * integers['at_limit']:.2g} % the largest there is"
+    return f"{above}, {down:.3g}{' bits a value' * (up is None)} down; {shares}; steps {steps}"
 
 
 def compared(sent: int, uncompressed: int) -> str:

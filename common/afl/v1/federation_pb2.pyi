@@ -169,18 +169,20 @@ class Welcome(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Expectation(_message.Message):
-    __slots__ = ("worker", "position", "held", "payload", "offset")
+    __slots__ = ("worker", "position", "held", "payload", "offset", "others")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     held: bool
     payload: int
     offset: int
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., others: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite")
@@ -317,7 +319,7 @@ class Commit(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., dual_weights: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing", "residual_norm")
+    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing", "residual_norm", "others")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +330,7 @@ class Report(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_NORM_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     loss: float
@@ -338,7 +341,18 @@ class Report(_message.Message):
     weight: float
     missing: str
     residual_norm: float
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ..., residual_norm: _Optional[float] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ..., residual_norm: _Optional[float] = ..., others: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("worker", "loss", "examples")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    loss: float
+    examples: int
+    def __init__(self, worker: _Optional[int] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "value")
@@ -349,7 +363,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("worker", "position", "status", "reason")
+    __slots__ = ("worker", "position", "status", "reason", "others")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATUS_UNSPECIFIED: _ClassVar[Ack.Status]
@@ -366,11 +380,13 @@ class Ack(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     status: Ack.Status
     reason: str
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., status: _Optional[_Union[Ack.Status, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    others: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., status: _Optional[_Union[Ack.Status, str]] = ..., reason: _Optional[str] = ..., others: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("reply_wanted", "is_reply")

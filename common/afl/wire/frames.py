@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
     MAX_METRICS,
+    MOST_JOINED,
     Ack,
     AckStatus,
     Encoding,
@@ -27,6 +28,7 @@ from afl.core.messages import (
     Position,
     Report,
     Role,
+    Share,
     Step,
     ValueType,
 )
@@ -35,7 +37,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The protocol's version; servers and workers of different ones refuse each other."""
 
 METHOD = "/afl.v1.Federation/Session"
@@ -118,6 +120,7 @@ def report_frame(report: Report, kind: Kind) -> Frame:
         "position": position_message(report.position),
         "payloads": [_payload(header) for header in report.payloads],
         "metrics": [pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
+        "others": [pb.Share(**vars(share)) for share in report.others],
     }
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
     return Frame(pb.WorkerFrame(reports=[pb.Report(**parts)]).SerializeToString(), content)
@@ -291,6 +294,7 @@ def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
     for report in frame.reports:
         check(f"worker {report.worker}:", report.payloads, "payloads", MOST_PAYLOADS)
         check(f"worker {report.worker}:", report.metrics, "metrics", MAX_METRICS)
+        check(f"worker {report.worker}:", report.others, "others in its report", MOST_JOINED - 1)
 
 
 def position_of(message: pb.Position) -> Position:
@@ -322,13 +326,15 @@ def report_of(message: pb.Report) -> Report:
         weight=message.weight,
         missing=message.missing,
         residual_norm=message.residual_norm,
+        others=tuple(Share(share.worker, share.loss, share.examples) for share in message.others),
     )
 
 
 def ack_of(message: pb.Ack) -> Ack:
     """An Ack. Raises ProtocolError if its status is unknown."""
     status = member(AckStatus, message.status, "status of an ack")
-    return Ack(message.worker, position_of(message.position), status, message.reason)
+    others = tuple(message.others)
+    return Ack(message.worker, position_of(message.position), status, message.reason, others)
 
 
 def payload_header_of(message: pb.Payload) -> PayloadHeader:
@@ -382,11 +388,12 @@ def is_sent(number: float) -> bool:
 
 
 def _scalars(report: Report | pb.Report) -> int:
-    """How many doubles travel: of the loss, the weight, the norm and the metrics."""
+    """How many doubles travel: of the losses, the weight, the norm and the metrics."""
     metrics = (
         report.metrics.values() if isinstance(report, Report) else (metric.value for metric in report.metrics)
     )
-    return sum(map(is_sent, (report.loss, report.weight, report.residual_norm, *metrics)))
+    losses = (report.loss, *(share.loss for share in report.others))
+    return sum(map(is_sent, (*losses, report.weight, report.residual_norm, *metrics)))
 
 
 def position_message(position: Position) -> pb.Position:

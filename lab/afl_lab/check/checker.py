@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from afl_lab.check.costs import check_costs, dry_run, kept_for_backward
 from afl_lab.check.data import Parts, check_data
 from afl_lab.check.examples import Part, look_at
 from afl_lab.check.findings import Report, StoppedError, blaming
+from afl_lab.check.integers import PROPOSED_BITS, check_integers
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
 from afl_lab.check.repeating import check_gradients, check_second_process
 from afl_worker.training.oracle import TaskOracle
@@ -47,7 +49,7 @@ def check_task(config: Path | str, *, task: str | None = None, workers: int | No
 def configured(
     path: Path | None, task: str | None, workers: int | None, overrides: Sequence[str] = ()
 ) -> Config:
-    """The configuration in a file; without one AFL-Com that sends a tenth, as ``afl new`` has it.
+    """The configuration in a file; without one AFL-Com that sends a tenth in integers, as ``afl new`` has it.
 
     Raises:
         afl.ConfigError: if it is wrong.
@@ -60,7 +62,7 @@ def configured(
     else:
         assert task is not None
         algorithm: dict[str, Any] = {"name": "afl-com", "rounds": 1000, "eta_w": 0.1, "eta_q": 0.05}
-        algorithm["uplink"] = {"name": "rand-k", "ratio": 0.1}
+        algorithm["uplink"] = {"name": "rand-k", "ratio": 0.1, "bits": PROPOSED_BITS}
         count, name = workers or DEFAULT_WORKERS, as_module_path(task)
         values = {"workers": count, "task": {"name": name}, "algorithm": algorithm}
         config = config_from_mapping(values, "afl check's own configuration")
@@ -101,9 +103,14 @@ def _check(report: Report, config: Config) -> None:
     # From the beginning again: what was computed has changed buffers.
     check_second_process(report, config, build_vector(task, randomness), parts)
     report.stop_on_errors()
+    started = time.monotonic()
     marks = dry_run(report, config, task)
+    seconds = time.monotonic() - started
+    tried = check_integers(
+        report, config, task, dim=vector.dim, dry_seconds=seconds, round_seconds=marks[-1][1] - marks[-2][1]
+    )
     largest = max(train.nbytes + test.nbytes for train, test in parts.values())
-    check_costs(report, config, marks, vector, activations=activations, data=largest)
+    check_costs(report, config, marks, vector, tried, activations=activations, data=largest)
 
 
 def _data(report: Report, task: Task, context: TaskContext) -> tuple[Parts, dict[int, WorkerData]]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
-from afl.core.compressors import create
+from afl.core.algorithms.realizations import Realizations
+from afl.core.codecs.payload import expected
 from afl.core.disk_usage import MODEL_FILES, disks, keeps_residuals
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
 from afl.tasks import Task
+from afl.wire.accounting import Part
 from afl.wire.settings import RunSettings
 from afl_lab.check.findings import Report, blaming
+from afl_lab.check.integers import Tried
 from afl_lab.simulation.driver import metered
 from afl_server.federation.counters import Counters
 from afl_worker.training.oracle import TaskOracle
@@ -64,11 +68,19 @@ def dry_run(report: Report, config: Config, task: Task) -> list[Mark]:
 
 
 def check_costs(
-    report: Report, config: Config, marks: list[Mark], vector: ParameterVector, *, activations: int, data: int
+    report: Report,
+    config: Config,
+    marks: list[Mark],
+    vector: ParameterVector,
+    tried: Tried | None,
+    *,
+    activations: int,
+    data: int,
 ) -> None:
     """Add what the run will cost, by the marks of a dry run; ``values["costs"]`` has bytes and seconds.
 
     Args:
+        tried: rounds with integers, whose messages vary in length; ``None`` where all rounds are alike.
         activations: what a batch's forward pass keeps for its backward pass, bytes.
         data: the largest worker's examples, bytes.
     """
@@ -78,13 +90,20 @@ def check_costs(
     uncompressed = up + down + second.saved_bytes - first.saved_bytes
     # Between the second's end and the third's lies the evaluation, and nothing else that is its own.
     evaluation = max(0, _sent(third) - _sent(second) - up - down)
+    if tried is not None:
+        # Integers take more bytes in one round than in another: these are left out, and buffers, which are
+        # values too, added again.
+        evaluation = _besides_values(third) + _besides_values(first) - 2 * _besides_values(second)
+        evaluation = max(0, evaluation) + 8 * config.workers * vector.buffers.size
+        up, down = tried.up, tried.down
     evaluations = -(-settings.rounds // config.evaluation.every)
     dim_bytes, buffers = 4 * vector.dim, 4 * vector.buffers.size + vector.frozen_length
-    uplink = create(settings.uplink.name, vector.dim, settings.uplink.options)
-    is_same = settings.downlink == settings.uplink
-    downlink = uplink if is_same else create(settings.downlink.name, vector.dim, settings.downlink.options)
-    residuals = keeps_residuals(uplink, downlink)
+    settings = replace(settings, tensors=vector.tensors)
+    compressors = Realizations(settings, vector.dim, SharedRandomness.from_int(0))
+    residuals = keeps_residuals(compressors.uplink, compressors.downlink)
     sent, received, every = up // config.workers, down // config.workers, config.server.checkpoint_every
+    if tried is not None:
+        sent, received = (expected(form).total_bytes for form in (compressors.uplink, compressors.down_form))
     size = dim_bytes + buffers
     kept = disks(size, sent=sent, received=received, residuals=residuals, checkpoint_every=every)
     held = up if config.absence.leaves_out else config.server.reorder_buffer
@@ -103,13 +122,14 @@ def check_costs(
     }
     report.values["costs"] = costs
     steps = config.algorithm.local_steps or 1
+    about = "" if tried is None else "about "
     each = "a round" if steps == 1 else f"a synchronization ({steps} rounds)"
     seconds = costs["round_seconds"]
     time_shown = f"{1000 * seconds:.2g} ms" if seconds < 0.1 else shown_seconds(seconds)
     shown = {name: shown_bytes(int(value)) for name, value in costs.items() if name != "round_seconds"}
     report.facts["Costs"] = {
-        f"up, {each}": f"{shown['up']} from {config.workers} workers",
-        f"down, {each}": f"{shown['down']} to {config.workers} workers, each its own process",
+        f"up, {each}": f"{about}{shown['up']} from {config.workers} workers",
+        f"down, {each}": f"{about}{shown['down']} to {config.workers} workers, each its own process",
         "uncompressed": f"{shown['uncompressed']} both ways, {uncompressed / (up + down):.1f} times as much",
         "the whole run": f"about {shown['whole_run']} in {config.algorithm.rounds} rounds",
         "time": f"{time_shown} {each} here, one worker after the other",
@@ -145,3 +165,7 @@ def kept_for_backward(task: Task, oracle: TaskOracle, worker: int) -> int:
 
 def _sent(counters: Counters) -> int:
     return counters.uplink.total + counters.downlink.total
+
+
+def _besides_values(counters: Counters) -> int:
+    return _sent(counters) - counters.uplink.parts[Part.VALUES] - counters.downlink.parts[Part.VALUES]

@@ -265,7 +265,8 @@ class Federation(Rounds):
         self._run.log("INFO", f"{member.label} ready", ready)
 
     def _report_began(self, member: Member, event: events.ReportBegan) -> Job[None] | None:
-        self._must_speak_for(member, event.report.worker)
+        for worker in event.report.workers:
+            self._must_speak_for(member, worker)
         if self.ending is not None:
             return None
         return self._after(member, self.engine.begin_report(event.report))

@@ -165,6 +165,7 @@ class Membership:
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
         self._members.owners.update(dict.fromkeys(member.workers, member))
+        engine.drop_shared(frozenset(member.workers))
         position = position_message(engine.step.position)
         welcome = pb.Welcome(
             run_id=run.description.run_id,
@@ -368,5 +369,10 @@ def _check_workers(workers: tuple[int, ...]) -> None:
 def _expectation(engine: RoundEngine, worker: int, position: pb.Position) -> pb.Expectation:
     payload, offset = engine.arrived(worker)
     return pb.Expectation(
-        worker=worker, position=position, held=engine.holds(worker), payload=payload, offset=offset
+        worker=worker,
+        position=position,
+        held=engine.holds(worker),
+        payload=payload,
+        offset=offset,
+        others=engine.begun(worker)[1:],
     )

@@ -154,10 +154,10 @@ class Rounds:
             return None
         if ack.reason:
             # What counts is acknowledged by the next commit.
-            self.counters.refused_reports += 1
+            self.counters.refused_reports += len(ack.workers)
             self._run.send(member.id, ack_frame(ack, Kind.TRAIN))
             if ack.status is AckStatus.LATE:
-                return self._late(member, ack.worker)
+                return self._late(member, ack.workers)
             is_taken_as_missing = (
                 ack.status is AckStatus.REFUSED
                 and self.engine.holds(ack.worker)
@@ -166,7 +166,8 @@ class Rounds:
             if not is_taken_as_missing:
                 return None
         self._stream()
-        self._note(ack.worker)
+        for worker in ack.workers:
+            self._note(worker)
         return self._close() if self.engine.complete else None
 
     def _stream(self) -> None:
@@ -186,12 +187,12 @@ class Rounds:
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
 
-    def _late(self, member: Member, worker: int) -> Job[None] | None:
+    def _late(self, member: Member, workers: Sequence[int]) -> Job[None] | None:
         """A late report has been answered: the member may go on, if it owes no other."""
-        self.counters.late_reports += 1
-        if worker not in member.owes:
+        self.counters.late_reports += len(workers)
+        if member.owes.isdisjoint(workers):
             return None
-        member.owes.discard(worker)
+        member.owes.difference_update(workers)
         return None if member.owes else self._downlink.go_on_with(member)
 
     def _restart_round(self, worker: int, newcomer: Member) -> None:
@@ -306,8 +307,8 @@ class Rounds:
         for ack in self.engine.cut_off:
             owner = self._members.owners.get(ack.worker)
             if owner is not None and ack.worker in owner.owes:
-                self.counters.late_reports += 1
-                owner.owes.discard(ack.worker)
+                self.counters.late_reports += len(ack.workers)
+                owner.owes.difference_update(ack.workers)
                 answers.append(effects.Send(owner.id, ack_frame(ack, Kind.TRAIN)))
         return answers
 

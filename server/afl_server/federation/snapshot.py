@@ -7,7 +7,7 @@ changes it, but for the numbers of single workers (``report_seconds``, ``inciden
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -142,6 +142,12 @@ class Snapshot:
     def is_over(self) -> bool:
         """Whether nothing more happens in this process."""
         return self.ending is not None
+
+    @property
+    def integers(self) -> dict[str, float | None] | None:
+        """What the last closed round's integer messages were like; ``None`` where values are float32."""
+        integers = self.last_round and self.last_round.integers
+        return None if integers is None else asdict(integers)
 
     @property
     def closed(self) -> int:

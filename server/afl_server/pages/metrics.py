@@ -48,6 +48,11 @@ _MEANINGS: Final = {
     "where one is kept",
     "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
     "evaluation; where one is kept",
+    "afl_integer_bits{direction}": "bits of a value in the last closed round, as sent; of integers",
+    "afl_integer_zero_ratio": "share of the last closed round's integers that are 0, as they were rounded",
+    "afl_integer_limit_ratio": "share of them that are the largest of their bits: clipped, or just not",
+    "afl_grid_smallest_exponent": "s of the finest step 2^s of the last closed round's grid",
+    "afl_grid_largest_exponent": "s of its coarsest step",
     "afl_wire_bytes_total{direction,kind}": "bytes of gRPC messages with their 5-byte prefixes, by "
     "direction and kind",
     "afl_payload_bytes_total{direction,part}": "the same bytes by what they are; the parts sum to the wire "
@@ -199,6 +204,19 @@ def _values(s: Snapshot) -> dict[str, Value]:
             values["afl_worst_worker_accuracy"] = s.last.worst_accuracy
         if run.keeps_residuals:
             values["afl_uplink_residual_norm"] = evaluation.residual_norms
+    if s.last_round is not None and (integers := s.last_round.integers) is not None:
+        values["afl_integer_bits"] = {
+            (way,): bits
+            for way, bits in (
+                (Direction.UPLINK, integers.uplink_bits),
+                (Direction.DOWNLINK, integers.downlink_bits),
+            )
+            if bits is not None
+        }
+        values["afl_integer_zero_ratio"] = integers.zeros
+        values["afl_integer_limit_ratio"] = integers.at_limit
+        values["afl_grid_smallest_exponent"] = integers.smallest_exponent
+        values["afl_grid_largest_exponent"] = integers.largest_exponent
     # A directory that is gone: the run ends by itself, and says so.
     with contextlib.suppress(OSError):
         disk = shutil.disk_usage(run.directory)

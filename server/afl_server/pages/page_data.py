@@ -81,6 +81,7 @@ class PageData:
             "uncompressed": _uncompressed(snapshot),
             "paper": _MODEL_VALUE_BYTES
             * (counters.uplink.float_equivalents + counters.downlink.float_equivalents),
+            "integers": snapshot.integers,
             "events": self._sources.events.count,
             "stamp": self._stamp(snapshot, now),
         }

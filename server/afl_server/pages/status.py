@@ -45,6 +45,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "uncompressed_bytes": counters.uncompressed_bytes,
         "uplink_float_equivalents": counters.uplink.float_equivalents,
         "downlink_float_equivalents": counters.downlink.float_equivalents,
+        "integers": snapshot.integers,
         "dual_weights": snapshot.dual_weights.tolist(),
         "dual_history": dual_window.view(),
         "directory": str(run.directory),

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from afl_server.federation import events
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Recorder:

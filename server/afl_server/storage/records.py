@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -229,6 +229,7 @@ class RunRecords:
             loss_mean=mean_of(summary.losses[~np.isnan(summary.losses)]),
             dual_weight_max=float(summary.dual_weights.max()),
             **_named(absent=summary.absent),
+            **({} if summary.integers is None else {"integers": asdict(summary.integers)}),
         )
         self._show_round(line, summary.dual_weights)
 

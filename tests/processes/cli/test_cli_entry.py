@@ -171,3 +171,43 @@ def test_an_interrupt_while_a_process_is_forked_is_not_lost(tmp_path: Path) -> N
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "forks: interrupted\n")
+
+
+ARENAS = """
+import ctypes, threading
+
+def main():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
+    together = threading.Barrier(4)
+
+    def allocate():
+        libc.malloc(1000)
+        together.wait()
+
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told = ctypes.c_void_p(libc.fopen(b"arenas.xml", b"w"))
+    libc.malloc_info(0, told)
+    libc.fclose(told)
+    return 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_daemon", "setting", "is_one"),
+    [(True, {}, True), (True, {"MALLOC_ARENA_MAX": "8"}, False), (False, {}, False)],
+)
+def test_the_threads_of_a_daemon_share_one_arena(
+    tmp_path: Path, is_daemon: bool, setting: dict[str, str], is_one: bool
+) -> None:
+    (tmp_path / "arenas.py").write_text(ARENAS, encoding="utf-8")
+    program = f"from afl.terminal.entry import enter; enter('arenas', 'arenas', needs_linux={is_daemon})"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**environment, **setting}, check=True)
+    arenas = (tmp_path / "arenas.xml").read_text(encoding="utf-8").count("<heap nr=")
+    assert (arenas == 1) == is_one

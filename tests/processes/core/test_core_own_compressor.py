@@ -22,16 +22,21 @@ from core_federation import Federation, Problem
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.compressors import create
 from afl.config import config_from_mapping
+from afl.errors import ConfigError
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.wire.settings import RunSettings
 
-config = config_from_mapping({
-    "workers": 3,
-    "task": {"name": "synthetic"},
-    "algorithm": {"name": "afl-com", "rounds": 6, "block": 6, "eta_w": 0.02, "eta_q": 0.0,
-                  "uplink": {"name": "window", "share": 0.2}},
-})
-settings = RunSettings.of_config(config).parameters
+
+def settings_of(**uplink):
+    algorithm = {"name": "afl-com", "rounds": 6, "block": 6, "eta_w": 0.02, "eta_q": 0.0}
+    return RunSettings.of_config(config_from_mapping({
+        "workers": 3,
+        "task": {"name": "synthetic"},
+        "algorithm": {**algorithm, "uplink": {"name": "window", "share": 0.2, **uplink}},
+    })).parameters
+
+
+settings = settings_of()
 assert settings.uplink == settings.downlink == CompressorChoice("window", {"share": 0.2})
 problem = Problem.random(3, 31)
 outcome = Federation(problem, settings, evaluate_every=2, chaos=1, seed=7).run()
@@ -52,6 +57,17 @@ for model in (outcome.server, *outcome.models):
 assert outcome.uplink_residuals.tobytes() == e.tobytes()
 assert not outcome.downlink_residual.any()
 assert create("window", 31, {"share": 0.2}).delta == 6 / 31
+
+integers = Federation(problem, settings_of(bits=6), evaluate_every=2, chaos=1, seed=7).run()
+assert all(evaluation.diverged == () for evaluation in integers.evaluations)
+assert all(model.tobytes() == integers.server.tobytes() != w.tobytes() for model in integers.models)
+assert not integers.downlink_residual.any()
+try:
+    settings_of(bits=33)
+except ConfigError as error:
+    assert "a whole number from 2 to 24" in str(error), error
+else:
+    raise AssertionError("33 bits were taken")
 print("the page's compressor ran")
 """
 

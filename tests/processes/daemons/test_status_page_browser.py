@@ -12,6 +12,7 @@ import pytest
 
 from afl.config.quantities import shown_bytes
 from afl.core.engine import Evaluation
+from afl.core.grid import IntegerRound
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving
@@ -213,6 +214,7 @@ def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
             assert fact(page, "worst_worker") == "not evaluated yet"
             assert fact(page, "rate") == fact(page, "left") == fact(page, "worst_figure") == "\N{EM DASH}"
     with serving(tmp_path / "second") as served:
+        served.run.integers = IntegerRound(0.625, 1.25, 0.9375, 0.004, -20, -12)
         served.run.play(1200)
         # A round takes 50 s.
         served.run.first_closed = (time.monotonic() - 50 * 1199, 1)
@@ -240,6 +242,8 @@ def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
                 "uncompressed": shown_bytes(state["uncompressed"]),
                 "share": f"{100 * (state['up'] + state['down']) / state['uncompressed']:.1f} % of it is sent",
                 "paper": shown_bytes(state["paper"]),
+                "integer_bits": "0.625 up, 1.25 down",
+                "integer_shares": "93.8 % are 0, 0.4 % the largest there is",
                 "afl_version": state["afl_version"],
             }
             grouped = f"{best['round']:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")

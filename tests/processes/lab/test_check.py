@@ -14,10 +14,14 @@ import psutil
 import pytest
 
 from afl.config import load_config
+from afl.core.randomness import SharedRandomness
+from afl.tasks.initialization import build_vector
+from afl.tasks.registry import load_task
 from afl_cli.main import main
 from afl_lab.check import Finding, Level, Report, check_config
 from afl_lab.check.averaging import no_means, parts_of
 from afl_lab.check.checker import configured
+from afl_lab.check.integers import check_integers
 from afl_lab.simulation.run import simulate
 
 MODULE = '''
@@ -48,6 +52,11 @@ class Good(afl.Classification):
 
     def data(self, worker, context):
         return divided(*examples(worker))
+
+
+class Wide(Good):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 800), nn.ReLU(), nn.Linear(800, 2))
 
 
 class LowRank(nn.Module):
@@ -561,6 +570,79 @@ def test_a_good_task_and_what_its_run_really_costs(module: Path, capsys: pytest.
     whole = sum(way["wire_bytes"] for way in summary["communication"].values())
     assert abs(whole - costs["whole_run"]) < 0.02 * whole
     assert summary["uncompressed_bytes"] > 2 * whole
+
+
+def test_integers_are_tried_and_what_they_cost_is_what_the_run_then_sends(
+    module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    bits = ("--set", "algorithm.uplink.bits=4", "--set", "algorithm.rounds=200")
+    assert main(["check", "--config", "run.yaml", "--json", *bits]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert not [entry for entry in answer["findings"] if entry["where"].startswith("algorithm.uplink")]
+    tried = answer["integers"]
+    assert (tried["bits"], tried["rounds"]) == (4, 40)
+    assert tried["first_loss"] > tried["integers"]["loss"]
+    assert tried["first_loss"] > tried["float32"]["loss"]
+    costs = answer["costs"]
+    assert (costs["up"], costs["down"]) == (tried["integers"]["up"], tried["integers"]["down"])
+    config = load_config(module / "run.yaml", ["algorithm.uplink.bits=4", "algorithm.rounds=200"])
+    summary = simulate(config, module / "simulated")
+    whole = sum(way["wire_bytes"] for way in summary["communication"].values())
+    assert costs["whole_run"] == pytest.approx(whole, rel=0.1)
+    assert costs["up"] < tried["float32"]["up"]
+
+
+def tried_integers(task: str, *overrides: str, dry_seconds: float = 0.1) -> Report:
+    """What is found of integers alone."""
+    Path("run.yaml").write_text(CONFIG)
+    config, report = configured(Path("run.yaml"), task, None, overrides), Report(task)
+    loaded = load_task(config.task.name, config.task.options, allow_path=True)
+    dim = build_vector(loaded, SharedRandomness.from_int(3)).dim
+    check_integers(report, config, loaded, dim=dim, dry_seconds=dry_seconds, round_seconds=0.01)
+    return report
+
+
+def test_integers_are_proposed_where_they_save_and_the_loss_falls_alike() -> None:
+    note = found(tried_integers("faulty.py:Wide"), Level.NOTE, "with bits: 4 a round sends")
+    assert note.advice == "add bits: 4 to algorithm.uplink"
+    identity = tried_integers("faulty.py:Wide", "algorithm.uplink={name: identity}")
+    note = found(identity, Level.NOTE, "with bits: 4 a round sends")
+    assert "each worker then keeps a residual of 22.41 kB" in note.advice
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_tried"),
+    [
+        (["algorithm.uplink.bits=4"], True),
+        (["algorithm.uplink={name: top-k, ratio: 0.25}"], False),
+        (["algorithm.downlink={name: top-k, ratio: 0.25}"], False),
+        (["algorithm.downlink={name: identity, bits: 4}"], False),
+        (["algorithm.name=afl-br", "algorithm.uplink=null"], False),
+        (["algorithm.name=drfa", "algorithm.uplink=null"], False),
+    ],
+)
+def test_nothing_is_proposed_where_there_are_integers_or_can_be_none(
+    overrides: list[str], is_tried: bool
+) -> None:
+    report = tried_integers("faulty.py:Wide", *overrides)
+    assert not report.findings
+    assert ("integers" in report.values) is is_tried
+
+
+def test_integers_that_are_too_coarse_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range so far from the gradients that the tried rounds are over before the grid has found them."""
+    monkeypatch.setattr("afl.core.grid.FIRST_RANGE", 1e12)
+    report = tried_integers("faulty.py:Wide", "algorithm.uplink.bits=4")
+    warning = found(report, Level.WARNING, "with 4 bits the mean loss is")
+    assert warning.where == "algorithm.uplink.bits"
+    assert not tried_integers("faulty.py:Wide").findings, "nor are they proposed then"
+
+
+def test_a_task_of_long_rounds_is_not_tried() -> None:
+    report = tried_integers("faulty.py:Wide", dry_seconds=9.9)
+    assert report.facts["Integers"] == {"bits: 4": "not tried: 20 rounds take 10.1 s here"}
+    assert not report.values
 
 
 def test_batches_of_one_example_can_be_checked(module: Path) -> None:

@@ -191,6 +191,42 @@ def test_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
+    ("compressors", "values", "integers"),
+    [
+        (
+            "uplink: {name: rand-k, ratio: 0.5}",
+            "200 B up a worker, 200 B down a connection; uncompressed 404 B each",
+            "",
+        ),
+        (
+            "uplink: {name: rand-k, ratio: 0.5, bits: 4}",
+            "at most 27 B up a worker, at most 40 B down a connection; uncompressed 404 B each",
+            "4 bits up, 6 down at fixed width, which is the most; entropy-coded where that is shorter",
+        ),
+        (
+            "uplink: {name: rand-k, ratio: theory}, downlink: {bits: 8}",
+            "344 B up a worker, at most 103 B down a connection; uncompressed 404 B each",
+            "8 down at fixed width, which is the most",
+        ),
+    ],
+)
+def test_the_values_of_a_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compressors: str, values: str, integers: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workers: 4\ntask: {name: synthetic, options: {dim: 101}}\n"
+        f"algorithm: {{name: afl-com, rounds: 3, eta_w: 0.1, eta_q: 0.1, {compressors}}}\n"
+    )
+    assert main(["inspect", str(path)]) == 0
+    shown = [line.replace("│", "").split() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    text = " ".join(" ".join(line) for line in shown)
+    assert values in text
+    assert integers in text
+    assert ("integers" in text) is bool(integers)
+
+
+@pytest.mark.parametrize(
     ("server", "seed", "said"),
     [
         ("{listen: '127.0.0.1:0', http: '127.0.0.1:0'}", "17", "a free port of 127.0.0.1; http on a free"),

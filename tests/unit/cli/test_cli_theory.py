@@ -198,3 +198,18 @@ def test_numbers_as_a_person_reads_them() -> None:
         "0",
         "3e+09",
     ]
+
+
+@pytest.mark.parametrize("compressor", ["{name: rand-k, ratio: 0.5, bits: 4}", "{bits: 4}"])
+def test_of_integers_the_selection_has_a_delta_and_rounding_a_warning(
+    capsys: pytest.CaptureFixture[str], config: Path, compressor: str
+) -> None:
+    exact, integers = (
+        asked(capsys, "--config", str(config), "--set", f"algorithm.uplink={each}")
+        for each in (compressor.replace(", bits: 4", "").replace("bits: 4", "name: identity"), compressor)
+    )
+    assert integers["compression"]["delta"] == exact["compression"]["delta"]
+    assert "bits 4" in integers["compression"]["description"]
+    (warning,) = integers["warnings"]
+    assert "rounding errs by up to half a step" in warning
+    assert exact["warnings"] == []

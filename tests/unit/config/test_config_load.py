@@ -61,6 +61,7 @@ SEED = "a whole number from 0 to 2^128 - 1, or 0x and 1 to 32 hexadecimal digits
 OPTION = "text, a finite number, true, false, null, a list or a mapping"
 INSTALLED = "an installed compressor: " + ", ".join(compressor_names())
 RATIO = "a number above 0 and at most 1, or theory"
+BITS = "a whole number from 2 to 24, or no key for float32"
 QUOTES = "the quotes make it text; leave them out"
 
 
@@ -539,6 +540,64 @@ WRONG: list[tuple[str, str, str]] = [
             nearest="ratio",
         ),
     ),
+    *[
+        (
+            "name: afl-com",
+            f"name: afl-com\n  uplink: {{name: rand-k, ratio: 0.1, bits: {written}}}",
+            problem("server.yaml:6: algorithm.uplink.bits", shown, BITS),
+        )
+        for written, shown in [
+            ("1", "1"),
+            ("25", "25"),
+            ("33", "33"),
+            ("true", "true"),
+            ("4.0", "4.0"),
+            ("null", "null"),
+        ]
+    ],
+    (
+        "name: afl-com",
+        "name: afl-com\n  uplink: {bits: '4'}",
+        problem(
+            "server.yaml:6: algorithm.uplink.bits",
+            '"4"',
+            BITS,
+            note="the quotes make it text; leave them out",
+        ),
+    ),
+    *[
+        (
+            "name: afl-com",
+            f"name: afl-com\n  uplink: {{name: {options}, bits: 4}}",
+            problem(
+                "server.yaml:6: algorithm.uplink.bits",
+                f"4, under a key that {name} does not take",
+                f"only {taken} with {name}",
+                note="integers are for compressors whose messages add up to one of the same form: identity, "
+                "rand-k, projection, dct-projection, or an additive one of your own",
+            ),
+        )
+        for name, options, taken in [
+            ("top-k", "top-k, ratio: 0.1", "name and ratio"),
+            ("scaled-sign", "scaled-sign", "name"),
+        ]
+    ],
+    *[
+        (
+            "name: afl-com",
+            f"name: afl-com\n  uplink: {{name: rand-k, ratio: 0.1, bits: 4}}\n  downlink: {written}",
+            problem(
+                "server.yaml:7: algorithm.downlink",
+                shown,
+                "no downlink, or the same as uplink: with bits up, the sum of the integers goes down",
+            ),
+        )
+        for written, shown in [
+            ("{name: identity}", '{"name": "identity"}'),
+            ("{name: rand-k, ratio: 0.1}", '{"name": "rand-k", "ratio": 0.1}'),
+            ("{name: rand-k, ratio: 0.1, bits: 5}", '{"name": "rand-k", "ratio": 0.1, "bits": 5}'),
+        ]
+    ],
     (
         "name: afl-com",
         "name: afl-com\n  uplink: top-k",

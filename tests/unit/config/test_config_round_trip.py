@@ -259,6 +259,7 @@ def test_the_digest_never_changes_between_versions() -> None:
         {"algorithm__rounds": 99},
         {"algorithm__eta_w": 0.06},
         {"algorithm__uplink": {"name": "top-k", "ratio": 0.1}},
+        {"algorithm__uplink": {"name": "rand-k", "ratio": 0.1, "bits": 4}},
         {"algorithm__downlink": {}},
         {"algorithm__block": 9},
         {"run__seed": 17},

@@ -86,3 +86,23 @@ def test_the_downlink_is_the_uplink_unless_it_is_written() -> None:
     assert (split.uplink_compressor.name, split.downlink_compressor.name) == ("top-k", "identity")
     neither = _config().algorithm
     assert neither.uplink_compressor.name == neither.downlink_compressor.name == "identity"
+
+
+@pytest.mark.parametrize(
+    ("uplink", "downlink"),
+    [
+        ({"name": "rand-k", "ratio": 0.1, "bits": 2}, None),
+        (
+            {"name": "rand-k", "ratio": "theory", "bits": 24},
+            {"name": "rand-k", "ratio": "theory", "bits": 24},
+        ),
+        ({"bits": 4}, {"name": "identity", "bits": 4}),
+        ({"name": "top-k", "ratio": 0.1}, {"name": "dct-projection", "ratio": 0.1, "bits": 4}),
+        (None, {"bits": 4}),
+    ],
+)
+def test_integers_go_both_ways_or_down_alone(uplink: object, downlink: object) -> None:
+    algorithm = _config(uplink=uplink, downlink=downlink).algorithm
+    assert algorithm.downlink_compressor.options["bits"] in {2, 4, 24}
+    if algorithm.uplink_compressor.options.get("bits"):
+        assert algorithm.downlink_compressor == algorithm.uplink_compressor

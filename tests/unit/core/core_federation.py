@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afl.core.aggregation import joint_reports
 from afl.core.algorithms.afl_com import AflComServer, AflComWorker
 from afl.core.algorithms.base import ServerAlgorithm, WorkerAlgorithm, WorkerSide
 from afl.core.algorithms.registry import server_half, worker_side
@@ -23,6 +24,7 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Oracle, Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.vectors import Weighted
 from afl.tasks.base import Task, TaskContext
 from afl.tasks.initialization import build_vector
 from afl.v1 import federation_pb2 as pb
@@ -144,6 +146,10 @@ class ProblemOracle:
         gradient = self._problem.gradient(worker, round_, params) * np.float32(scale)
         return self._problem.loss(worker, round_, params), 5, torch.from_numpy(gradient)
 
+    def weighted_gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
+        loss, examples, gradient = self.gradient(worker, round_, scale)
+        return loss, examples, Weighted([gradient], [len(gradient)], 1.0)
+
     def train_examples(self, worker: int) -> int:
         return 7 + worker
 
@@ -248,7 +254,7 @@ class Federation:
             answers: list[tuple[Report, list[Payload]]] = []
             for participant, step in zip(self.participants, committed, strict=True):
                 if step is not None:
-                    answers += [answer for _, answer in participant.take(step)]
+                    answers += [answer for _, answer in joint_reports(participant.take(step))]
             self._deliver(answers)
             round_, evaluation = self.engine.last_round, self.engine.last_evaluation
             opening = self.engine.advance()

@@ -34,6 +34,7 @@ from afl.core.messages import (
 )
 from afl.core.policy import AbsencePolicy, DivergenceWatch
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.vectors import Weighted
 from afl.errors import DivergedError, NonFiniteError, ProtocolError
 from support.reference import IntegerGrid
 
@@ -545,6 +546,9 @@ class Model:
 
     def gradient(self, update: int, scale: float) -> tuple[float, int, torch.Tensor]:
         return 0.0, 1, torch.tensor(self._gradient) * scale
+
+    def weighted_gradient(self, update: int, scale: float) -> tuple[float, int, Weighted]:
+        return 0.0, 1, Weighted([torch.tensor(self._gradient)], [len(self._gradient)], scale)
 
 
 @pytest.mark.parametrize("keeps_old", [False, True])

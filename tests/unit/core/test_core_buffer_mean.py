@@ -34,6 +34,7 @@ from afl.core.model.buffers import ModuleBuffers
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.vectors import Weighted
 from afl.errors import NonFiniteError, ProtocolError
 
 WORKERS = 3
@@ -251,6 +252,10 @@ class Still:
         self._vector.buffers.select(worker)
         self._vector.module.get_buffer("1.running_mean").add_(1 + worker)
         return 0.5, 1, torch.zeros(self._vector.dim)
+
+    def weighted_gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
+        loss, examples, gradient = self.gradient(worker, round_, scale)
+        return loss, examples, Weighted([gradient], [len(gradient)], 1.0)
 
     def train_examples(self, worker: int) -> int:
         return 1

@@ -21,7 +21,7 @@ from afl.core.compressors.base import Selection, kept
 from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import Encoding
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.core.vectors import is_finite, scale
+from afl.core.vectors import is_finite
 from afl.errors import ConfigError
 
 Array = NDArray[np.float32]
@@ -91,6 +91,30 @@ def test_top_k_tells_neighbouring_floats_and_denormals_apart() -> None:
     for count, chosen in ((1, [1]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 2, 4])):
         found, _ = split(realization("top-k", 5, {"ratio": count / 5}), vector)
         assert np.flatnonzero(found).tolist() == chosen
+
+
+@pytest.mark.parametrize("count", [1, 700, 7000, 30_000])
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "hidden", "shown", "descending"])
+def test_top_k_of_a_long_vector_is_that_order_whatever_a_sample_of_it_says(kind: str, count: int) -> None:
+    dim = 70_000
+    vector = np.random.default_rng(3).standard_normal(dim, dtype=np.float32)
+    every = np.arange(dim) % 61 == 0
+    match kind:
+        case "ties":
+            vector = np.round(vector).astype(np.float32)
+        case "zeros":
+            vector[500:] = 0.0
+        case "hidden":
+            vector[every] = 0.0
+        case "shown":
+            vector[~every] *= np.float32(1e-3)
+        case "descending":
+            vector = np.arange(dim, 0, -1).astype(np.float32)
+    found, _ = split(realization("top-k", dim, {"ratio": count / dim}), vector)
+    order = np.lexsort((np.arange(dim), -np.abs(vector)))[:count]
+    right = np.zeros(dim, dtype=np.float32)
+    right[order] = vector[order]
+    assert bits(found) == bits(right)
 
 
 @given(vector=vectors(2.0**50), ratio=st.floats(0.001, 1.0))
@@ -280,22 +304,6 @@ def test_error_feedback_is_the_recursion_written_in_numpy(case: str) -> None:
         assert bits(message) == bits(right)
         assert bits(feedback.residual.numpy()) == bits(residual)
     assert residual.any() == (case != "identity")
-
-
-@given(weight=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-@settings(deadline=None)
-@example(weight=1e-320, seed=0)
-@example(weight=0.1, seed=1)
-def test_scale_rounds_the_weight_once_and_the_product_once(weight: float, seed: int) -> None:
-    gradient = np.random.default_rng(seed).standard_normal((8, 5)).astype(np.float32)
-    found = torch.empty(8, 5)
-    scale(torch.from_numpy(gradient.copy()), weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
-    strided = torch.from_numpy(gradient.T.copy()).T
-    scale(strided, weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
-    scale(strided.double(), weight, out=found)
-    assert bits(found.numpy()) == bits(gradient * np.float32(weight))
 
 
 @given(vector=vectors(), place=st.integers(0, 39), poison=st.sampled_from([math.nan, math.inf, -math.inf]))

@@ -23,6 +23,7 @@ from afl.core.messages import (
     Position,
     Report,
     Role,
+    Share,
     Step,
     ValueType,
 )
@@ -170,6 +171,10 @@ def test_reports_of_several_workers_join_into_one_frame() -> None:
     examples=st.integers(0, 2**64 - 1),
     metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=4),
     digest=st.binary(max_size=16),
+    others=st.lists(
+        st.builds(Share, st.integers(0, 2**32 - 1), st.floats(allow_nan=False), st.integers(0, 2**64 - 1)),
+        max_size=3,
+    ),
 )
 @settings(deadline=None)
 def test_a_report_crosses_the_wire_unchanged(
@@ -180,13 +185,18 @@ def test_a_report_crosses_the_wire_unchanged(
     examples: int,
     metrics: dict[str, float],
     digest: bytes,
+    others: list[Share],
 ) -> None:
-    report = Report(worker, Position(round_, phase), loss, examples, (INDEXED, DENSE), metrics, digest)
+    position = Position(round_, phase)
+    headers, shares = (INDEXED, DENSE), tuple(others)
+    report = Report(worker, position, loss, examples, headers, metrics, digest, others=shares)
     frame = report_frame(report, Kind.EVALUATE)
     (read,) = parse_worker_frame(frame.data).reports
     assert report_of(read) == report
     # protobuf leaves a zero out, but not a negative one.
-    sent = [number for number in (loss, *metrics.values()) if struct.pack("<d", number) != bytes(8)]
+    losses = [loss, *(share.loss for share in others)]
+    sent = [number for number in (*losses, *metrics.values()) if struct.pack("<d", number) != bytes(8)]
+    assert content_of_worker_frame(parse_worker_frame(frame.data), lambda *_: None).scalars == 8 * len(sent)
     assert frame.content == FrameContent(Traffic.EVALUATION, scalars=8 * len(sent))
 
 
@@ -219,7 +229,7 @@ def test_a_step_and_its_headers_cross_the_wire_unchanged(
 
 @pytest.mark.parametrize("status", AckStatus)
 def test_an_ack_crosses_the_wire_unchanged(status: AckStatus) -> None:
-    ack = Ack(3, POSITION, status, "why")
+    ack = Ack(3, POSITION, status, "why", (5, 6))
     frame = ack_frame(ack, Kind.EVALUATE)
     (read,) = parse_server_frame(frame.data).acks
     assert ack_of(read) == ack

@@ -171,7 +171,7 @@ def test_nothing_is_taken_for_a_count_before_the_histogram_is_right() -> None:
 @pytest.mark.parametrize(("name", "options"), [("top-k", {"ratio": 0.1}), ("scaled-sign", {})])
 def test_only_compressors_whose_messages_add_up_take_bits(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match="it takes no `bits`: a sum of its messages is no message of its own"
+        ConfigError, match="it takes no `bits`, since a sum of its messages is no message of its own"
     ):
         create(name, 100, {**options, "bits": 4})
 

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from afl.core import randomness
 from afl.core.randomness import Purpose, SharedRandomness, Stream
 
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
@@ -143,6 +144,18 @@ def test_subset_is_the_first_distinct_values_of_the_documented_sequence(
     drawn = stream(1, round_).subset(*asked)
     assert drawn.dtype == np.int64
     assert drawn.tolist() == reference.subset(reference.words(SEED, 1, round_, 0), *asked)
+
+
+@pytest.mark.parametrize(
+    ("population", "size"), [(200_000, 40_000), (200_000, 150_000), (200_000, 3_000), (90_000, 45_000)]
+)
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_a_large_subset_depends_on_no_pass_s_length(
+    monkeypatch: pytest.MonkeyPatch, population: int, size: int, share: float
+) -> None:
+    monkeypatch.setattr(randomness, "_first_pass", lambda _, size: int(share * size))
+    right = reference.subset(reference.words(SEED, 1, 7, 0), population, size)
+    assert stream(1, 7).subset(population, size).tolist() == right
 
 
 @pytest.mark.parametrize(("population", "size"), [(5, 6), (5, -1), (0, 1)])

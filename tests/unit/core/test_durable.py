@@ -1,8 +1,10 @@
 """Records in files: whole ones are read as written, others are told from them."""
 
 import errno
+import json
 import os
 import random
+import zlib
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,13 @@ def test_a_record_is_read_as_it_was_written(values, parts, before, after):
     assert record.values == values
     assert [bytes(part) for part in record.sections] == parts
     assert record.length == len(data) - len(before) - len(after)
+
+
+@given(parts=sections)
+def test_checksums_are_those_of_zlib_whatever_computes_them(parts):
+    head = record_head({}, parts)
+    assert int.from_bytes(head[8:12], "little") == zlib.crc32(head[12:])
+    assert json.loads(head[12:])["checksum"] == zlib.crc32(b"".join(parts))
 
 
 @given(values=values, parts=sections, data=st.data())

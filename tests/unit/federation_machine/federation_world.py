@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from afl._version import __version__
 from afl.config import Config, config_from_mapping
+from afl.core.aggregation import joint_reports
+from afl.core.codecs.integers import integers
 from afl.core.engine import Outcome
 from afl.core.messages import (
     NOWHERE,
@@ -27,6 +29,7 @@ from afl.core.messages import (
     Encoding,
     GoodbyeStatus,
     Kind,
+    Payload,
     PayloadHeader,
     Position,
     Report,
@@ -64,12 +67,15 @@ def config_of(*, workers: int = 3, state: str = "process", **changes: Any) -> Co
     return config_from_mapping({"workers": workers, **sections})
 
 
-def payload_of(worker: int, position: Position, header: PayloadHeader) -> bytes:
-    """Plain values that only a worker's report for a step has."""
+def payload_of(worker: int, position: Position, header: PayloadHeader) -> Payload:
+    """Plain values, or integers, that only a worker's report for a step has."""
     assert header.encoding in {Encoding.DENSE, Encoding.SEEDED}
-    seed = [worker, position.round, position.phase, int(header.role)]
-    values = np.random.default_rng(seed).standard_normal(header.count).astype("<f4")
-    return values.tobytes()
+    random = np.random.default_rng([worker, position.round, position.phase, int(header.role)])
+    if header.bits:
+        limit = (1 << (header.bits - 1)) - 1
+        values = random.integers(-limit, limit, header.count, dtype=np.int32, endpoint=True)
+        return integers(header.encoding, header.bits).whole(values, header.role, header.dim)
+    return Payload(header, (random.standard_normal(header.count).astype("<f4").view(np.uint8).data,))
 
 
 def loss_of(worker: int, position: Position) -> float:
@@ -197,23 +203,36 @@ class World:
 
     def report(self, worker: int, position: Position, kind: Kind) -> list[events.MemberEvent]:
         """What says a worker's report, without its member."""
+        return next(self.reports([worker], position, kind))
+
+    def reports(
+        self, workers: Sequence[int], position: Position, kind: Kind
+    ) -> Iterator[list[events.MemberEvent]]:
+        """What says the workers' reports, without their member; a joint one where these are integers."""
+        answers = ((kind, self._answer(worker, position, kind)) for worker in workers)
+        for _, (report, payloads) in joint_reports(answers):
+            found: list[events.MemberEvent] = [events.ReportBegan(0, report)]
+            for index, payload in enumerate(payloads):
+                half = payload.header.total_bytes // 8 * 4
+                for offset, data in ((0, payload.data[:half]), (half, payload.data[half:])):
+                    if data:
+                        found.append(events.Piece(0, report.worker, index, offset, data))
+            yield found
+
+    def _answer(self, worker: int, position: Position, kind: Kind) -> tuple[Report, list[Payload]]:
         engine = self.federation.engine
         headers: tuple[PayloadHeader, ...] = ()
         if kind is not Kind.EVALUATE and position == engine.step.position:
             headers = tuple(engine.collector.expected_payloads(position))
         loss = loss_of(worker, position)
         metrics = {"loss": loss} if kind is Kind.EVALUATE else {}
-        report = Report(worker, position, loss, 8, headers, metrics, self._digest(kind))
-        found: list[events.MemberEvent] = [events.ReportBegan(0, report)]
-        for index, header in enumerate(headers):
-            data = payload_of(worker, position, header)
-            half = len(data) // 8 * 4
-            found.append(events.Piece(0, worker, index, 0, data[:half]))
-            found.append(events.Piece(0, worker, index, half, data[half:]))
-        return found
+        payloads = [payload_of(worker, position, header) for header in headers]
+        own = tuple(payload.header for payload in payloads)
+        return Report(worker, position, loss, 8, own, metrics, self._digest(kind)), payloads
 
     def _digest(self, kind: Kind) -> bytes:
-        return self.federation.engine.model.digest() if kind is Kind.EVALUATE else b""
+        engine = self.federation.engine
+        return engine.model.digest(engine.algorithm.grid) if kind is Kind.EVALUATE else b""
 
     def _take_steps(self, peer: Peer) -> None:
         while peer.steps and peer.steps[0][0].is_closed:
@@ -222,20 +241,38 @@ class World:
             peer.applied = max(peer.applied, step.position)
             if step.kind is Kind.MODEL:
                 continue
-            for worker in workers:
-                if worker in broadcast.participants and peer.reported[worker] <= step.position:
-                    peer.reported[worker] = step.position
-                    self.queue(peer, worker, step.position, step.kind)
+            asked = [
+                worker
+                for worker in workers
+                if worker in broadcast.participants and peer.reported[worker] <= step.position
+            ]
+            peer.reported.update(dict.fromkeys(asked, step.position))
+            self.queue_all(peer, asked, step.position, step.kind)
 
-    def queue(
-        self, peer: Peer, worker: int, position: Position, kind: Kind, first: tuple[int, int] = (0, 0)
+    def queue(self, peer: Peer, worker: int, position: Position, kind: Kind) -> None:
+        """Let the peer report as one worker."""
+        self.queue_all(peer, [worker], position, kind)
+
+    def queue_all(
+        self,
+        peer: Peer,
+        workers: Sequence[int],
+        position: Position,
+        kind: Kind,
+        begun: Mapping[int, pb.Expectation] = MappingProxyType({}),
     ) -> None:
-        """Let the peer report, from this byte of this payload on."""
-        for event in self.report(worker, position, kind):
-            if isinstance(event, events.Piece) and (event.payload, event.offset) < first:
-                continue
-            values = {name: getattr(event, name) for name in type(event).__dataclass_fields__}
-            peer.said.append(type(event)(**{**values, "member": peer.member}))
+        """Let the peer report as all of these; what has begun goes on."""
+        for said in self.reports(workers, position, kind):
+            began = said[0]
+            assert isinstance(began, events.ReportBegan)
+            own = begun.get(began.report.worker, pb.Expectation())
+            goes_on = tuple(own.others) == began.report.workers[1:]
+            for event in said:
+                is_piece = isinstance(event, events.Piece)
+                if is_piece and goes_on and (event.payload, event.offset) < (own.payload, own.offset):
+                    continue
+                values = {name: getattr(event, name) for name in type(event).__dataclass_fields__}
+                peer.said.append(type(event)(**{**values, "member": peer.member}))
 
     # Effects.
 
@@ -280,17 +317,20 @@ class World:
             peer.held = {entry.worker for entry in frame.welcome.workers if entry.held}
             peer.said.append(self.ready(peer))
             position, kind = self.federation.engine.step.position, self.federation.engine.step.kind
-            for entry in frame.welcome.workers:
-                # As a worker does: what it has made goes on where the server has it to.
-                if peer.reported[entry.worker] == position and not entry.held:
-                    self.queue(peer, entry.worker, position, kind, (entry.payload, entry.offset))
+            # As a worker does: what it has made goes on where the server has it to.
+            lacking = {
+                entry.worker: entry
+                for entry in frame.welcome.workers
+                if peer.reported[entry.worker] == position and not entry.held
+            }
+            self.queue_all(peer, list(lacking), position, kind, lacking)
         if frame.HasField("heartbeat") and frame.heartbeat.reply_wanted:
             peer.said.append(events.FrameCame(member, 4))
         for ack in map(ack_of, frame.acks):
             if ack.status is AckStatus.LATE or not ack.reason:
                 self._told_closed = max(self._told_closed, ack.position)
             if ack.status is AckStatus.LATE:
-                self.late.add((ack.worker, ack.position))
+                self.late.update((worker, ack.position) for worker in ack.workers)
 
     def answer(self) -> bool:
         """Let the first piece of work that is waited for be done; whether there was one."""

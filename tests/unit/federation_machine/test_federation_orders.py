@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from afl._version import __version__
 from afl.config import Config
-from afl.core.messages import Position
+from afl.core.messages import Position, Report
 from afl.errors import ExitCode
 from afl.security.identity import Grant, Permission, WorkerIds
 from afl.wire.frames import PROTOCOL
@@ -33,6 +33,7 @@ PERMISSIONS = (
 CONFIGS: dict[str, dict[str, Any]] = {
     "afl-br": {"name": "afl-br", "eta_q": 0.1},
     "afl-com": {"name": "afl-com", "eta_q": 0.1, "uplink": {"name": "rand-k", "ratio": 0.5}},
+    "integers": {"name": "afl-com", "eta_q": 0.1, "uplink": {"name": "rand-k", "ratio": 0.5, "bits": 4}},
     "fedavg": {"name": "fedavg", "local_steps": 2},
     "drfa": {"name": "drfa", "eta_q": 0.1, "local_steps": 2, "sampled": 2},
 }
@@ -268,6 +269,10 @@ class Federations(RuleBasedStateMachine):
         positions = [outcome.step.position for outcome, _ in self.world.appended]
         assert positions == sorted(set(positions))
 
+    @invariant()
+    def no_joint_report_is_refused(self) -> None:
+        assert not [line.message for line in self.world.log if "joint" in line.message]
+
     def teardown(self) -> None:
         try:
             if hasattr(self, "world"):
@@ -305,7 +310,7 @@ class LateWorld(World):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.reported: set[tuple[int, Position]] = set()
-        self._saying: dict[tuple[int, int], Position] = {}
+        self._saying: dict[tuple[int, int], Report] = {}
 
     def say(self, peer: Peer) -> bool:
         self._take_steps(peer)
@@ -314,13 +319,14 @@ class LateWorld(World):
         is_over = self.federation.engine.finished
         has_said = super().say(peer)
         if isinstance(said, events.ReportBegan) and has_said:
-            self._saying[peer.member, said.report.worker] = said.report.position
+            self._saying[peer.member, said.report.worker] = said.report
         if isinstance(said, events.ReportBegan | events.Piece) and has_said:
             worker = said.report.worker if isinstance(said, events.ReportBegan) else said.worker
             following = peer.said[0] if peer.said else None
             is_whole = not (isinstance(following, events.Piece) and following.worker == worker)
             if is_whole and peer.goodbye is None and not is_over:
-                self.reported.add((worker, self._saying[peer.member, worker]))
+                report = self._saying[peer.member, worker]
+                self.reported.update((named, report.position) for named in report.workers)
         return has_said
 
     def _carry_out(self, effect: effects.Effect) -> None:

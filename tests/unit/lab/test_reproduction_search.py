@@ -128,6 +128,17 @@ def test_the_papers_methods(name: str) -> None:
     assert experiment.parts["main"].seeds[:3] == [1, 2, 3]
 
 
+def test_integers_are_apart_from_the_papers_methods_and_have_rand_k_s_steps() -> None:
+    experiment = load_experiment("fashion-mnist")
+    part = experiment.parts["integers"]
+    variants = experiment.variants("integers")
+    assert {variant.method for variant in variants.values()} == {"afl-com-rand-k"}
+    assert (part.search, part.steps, part.seeds) == (None, "main", experiment.parts["main"].seeds)
+    config = experiment.config("afl-com-rand-k", variants["bits-4"].set).algorithm
+    assert config.uplink_compressor.options == {"ratio": 0.1, "bits": 4}
+    assert config.downlink_compressor == config.uplink_compressor
+
+
 def write(folder: Path, document: str) -> Path:
     (folder / "experiment.yaml").write_text(document)
     return folder

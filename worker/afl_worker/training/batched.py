@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.core.vectors import scale as multiply
+from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
@@ -48,20 +48,19 @@ class BatchedOracle(TaskOracle):
             )
         self._lossy = _Loss(task, vector.module)
         self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=self._device)
-        self._scaled = torch.empty_like(vector.values)
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
         self._round = 0
         one = grad_and_value(self._loss, has_aux=True)
         self._call = vmap(one, in_dims=(None, 0, 0), randomness="different")
 
-    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         if round_ != self._round:
             self._compute(round_)
             self._round = round_
         row = self._rows[worker]
-        multiply(self._gradients[row], scale, out=self._scaled)
-        return self._losses[row], self.batch_size(worker), self._scaled
+        gradient = self._gradients[row]
+        return self._losses[row], self.batch_size(worker), Weighted([gradient], [len(gradient)], scale)
 
     def _compute(self, round_: int) -> None:
         workers = tuple(self._rows)

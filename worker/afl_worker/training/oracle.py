@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.vectors import Weighted
 from afl.errors import DataError, TaskError
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
 from afl.tasks.dtypes import telling_types
@@ -85,12 +87,23 @@ class TaskOracle:
         vector.buffers.host(data)
 
     def gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Tensor]:
+        """As :meth:`weighted_gradient`, as one vector, in memory that the next call takes."""
+        loss, examples, weighted = self.weighted_gradient(worker, round_, scale)
+        with self._spent:
+            weighted.write(self._whole)
+        return loss, examples, self._whole
+
+    @functools.cached_property
+    def _whole(self) -> Tensor:
+        return torch.empty_like(self._vector.values)
+
+    def weighted_gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Weighted]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
         with self._spent:
             return self._gradient(worker, round_, scale)
 
-    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Tensor]:
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
         batch = self.minibatch(worker, round_)
         module = self.module(worker, training=True)
@@ -109,7 +122,7 @@ class TaskOracle:
                     ".item() or .numpy(), or work under torch.no_grad()?"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), self.batch_size(worker), self._vector.collect_gradient(scale)
+        return float(loss.detach()), self.batch_size(worker), self._vector.gradient(scale)
 
     def train_examples(self, worker: int) -> int:
         """How many training examples the worker has in all."""

@@ -24,18 +24,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.base import Arrays, LocalModel, Replica, WorkerAlgorithm, WorkerSide, finite_gradient
+from afl.core.algorithms.base import (
+    NOT_FINITE,
+    Arrays,
+    LocalModel,
+    Replica,
+    WorkerAlgorithm,
+    WorkerSide,
+    finite_loss,
+)
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.algorithms.update_server import UpdateServer
-from afl.core.codecs.payload import check_header, expected, pack, unpack
+from afl.core.codecs.payload import check_header, expected, pack, pack_to_add, unpack
 from afl.core.compressors import Compressed
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.dual import DualRule
-from afl.core.error_feedback import ErrorFeedback
+from afl.core.error_feedback import ErrorFeedback, Spare
 from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
 from afl.core.randomness import SharedRandomness
 from afl.core.vectors import norm, overwrite
+from afl.errors import NonFiniteError
 
 
 def update_round(position: Position) -> int:
@@ -80,8 +89,8 @@ class AflComServer(UpdateServer):
         return memoryview(b"") if self._pending is not None else self.sum.final()
 
     def unsent(self) -> Arrays:
-        """e_hat, where there is one."""
-        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
+        """e_hat too, where there is one."""
+        return {**super().unsent(), **self._residual()}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
         """Steps 3 and 5 from D_t."""
@@ -91,13 +100,16 @@ class AflComServer(UpdateServer):
 
     def state(self) -> Arrays:
         """q_t and e_hat."""
-        return {**super().state(), **self.unsent()}
+        return {**super().state(), **self._residual()}
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin round t."""
         super().restore(state, position)
         if self._feedback is not None:
             overwrite(self._feedback.residual, state["downlink_residual"])
+
+    def _residual(self) -> Arrays:
+        return {} if self._feedback is None else {"downlink_residual": self._feedback.residual.numpy()}
 
 
 class AflComReplica(Replica):
@@ -122,43 +134,55 @@ class AflComWorker(WorkerAlgorithm):
     back makes one, for one round: it goes with the next message.
 
     Args:
-        resends: whether a report must stay as it is until the worker's next; otherwise p is made in the
-            gradient's own memory where no residual is kept.
-        keeps_old: whether a residual whose sum overflows must stay as it was.
+        spare: what the workers of a process share to make p in.
+        resends: whether a report must stay as it is until the worker's next; otherwise p is made in memory
+            that the next gradient takes, where no residual is kept.
+        joins: whether integers are added to other workers' before they are sent.
     """
 
     def __init__(
         self,
         worker: int,
         realizations: Realizations,
-        device: torch.device | str = "cpu",
+        device: torch.device | str,
+        spare: Spare,
         *,
-        resends: bool = True,
-        keeps_old: bool = False,
+        resends: bool,
+        joins: bool = False,
     ) -> None:
         super().__init__(worker)
+        self._pack = pack_to_add if joins else pack
         self._realizations = realizations
         dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
-        self._new_feedback = partial(ErrorFeedback, dim, device, keeps_old=keeps_old)
+        self._new_feedback = partial(ErrorFeedback, dim, device, spare)
         self._feedback = None if lossless else self._new_feedback()
+        self._spare = spare
         self._message = torch.empty(dim, device=device) if lossless and resends else None
         self._exponents: NDArray[np.int32] | None = None
         """Of the grid that the last message's integers lie on."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """Weigh the gradient, compress it with error feedback, and pack."""
-        loss, examples, weighted = finite_gradient(model, position.round, weight)
+        loss, examples, weighted = model.weighted_gradient(position.round, weight)
+        finite_loss(loss)
         if self._feedback is None:
-            message = weighted if self._message is None else self._message.copy_(weighted)
+            message = self._message
+            if message is None:
+                message = self._spare.vector_like(model.params)
+            if not weighted.write(message):
+                raise NonFiniteError(NOT_FINITE)
             compressed = Compressed(message.cpu().numpy())
         else:
             realization = self._realizations.of_uplink(position.round)
-            compressed = self._feedback.compress(weighted, realization)
+            try:
+                compressed = self._feedback.compress(weighted, realization)
+            except NonFiniteError as error:
+                raise error if weighted.is_finite() else NonFiniteError(NOT_FINITE) from None
             if isinstance(realization, OnGrid):
                 self._exponents = realization.exponents
             if self._realizations.uplink.lossless:
                 self._feedback = None
-        payload = pack(self._realizations.uplink, compressed)
+        payload = self._pack(self._realizations.uplink, compressed)
         return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
 
     @property
@@ -197,12 +221,13 @@ def afl_com_side(
     device: torch.device | str,
     *,
     resends: bool,
-    keeps_old: bool,
 ) -> WorkerSide:
     """Steps 2 and 5; the arguments are those of :meth:`afl.core.algorithms.algorithm.Algorithm.worker`."""
-    realizations = Realizations(settings, dim, randomness, device)
+    realizations, spare = Realizations(settings, dim, randomness, device), Spare()
+    # A simulation, which sends nothing again, has each worker report alone.
+    joins = resends and len(workers) > 1
     halves = {
-        worker: AflComWorker(worker, realizations, device, resends=resends, keeps_old=keeps_old)
+        worker: AflComWorker(worker, realizations, device, spare, resends=resends, joins=joins)
         for worker in workers
     }
     return WorkerSide(

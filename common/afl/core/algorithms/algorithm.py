@@ -123,7 +123,7 @@ class Algorithm(abc.ABC):
         device: torch.device | str = "cpu",
         *,
         resends: bool = True,
-        keeps_old: bool = False,
+        keeps_old: bool = False,  # noqa: ARG002  # AFL-Com's stays in any case
     ) -> WorkerSide:
         """What a process runs for the workers that it hosts.
 
@@ -139,4 +139,4 @@ class Algorithm(abc.ABC):
         """
         from afl.core.algorithms.afl_com import afl_com_side  # noqa: PLC0415  # with PyTorch
 
-        return afl_com_side(settings, dim, randomness, workers, device, resends=resends, keeps_old=keeps_old)
+        return afl_com_side(settings, dim, randomness, workers, device, resends=resends)

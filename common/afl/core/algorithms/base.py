@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.grid import Grid
+from afl.core.grid import Grid, IntegerRound
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.sums import Sum
-from afl.core.vectors import is_finite
+from afl.core.vectors import Weighted, is_finite
 from afl.errors import NonFiniteError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -174,6 +174,7 @@ class ServerAlgorithm(SumCollector):
     Attributes:
         settings: the run's.
         params: the server's own model, float32 ``[dim]`` on the CPU; moved in place by :meth:`settle`.
+        integers: of the last closed round; ``None`` where values are float32, or before the first.
     """
 
     phases: ClassVar[int] = 1
@@ -190,6 +191,8 @@ class ServerAlgorithm(SumCollector):
     params: Tensor
     grid: Grid | None = None
     """Of integer messages, as :attr:`params` have it; ``None`` where there are none."""
+
+    integers: IntegerRound | None = None
 
     @property
     def keeps_residuals(self) -> bool:
@@ -276,6 +279,10 @@ class LocalModel(Protocol):
         gradient: float32 ``[dim]``, free to change, and valid until the next call."""
         ...
 
+    def weighted_gradient(self, update: int, scale: float) -> tuple[float, int, Weighted]:
+        """The same, as autograd leaves it: to be computed where it is to go, which saves a pass over it."""
+        ...
+
     def loss(self, synchronization: int) -> tuple[float, int]:
         """The loss on a minibatch drawn for that alone, and its size."""
         ...
@@ -299,8 +306,7 @@ class WorkerAlgorithm(abc.ABC):
 
         Raises:
             NonFiniteError: if a loss or gradient is not finite, or a result leaves float32's range; the
-                model is as before, and so is the residual; but where the residual's own sum overflows, only
-                if it was made to be kept (:class:`afl.core.error_feedback.ErrorFeedback`).
+                model is as before, and so is the residual.
         """
 
     @property
@@ -375,6 +381,9 @@ def finite_loss(loss: float) -> float:
     return loss
 
 
+NOT_FINITE = "the gradient has an element that is not finite"
+
+
 def finite_gradient(model: LocalModel, update: int, scale: float) -> tuple[float, int, Tensor]:
     """The loss, minibatch size and scaled gradient of an update round.
 
@@ -384,5 +393,5 @@ def finite_gradient(model: LocalModel, update: int, scale: float) -> tuple[float
     loss, examples, gradient = model.gradient(update, scale)
     finite_loss(loss)
     if not is_finite(gradient):
-        raise NonFiniteError("the gradient has an element that is not finite")
+        raise NonFiniteError(NOT_FINITE)
     return loss, examples, gradient

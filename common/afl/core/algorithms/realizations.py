@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.codecs.integers import probe
+from afl.core.codecs.integers import probe, sum_bits
 from afl.core.compressors import Compressed, Compressor, Realization, create
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.grid import Grid
@@ -58,11 +58,13 @@ class Realizations:
             messages = settings.workers if self.downlink is self.uplink else 1
             self.downlink.groups = len(tensors)
             self.down_form = copy(self.downlink)
-            self.down_form.bits += (messages - 1).bit_length()
+            self.down_form.bits = sum_bits(self.downlink.bits, messages)
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device
         self._drawn: dict[tuple[int, bool], Realization] = {}
+        self._latest: tuple[tuple[Realization, bytes], OnGrid] | None = None
+        """On the grid as it was then."""
 
     def of_uplink(self, round_: int, exponents: NDArray[np.int32] | None = None) -> Realization:
         """C_t of the workers.
@@ -109,10 +111,17 @@ class Realizations:
         if not compressor.bits:
             return drawn
         assert self.grid is not None
+        # All workers of a process ask for the same in a round.
+        key = (drawn, self.grid.content())
+        if exponents is None and self._latest is not None and self._latest[0] == key:
+            return self._latest[1]
         exact = compressor.in_coordinates
         lengths = drawn.counts(self._offsets) if exact else np.array([compressor.count])
-        exponents = self.grid.exponents if exponents is None else exponents
-        return OnGrid(drawn, lengths, self.grid, exponents, is_exact=exact)
+        if exponents is not None:
+            return OnGrid(drawn, lengths, self.grid, exponents, is_exact=exact)
+        made = OnGrid(drawn, lengths, self.grid, self.grid.exponents, is_exact=exact)
+        self._latest = key, made
+        return made
 
     def _draw(self, compressor: Compressor, round_: int) -> Realization:
         key = (round_, compressor is self.uplink)

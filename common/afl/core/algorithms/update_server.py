@@ -11,17 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.aggregation import sum_of
+from afl.core.aggregation import IntegerSum, sum_of
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.payload import expected, pack, unpack
 from afl.core.compressors import Compressed
 from afl.core.dual import DualRule
-from afl.core.messages import Payload, PayloadHeader, Position
+from afl.core.grid import IntegerRound, counted_integers
+from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.randomness import SharedRandomness
 from afl.core.sums import Sum
 from afl.errors import NonFiniteError
+
+_INTEGERS = "integers"
+"""The name of what :meth:`UpdateServer.unsent` has of them."""
 
 
 class UpdateServer(ServerAlgorithm):
@@ -53,6 +57,9 @@ class UpdateServer(ServerAlgorithm):
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
         self.grid = self.realizations.grid
+        self._down_count = self.realizations.downlink.count
+        self._seen: NDArray[np.int64] | None = None
+        """Of the integers that the last closed round rounded: as :attr:`IntegerSum.seen`."""
 
     @abc.abstractmethod
     def update(self, total: NDArray[Any]) -> Compressed:
@@ -72,6 +79,10 @@ class UpdateServer(ServerAlgorithm):
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
         """One update, in the uplink compressor's form."""
         return (self._expected,)
+
+    def open_report(self, report: Report) -> None:
+        """Its update stands for as many workers as the report."""
+        self.sum.expect(report.worker, len(report.workers))
 
     @property
     def sums(self) -> Sequence[Sum]:
@@ -102,14 +113,41 @@ class UpdateServer(ServerAlgorithm):
                 f"round {self.round}: the update made from the workers' updates overflows float32"
             )
         payload = pack(self.realizations.down_form, downlink)
+        if isinstance(self.sum, IntegerSum):
+            self._seen = self.sum.seen.copy()
+        elif self.grid is not None:
+            self._seen = np.append(counted_integers(downlink.values[: self._down_count], self.grid.limit), 0)
+        self._describe(payload.header)
         self._step(self._losses, downlink)
         return payload
 
-    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:  # noqa: ARG002
+    def unsent(self) -> Arrays:
+        """What the integers were like, which only metrics need."""
+        return {} if self._seen is None else {_INTEGERS: self._seen}
+
+    def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
         """Close round t again, from D_t instead of reports."""
         assert self._pending is None
+        self._seen = unsent.get(_INTEGERS)
+        self._describe(payload.header)
         self._step(losses, unpack(payload.header, payload.data))
         self.settle()
+
+    def _describe(self, header: PayloadHeader) -> None:
+        """Say what round t's integers were like, before its update moves the grid."""
+        if self.grid is None or self._seen is None:
+            self.integers = None
+            return
+        values, zeros, at_limit, sent = self._seen.tolist()
+        exponents = self.grid.exponents
+        self.integers = IntegerRound(
+            uplink_bits=8 * sent / values if sent else None,
+            downlink_bits=8 * header.value_bytes / self._down_count,
+            zeros=zeros / values,
+            at_limit=at_limit / values,
+            smallest_exponent=int(exponents.min()),
+            largest_exponent=int(exponents.max()),
+        )
 
     def _step(self, losses: NDArray[np.float64], downlink: Compressed) -> None:
         self.dual.update(self.round, losses)

@@ -48,10 +48,18 @@ class Integers(Codec):
 
     def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
         """The shortest payload of the integers, int32 or int64 ``[count]``."""
-        integers = compressed.values
+        return self.whole(compressed.values, role, compressor.dim)
+
+    def whole(self, integers: NDArray[Any], role: Role, dim: int) -> Payload:
+        """The shortest payload of integers, int32 or int64 ``[count]``."""
         coded = _entropy_coded(integers, self.value_bytes(len(integers)))
         section = memoryview(_fixed(integers, self.bits) if coded is None else coded)
-        return self._payload(role, compressor.dim, len(integers), section)
+        return self._payload(role, dim, len(integers), section)
+
+    def plain(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
+        """The payload at fixed width: made and read faster than the shortest."""
+        integers = compressed.values
+        return self._payload(role, compressor.dim, len(integers), memoryview(_fixed(integers, self.bits)))
 
     def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
         """The most bytes are those at the fixed width."""
@@ -80,6 +88,11 @@ def probe() -> bytes:
     """An entropy-coded payload that is always the same: a party that codes it in another way could not decode
     what others send."""
     return _entropy_coded(np.repeat(np.arange(-3, 4, dtype=np.int32), 3 ** np.arange(7)), 1 << 10) or b""
+
+
+def sum_bits(bits: int, messages: int) -> int:
+    """The width that holds the sum of so many messages of ``bits`` bits."""
+    return bits + (messages - 1).bit_length()
 
 
 def integer_type(bits: int) -> type[np.int32 | np.int64]:

@@ -56,7 +56,10 @@ def create(name: str, dim: int, options: Mapping[str, Any]) -> Compressor:
     if BITS in options:
         bits = options[BITS]
         if not compressor.additive_idempotent:
-            raise ConfigError(f"{name}: it takes no `bits`: a sum of its messages is no message of its own")
+            raise ConfigError(
+                f"{name}: it takes no `bits`, since a sum of its messages is no message of its own; integers "
+                "are for compressors that are additive and idempotent"
+            )
         if type(bits) is not int or bits not in BIT_WIDTHS:
             least, most = BIT_WIDTHS[0], BIT_WIDTHS[-1]
             raise ConfigError(f"{name}: bits is {bits!r}; it must be a whole number from {least} to {most}")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, RatioCompressor, Realization, Selection
 from afl.core.messages import Encoding
 from afl.core.randomness import Stream
-from afl.core.vectors import take_out
+from afl.core.vectors import BLOCK, take_out
+
+_SAMPLED = 61
+"""One value of so many: a prime, so that layers with sizes of powers of two do not bias the sample."""
 
 
 class TopK(RatioCompressor):
@@ -50,14 +56,11 @@ def largest(vector: Tensor, count: int) -> Tensor:
     if count >= len(vector):
         return torch.arange(len(vector), device=vector.device)
     if vector.device.type == "cpu":
-        # Magnitudes of finite floats order as their bits do; integers partition faster than floats.
-        bits = vector.numpy().view(np.int32) & np.int32(0x7FFFFFFF)
-        threshold = np.partition(bits, len(bits) - count)[len(bits) - count]
-        chosen = bits >= threshold
-        surplus = int(np.count_nonzero(chosen)) - count
-        if surplus:
-            chosen[np.flatnonzero(bits == threshold)[-surplus:]] = False
-        return torch.from_numpy(np.flatnonzero(chosen))
+        values = vector.numpy()
+        places = _candidates(values, count)
+        if len(places) < count:
+            return torch.from_numpy(_first(values, count))
+        return torch.from_numpy(places[_first(values[places], count)])
     magnitude = vector.abs()
     threshold_value = torch.topk(magnitude, count, sorted=False).values.min()
     mask = magnitude >= threshold_value
@@ -65,3 +68,32 @@ def largest(vector: Tensor, count: int) -> Tensor:
     if surplus:
         mask[torch.nonzero(magnitude == threshold_value).flatten()[-surplus:]] = False
     return torch.nonzero(mask).flatten()
+
+
+def _candidates(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Places, ascending, that hold the first ``count`` if they are as many: those of the values from a bound
+    on that a sample suggests. One pass instead of a partition of all; none where that would gain little."""
+    sample = np.abs(values[::_SAMPLED])
+    expected = count / len(values) * len(sample)
+    # Four standard deviations more than it should take, so that they are too few once in many rounds.
+    rank = int(expected + 4 * math.sqrt(expected) + 1)
+    if 3 * rank > len(sample):
+        return np.zeros(0, dtype=np.int64)
+    bound = np.partition(sample, len(sample) - rank)[len(sample) - rank]
+    scratch, found = np.empty(BLOCK, dtype=np.float32), []
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        found.append(np.flatnonzero(np.abs(block, out=scratch[: len(block)]) >= bound) + start)
+    return np.concatenate(found)
+
+
+def _first(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Where the first ``count`` by the order of :func:`largest` are, ascending."""
+    # Magnitudes of finite floats order as their bits do; integers partition faster than floats.
+    bits = values.view(np.int32) & np.int32(0x7FFFFFFF)
+    threshold = np.partition(bits, len(bits) - count)[len(bits) - count]
+    chosen = bits >= threshold
+    surplus = int(np.count_nonzero(chosen)) - count
+    if surplus:
+        chosen[np.flatnonzero(bits == threshold)[-surplus:]] = False
+    return np.flatnonzero(chosen)

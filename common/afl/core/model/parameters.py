@@ -1,4 +1,4 @@
-"""The trainable parameters of any module as one flat float32 vector, with the gradient beside it."""
+"""The trainable parameters of any module as one flat float32 vector."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from torch.nn.parameter import is_lazy
 
 from afl.core.grid import Grid
 from afl.core.model.buffers import BufferPolicy, ModuleBuffers
-from afl.core.vectors import overwrite, scale
+from afl.core.vectors import Weighted, overwrite
 from afl.errors import TaskError
 
 DIGEST_BYTES = 16
 
 
 class _Entry(NamedTuple):
-    """A trainable parameter, with the parts of the two vectors that are its own, in its shape."""
+    """A trainable parameter, with the part of the vector that is its own, in its shape."""
 
     parameter: nn.Parameter
     values: Tensor
-    gradient: Tensor
 
 
 class ParameterVector:
@@ -33,8 +32,8 @@ class ParameterVector:
 
     A float32 parameter becomes a view into :attr:`values`. A parameter of another floating type (bfloat16,
     float64) keeps its type; :attr:`values` is its float32 master copy, written to it by :meth:`publish`.
-    Gradients are taken from autograd by :meth:`collect_gradient`: adding them up in place would read and
-    write each twice more. Frozen parameters stay outside the vector. Tied parameters count once.
+    Gradients are taken from autograd by :meth:`gradient`: adding them up in place would read and write each
+    twice more. Frozen parameters stay outside the vector. Tied parameters count once.
 
     Args:
         module: changed in place; moved to ``device``.
@@ -76,18 +75,15 @@ class ParameterVector:
                 f"({len(named)} parameters, all frozen or empty); a run needs at least one with requires_grad"
             )
         self.values = torch.empty(self.dim, dtype=torch.float32, device=device)
-        self.gradient = torch.zeros(self.dim, dtype=torch.float32, device=device)
+        self._sizes = sizes
         self._entries: list[_Entry] = []
-        parts = zip(
-            trainable, torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True
-        )
-        for (name, parameter), values, gradient in parts:
+        for (name, parameter), values in zip(trainable, torch.split(self.values, sizes), strict=True):
             if not parameter.dtype.is_floating_point:
                 raise TaskError(
                     f"the parameter {name} is {parameter.dtype}; trainable parameters are real "
                     "floating-point: convert it, or set requires_grad = False"
                 )
-            entry = _Entry(parameter, values.view(parameter.shape), gradient.view(parameter.shape))
+            entry = _Entry(parameter, values.view(parameter.shape))
             entry.values.copy_(parameter.detach())
             if parameter.dtype == torch.float32:
                 parameter.data = entry.values
@@ -106,17 +102,13 @@ class ParameterVector:
         for entry in self._entries:
             entry.parameter.grad = None
 
-    def collect_gradient(self, factor: float = 1.0) -> Tensor:
-        """Take the module's gradient after ``backward``: :attr:`gradient`, zero where nothing flowed, times a
-        factor that is rounded to float32, as is each product."""
+    def gradient(self, factor: float = 1.0) -> Weighted:
+        """Take the module's gradient after ``backward``, times a factor; zero where nothing flowed."""
+        parts: list[Tensor | None] = []
         for entry in self._entries:
-            grad = entry.parameter.grad
-            if grad is None:
-                entry.gradient.zero_()
-            else:
-                entry.parameter.grad = None
-                scale(grad if grad.layout == torch.strided else grad.to_dense(), factor, out=entry.gradient)
-        return self.gradient
+            grad, entry.parameter.grad = entry.parameter.grad, None
+            parts.append(grad if grad is None or grad.layout == torch.strided else grad.to_dense())
+        return Weighted(parts, self._sizes, factor)
 
     def load(self, values: NDArray[np.float32]) -> None:
         """Replace all values; float32 ``[dim]``."""

@@ -62,6 +62,11 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
         for key, value in line.items()
         if type(value) in {int, float} and key != "round"
     }
+    numbers |= {
+        f"integers/{key}": float(value)
+        for key, value in line.get("integers", {}).items()
+        if value is not None
+    }
     workers = line.get("workers", []) if event == "evaluation" else []
     if len(workers) <= MOST_WORKERS:
         for worker, metrics in enumerate(workers):

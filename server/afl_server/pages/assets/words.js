@@ -82,5 +82,16 @@ export function facts(state) {
     uncompressed: state.uncompressed ? bytes(state.uncompressed) : NONE,
     share: state.uncompressed ? `${((100 * sent) / state.uncompressed).toFixed(1)} % of it is sent` : "",
     paper: bytes(state.paper),
+    ...integers(state.integers),
+  };
+}
+
+// Of the last round's integer messages; empty where values are float32.
+function integers(sent) {
+  if (!sent) return { integer_bits: "", integer_shares: "" };
+  const up = sent.uplink_bits == null ? "32 (float32)" : figure(sent.uplink_bits);
+  return {
+    integer_bits: `${up} up, ${figure(sent.downlink_bits)} down`,
+    integer_shares: `${percent(sent.zeros)} are 0, ${percent(sent.at_limit)} the largest there is`,
   };
 }
