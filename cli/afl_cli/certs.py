@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from afl.config.address import parse_target
 from afl.errors import AddressError, ConfigError, ExitCode, StorageError, why_unwritable
+from afl.paths import expanded
 from afl.runs.durable import write_whole
 from afl.security.certificates import KeyPair, read_file
 from afl.security.identity import new_token, parse_tokens, token_hash
@@ -35,7 +36,7 @@ _PUBLIC, _PRIVATE = 0o644, 0o600
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     directory = "where the files go; an existing authority is used, and no file is overwritten"
-    parser.add_argument("directory", type=Path, metavar="DIR", help=directory)
+    parser.add_argument("directory", type=expanded, metavar="DIR", help=directory)
     default = f"(default: those of the existing certificate, or {DEFAULT_SERVER})"
     server = f"names and addresses that workers reach the server by {default}"
     parser.add_argument("--server", metavar="HOST[,HOST...]", help=server)

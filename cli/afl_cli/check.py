@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.text import Text
 
 from afl.errors import ConfigError, ExitCode
+from afl.paths import expanded
 from afl.terminal.parser import set_option
 from afl.terminal.view import facts, make_console
 
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     config = (
         "the configuration it will run with (default: AFL-Com that sends a tenth in integers, batches of 32)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help=config)
+    parser.add_argument("--config", type=expanded, metavar="FILE", help=config)
     workers = "the number of workers (default: the configuration's, or 3)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
     set_option(parser)

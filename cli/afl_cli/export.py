@@ -7,6 +7,7 @@ from pathlib import Path
 
 from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, ExitCode
+from afl.paths import expanded
 from afl.runs.files import MODEL_NAMES
 from afl.terminal.view import facts, make_console
 
@@ -16,14 +17,14 @@ HELP = "hand over a run's model, with a card that describes it"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     run = "a run's directory; the run may have ended, well or badly, or still be running"
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help=run)
+    parser.add_argument("run_directory", type=expanded, metavar="RUN", help=run)
     model = (
         "final: after the last round; random: of a round drawn before the run; best: with the best"
         " worst worker (default: final)"
     )
     parser.add_argument("--model", choices=MODEL_NAMES, default="final", help=model)
     out = "the folder (default: exported)"
-    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help=out)
+    parser.add_argument("--out", type=expanded, default=Path("exported"), metavar="DIR", help=out)
     parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
     description = "what the data is (default: run.description of the run)"
     parser.add_argument("--description", metavar="TEXT", help=description)

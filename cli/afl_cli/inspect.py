@@ -17,7 +17,7 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
-from afl.paths import kind_of
+from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
@@ -40,7 +40,7 @@ _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "secon
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("path", type=Path, metavar="FILE", help=_KINDS)
+    parser.add_argument("path", type=expanded, metavar="FILE", help=_KINDS)
     everything = "show every evaluation and parameter, however many there are"
     parser.add_argument("--all", action="store_true", help=everything)
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from afl.errors import ExitCode
+from afl.paths import expanded
 
 HELP = "compare runs in figures, by rounds and by what was sent"
 
@@ -13,11 +14,11 @@ HELP = "compare runs in figures, by rounds and by what was sent"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     runs = "run directories, or their metrics.jsonl; runs may still be running"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
+    parser.add_argument("runs", nargs="+", type=expanded, metavar="RUN", help=runs)
     label = "a run's name in the figures, once for each run in order (default: the directories' names)"
     parser.add_argument("--label", action="append", default=[], metavar="TEXT", help=label)
     out = "worst-accuracy and max-loss go there as .png and .svg (default: plots)"
-    parser.add_argument("--out", type=Path, default=Path("plots"), metavar="DIR", help=out)
+    parser.add_argument("--out", type=expanded, default=Path("plots"), metavar="DIR", help=out)
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the figures")
 
 

@@ -9,6 +9,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from afl.errors import ExitCode
+from afl.paths import expanded
 from afl.terminal.parser import set_option
 
 HELP = "run whole federations in one process each, without sockets"
@@ -17,12 +18,12 @@ HELP = "run whole federations in one process each, without sockets"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     configs = "configurations, as a server's"
-    parser.add_argument("configs", nargs="+", type=Path, metavar="CONFIG", help=configs)
+    parser.add_argument("configs", nargs="+", type=expanded, metavar="CONFIG", help=configs)
     out = (
         "a run goes to DIR/CONFIG/seed-SEED (default: simulations), not to run.directory, which is for a"
         " server's run; runs found there are kept"
     )
-    parser.add_argument("--out", type=Path, default=Path("simulations"), metavar="DIR", help=out)
+    parser.add_argument("--out", type=expanded, default=Path("simulations"), metavar="DIR", help=out)
     add_run_options(parser)
     batched = "compute the workers' gradients in one call: faster, no longer equal to the bit"
     parser.add_argument("--batched", action="store_true", help=batched)

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -20,6 +19,7 @@ from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
 from afl.core.messages import BITS
 from afl.errors import AflError, ConfigError, ExitCode
+from afl.paths import expanded
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, table
 
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ratio = "share of the coordinates it keeps"
     size.add_argument("--ratio", type=share, metavar="SHARE", help=ratio)
     config = "take these, and L and sigma_q, from a configuration"
-    size.add_argument("--config", type=Path, metavar="FILE", help=config)
+    size.add_argument("--config", type=expanded, metavar="FILE", help=config)
     set_option(size)
     problem = parser.add_argument_group("constants of the problem (estimates will do)")
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")

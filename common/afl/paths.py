@@ -23,6 +23,9 @@ _ADVICE = {
     errno.EDQUOT: "free some space",
 }
 
+_start = Path()
+"""The folder that this process was started in; that in which it is now, until :func:`begin_here`."""
+
 
 @contextlib.contextmanager
 def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterator[None]:
@@ -70,9 +73,21 @@ def kind_of(path: Path) -> Literal["folder", "file", ""]:
     return "folder" if stat.S_ISDIR(mode) else "file"
 
 
-def expanded(path: Path) -> Path:
+def expanded(path: str | Path) -> Path:
     """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises
+
+
+def begin_here() -> None:
+    """What a person names is looked for from the folder that this process is in now, wherever a task's code
+    may change to."""
+    global _start  # noqa: PLW0603  # as the working directory is the process's
+    _start = Path.cwd()
+
+
+def from_start(path: Path) -> Path:
+    """Where a path is that a person has named, by the folder that this process was started in."""
+    return _start / path
 
 
 def as_argument(path: Path) -> str:

@@ -12,7 +12,7 @@ from afl.config.address import check_plaintext
 from afl.config.document import help_text
 from afl.daemon.logs import set_up_logs
 from afl.errors import AflError, ConfigError, ExitCode
-from afl.paths import kind_of, naming_paths
+from afl.paths import expanded, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, STATE_FOLDER
 from afl.terminal.display import can_redraw
 from afl.terminal.entry import failed
@@ -62,10 +62,10 @@ def make_server_parser() -> argparse.ArgumentParser:
         "afl-server",
         "Run one federation: wait for the workers, train the model for its worst worker, write the results.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration (YAML)")
+    parser.add_argument("--config", type=expanded, metavar="FILE", help="the run's configuration (YAML)")
     parser.add_argument(
         "--resume",
-        type=Path,
+        type=expanded,
         metavar="DIR",
         help="resume the run in this directory, with its own configuration",
     )

@@ -1,4 +1,4 @@
-"""A task's forked processes, such as a DataLoader's: a restart of their worker does not fail for them."""
+"""What a task's code does to its process: it forks, starts threads, changes the folder."""
 
 from __future__ import annotations
 
@@ -135,3 +135,33 @@ def test_a_signal_to_a_servers_child_is_not_the_servers(tmp_path: Path):
         for ids in ("0", "1"):
             federation.start(ids, "--task", "tests_tasks:ForkingModel")
         federation.finish()
+
+
+LEFT = "s after the end, and left behind: the thread prefetch; end what your code starts"
+
+
+def test_a_thread_that_does_not_end_holds_nobody(tmp_path: Path):
+    with Federation(config_of("Threaded", 60), tmp_path) as federation:
+        federation.start("1", "--task", "tests_tasks:Threaded")
+        worker = federation.start("0", "--task", "tests_tasks:Threaded")
+        federation.wait_until(lambda status: status["round"] >= 3)
+        worker.terminate()
+        worker.expect(ExitCode.INTERRUPTED)
+        again = federation.start("0", "--task", "tests_tasks:Threaded")
+        federation.finish()
+    for process in (worker, again, federation.server):
+        assert LEFT in process.text
+
+
+def test_a_task_that_changes_the_working_directory_changes_no_path(tmp_path: Path):
+    config = {**config_of("Wandering", 20), "run": {"seed": 1, "directory": "run"}}
+    with Federation(config, tmp_path) as federation:
+        for ids in ("0", "1"):
+            options = ("--task", "tests_tasks:Wandering", "--journal", "journal", "--data-dir", "data")
+            federation.start(ids, *options)
+        federation.wait_until(lambda status: status["round"] >= 1)
+        assert len(list((tmp_path / "journal").glob("*/worker-*.journal"))) == 2
+        federation.finish()
+    assert federation.summary()["result"] == "ok"
+    assert (tmp_path / "run" / "model-final.safetensors").is_file()
+    assert federation.server.logged("listening", directory=str(tmp_path / "run"))

@@ -236,7 +236,8 @@ def test_where_the_server_ends_the_run_no_worker_is_started_again(folder: Path) 
         shutil.rmtree(folder / "runs" / "server")
         shown, errors = process.communicate(timeout=120)
     assert process.returncode == 9, shown + errors
-    gone = r"afl run: .*the run directory runs/server is gone; restore it from a backup.*"
+    directory = re.escape(str(folder / "runs" / "server"))
+    gone = rf"afl run: .*the run directory {directory} is gone; restore it from a backup.*"
     assert re.fullmatch(gone, errors.strip())
     assert "started again" not in shown
 

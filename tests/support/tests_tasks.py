@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,26 @@ class Forking(Slow):
             )
             self._ones = iter(loader)
         return super().loss(model, batch) * next(self._ones)
+
+
+class Threaded(Slow):
+    """``Slow``, the same to the bit, with a thread that never ends and that Python waits for."""
+
+    def model(self) -> nn.Module:
+        threading.Thread(target=threading.Event().wait, name="prefetch").start()
+        return super().model()
+
+
+class Wandering(Slow):
+    """``Slow``, the same to the bit, in a folder of its own."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        os.chdir("/")
+        return super().loss(model, batch)
+
+    def model(self) -> nn.Module:
+        os.chdir("/")
+        return super().model()
 
 
 class ForkingModel(Slow):

@@ -22,6 +22,7 @@ from afl.core.participant import Kept
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError
+from afl.paths import from_start
 from afl.runs import durable
 from afl.runs.durable import DamagedError, InUseError, OtherVersionError, Record, Section
 
@@ -207,7 +208,7 @@ class Journals:
     def __init__(
         self, folder: Path, run_id: str, layout_hash: bytes, workers: Sequence[int], level: str
     ) -> None:
-        self._folder = folder / run_id
+        self._folder = from_start(folder) / run_id
         self._own: dict[int, Journal] = {}
         for worker in workers:
             path = self._folder / f"worker-{worker}.journal"
@@ -246,7 +247,7 @@ def remove_left_behind(folder: Path, run_id: str, workers: Sequence[int]) -> Non
     """Remove what processes of these workers left of a run that is complete, but for what is in use."""
     for worker in workers:
         with contextlib.suppress(OSError, StorageError, InUseError):
-            if any((folder / run_id).glob(f"worker-{worker}.*")):
+            if any((from_start(folder) / run_id).glob(f"worker-{worker}.*")):
                 Journals(folder, run_id, b"", [worker], "process").remove()
 
 

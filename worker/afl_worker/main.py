@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,7 +16,7 @@ from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
-from afl.paths import naming_paths
+from afl.paths import expanded, from_start, naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser
@@ -91,7 +90,7 @@ def make_worker_parser() -> argparse.ArgumentParser:
     )
     option(
         "--journal",
-        type=Path,
+        type=expanded,
         default=DEFAULT_JOURNAL,
         metavar="DIR",
         help="where this process writes what it is about to send, so that it can resume after a crash "
@@ -116,7 +115,7 @@ def make_worker_parser() -> argparse.ArgumentParser:
         "--token-file": "this worker's token, for a server that asks for one (or put the token into "
         f"{TOKEN_VARIABLE})",
     }.items():
-        option(name, type=Path, metavar="FILE", help=content)
+        option(name, type=expanded, metavar="FILE", help=content)
     option(
         "--server-name",
         metavar="NAME",
@@ -144,7 +143,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         except ValueError as error:
             raise ConfigError(f"--give-up-after: {error}; write for example 30s, 10m, 2h or never") from error
     if parsed.data_dir:
-        os.environ["AFL_DATA"] = parsed.data_dir
+        os.environ["AFL_DATA"] = str(from_start(expanded(parsed.data_dir)))
     server = _address("--server", parsed.server, parse_target)
     credentials = _credentials(parsed, server)
     return WorkerOptions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -13,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from afl.errors import ConfigError, why_unwritable
+from afl.terminal.children import end_with
 
 END_GRACE_S = 5.0
 """How long a process may take to end after SIGTERM before it is killed."""
@@ -39,7 +42,8 @@ class Event:
 
 
 class Child:
-    """One process ``python -m MODULE ARGUMENTS``, its standard error added to a file.
+    """One process ``python -m MODULE ARGUMENTS``, its standard error added to a file; it ends by SIGTERM with
+    the thread that starts it.
 
     Args:
         events: gets an :class:`Event` for each JSON line, and one without fields at the end.
@@ -77,6 +81,8 @@ class Child:
             # A session of its own: a terminal's Ctrl-C reaches the command alone, which then ends its
             # children in order instead of racing with them.
             start_new_session=True,
+            # So nothing of ours reaches them when the command is killed.
+            preexec_fn=partial(end_with, os.getpid()),  # noqa: PLW1509  # takes no lock
         )
         self._reader = threading.Thread(target=self._read, name=f"read-{name}", daemon=True)
         self._reader.start()

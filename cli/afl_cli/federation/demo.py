@@ -21,7 +21,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
-from afl.paths import as_argument
+from afl.paths import as_argument, expanded
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     processes_option(parser)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same model (default: 1)")
     keep = "write models, metrics and logs here (default: a new temporary directory)"
-    parser.add_argument("--keep", type=Path, metavar="DIR", help=keep)
+    parser.add_argument("--keep", type=expanded, metavar="DIR", help=keep)
 
 
 def checked_groups(options: argparse.Namespace) -> tuple[range, ...]:

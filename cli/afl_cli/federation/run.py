@@ -10,7 +10,7 @@ from rich.console import Console
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
-from afl.paths import as_argument
+from afl.paths import as_argument, expanded
 from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
@@ -32,7 +32,7 @@ FREE_PORT = "127.0.0.1:0"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the run's configuration (YAML)")
+    parser.add_argument("config", type=expanded, metavar="CONFIG", help="the run's configuration (YAML)")
     workers = "the number of workers, instead of the configuration's (as --set workers=N)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
     processes_option(parser)

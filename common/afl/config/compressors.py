@@ -13,11 +13,20 @@ from afl.theory import theory_ratio
 IDENTITY: Final = "identity"
 THEORY: Final = "theory"
 
-RATIO_TAKERS: Final = ("top-k", "rand-k", "projection", "dct-projection")
-"""The built-in ones that take an option, which is ``ratio`` and required."""
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    IDENTITY: (BITS,),
+    "top-k": ("ratio",),
+    "rand-k": ("ratio", BITS),
+    "projection": ("ratio", BITS),
+    "dct-projection": ("ratio", BITS),
+    "scaled-sign": (),
+}
+"""The options of the built-in ones that are checked here: ``ratio``, required where it is taken, and, for
+the class C_AI, ``bits``. One that is not in this table checks its own."""
 
-BITS_TAKERS: Final = (IDENTITY, "rand-k", "projection", "dct-projection")
-"""The built-in ones whose values may be integers of `bits` bits: those of the class C_AI."""
+RATIO_TAKERS: Final = tuple(name for name, options in OPTIONS.items() if "ratio" in options)
+
+BITS_TAKERS: Final = tuple(name for name, options in OPTIONS.items() if BITS in options)
 
 BITS_ACCEPTED: Final = f"a whole number from {BIT_WIDTHS[0]} to {BIT_WIDTHS[-1]}, or no key for float32"
 
@@ -49,8 +58,9 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
         accepted = f"an installed compressor: {', '.join(names)}"
         yield Problem(("name",), shown(name), accepted, nearest=nearest(name, names))
         return
-    taken = ["name", *["ratio"] * (name in RATIO_TAKERS), *[BITS] * (name in BITS_TAKERS)]
-    if installed[name]:
+    is_checked_here = installed[name] and name in OPTIONS
+    taken = ["name", *OPTIONS.get(name, ())]
+    if is_checked_here:
         for option, value in options.items():
             if option not in taken:
                 found = f"{shown(value)}, under a key that {name} does not take"
@@ -62,7 +72,7 @@ def compressor_problems(name: str, options: Mapping[str, object]) -> Iterator[Pr
                 yield Problem(("ratio",), f"nothing, and {name} needs it", RATIO_ACCEPTED)
             elif not _is_ratio(options["ratio"]):
                 yield Problem(("ratio",), shown(options["ratio"]), RATIO_ACCEPTED)
-    if BITS in options and (BITS in taken or not installed[name]):
+    if BITS in options and (BITS in taken or not is_checked_here):
         bits = options[BITS]
         if not (type(bits) is int and bits in BIT_WIDTHS):
             is_quoted = isinstance(bits, str) and bits.isdecimal()

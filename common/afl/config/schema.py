@@ -33,6 +33,7 @@ from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
 """The pydantic error type under which a model reports broken rules."""
@@ -49,7 +50,7 @@ def _seed(value: object) -> int:
 
 
 def _path(value: object) -> object:
-    return Path(value) if isinstance(value, str) and value and "\0" not in value else value
+    return expanded(value) if isinstance(value, str) and value and "\0" not in value else value
 
 
 def _finite(value: JsonValue) -> JsonValue:

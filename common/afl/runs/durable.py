@@ -206,9 +206,11 @@ def lock(path: Path, what: str) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = _holder(handle)
-            unlock(handle)
+            _locks.discard(handle)
+            os.close(handle)
             if not isinstance(error, BlockingIOError):
-                raise
+                why = f"its file system has no file locks ({error.strerror})"
+                raise OSError(error.errno, why, str(path)) from error
             if time.monotonic() > deadline:
                 raise InUseError(
                     f"{what} is in use by another process{holder}: {path} is locked; end that process, or "
@@ -259,6 +261,9 @@ def is_locked(path: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        # Its file system has no locks, so nobody holds one.
+        return False
     finally:
         os.close(handle)
     return False

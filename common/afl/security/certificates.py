@@ -14,6 +14,7 @@ from typing import Final
 
 from afl.daemon import events
 from afl.errors import ConfigError
+from afl.paths import from_start
 
 EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
 _ENCRYPTED: Final = "the key is encrypted, and nobody can type its passphrase; decrypt it"
@@ -89,7 +90,7 @@ def _ascii(pem: bytes) -> str:
 def read_file(path: Path, name: str) -> bytes:
     """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read, or is too large."""
     try:
-        with path.open("rb") as file:
+        with from_start(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
@@ -172,7 +173,7 @@ def shown_time(unix: float) -> str:
 def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:
     """Log that every user of this machine can read a private file, if it is so."""
     try:
-        mode = path.stat().st_mode
+        mode = from_start(path).stat().st_mode
     except OSError:
         return
     if mode & stat.S_IROTH:

@@ -1,4 +1,4 @@
-"""Processes that are forked from this one, such as a DataLoader's: their signals, and their ends."""
+"""Processes that this one starts, such as a DataLoader's: their signals, and their ends."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
 _AGAIN_S = 0.05
 
 CHILD_GRACE_S = 1.0
@@ -44,11 +45,22 @@ def end_children() -> None:
         child.join(CHILD_GRACE_S)
 
 
+def end_with(parent: int) -> None:
+    """In a new process: end by SIGTERM when the thread of ``parent`` that has made it ends, however it does.
+
+    As a ``preexec_fn`` it holds for the program that is run then. Does nothing where the system is not Linux.
+    """
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        # It may have ended before that.
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def prepare_forks() -> None:
     """See to it that processes that are forked from this one, such as a DataLoader's, take signals as any
     other process does, and do not outlive this one."""
     program, forking = os.getpid(), threading.local()
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def before() -> None:
         # A signal that comes in between waits, in the child until the handlers are not ours.
@@ -72,10 +84,8 @@ def prepare_forks() -> None:
                 signal.signal(number, signal.SIG_DFL)
         # Only of the main thread: the system takes the end of the thread that has forked for the parent's.
         # Not of a child's child: whoever forks twice means to stay.
-        if prctl is not None and forking.is_own:
-            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-            if os.getppid() != program:
-                os.kill(os.getpid(), signal.SIGTERM)
+        if forking.is_own:
+            end_with(program)
         signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
 
     os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)

@@ -8,12 +8,13 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from pathlib import Path
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
-from afl.paths import naming_paths
+from afl.paths import begin_here, naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
 
@@ -21,6 +22,9 @@ _M_ARENA_MAX = -8
 """glibc's number for the most arenas (malloc.h)."""
 
 _IMPORTING = "<frozen importlib._bootstrap>"
+
+END_GRACE_S = 5.0
+"""How long what a task's code has started may go on once the command is over, before it is left behind."""
 
 
 def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
@@ -41,9 +45,18 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
         print(f"{program}: {refusal}", file=sys.stderr)
         return ExitCode.CONFIG
     prepare_forks()
+    _set_up_memory(is_daemon=needs_linux)
+    code = 1  # Python's, for an exception
+    try:
+        code = _run(program, module)
+    finally:
+        _end_soon(program, code)
+    return code
+
+
+def _run(program: str, module: str) -> int:
     # What gRPC's core would write there in its own form, past the log, the log says in words.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    _set_up_memory(is_daemon=needs_linux)
     # Ignored signals stay ignored: of a job in the background, or under nohup.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -69,6 +82,34 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     return code
 
 
+def _end_soon(program: str, code: int) -> None:
+    """Python waits for threads and processes that are no daemons, for ever if they do not end."""
+
+    def end() -> None:
+        time.sleep(END_GRACE_S)
+        if left := _left():
+            print(
+                f"{program}: still running {END_GRACE_S:g} s after the end, and left behind: "
+                f"{', '.join(left)}; end what your code starts, or start it with daemon=True",
+                file=sys.stderr,
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    if _left():
+        threading.Thread(target=end, name="afl-end", daemon=True).start()
+
+
+def _left() -> list[str]:
+    """What Python would wait for."""
+    threads = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    multiprocessing = sys.modules.get("multiprocessing")
+    processes = multiprocessing.active_children() if multiprocessing else []
+    found = [("thread", each) for each in threads] + [("process", each) for each in processes]
+    return [f"the {kind} {each.name}" for kind, each in found if not each.daemon]
+
+
 def _set_up_memory(*, is_daemon: bool) -> None:
     # PyTorch's tensors of 2 MB or more in large pages: a gradient is made anew in every round, and the first
     # touch of 40 MB in small pages takes 17 ms of 20 (measured).
@@ -86,7 +127,7 @@ def _refusal(*, needs_linux: bool) -> str:
     if needs_linux and sys.platform != "linux":
         return f"this is {sys.platform}, and it runs on Linux only"
     try:
-        Path.cwd()
+        begin_here()
     except FileNotFoundError:
         # PyTorch would end the process for it.
         return "the folder that it was started in is gone; start it in another"

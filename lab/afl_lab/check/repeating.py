@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from afl.config import Config, dump_config, load_config
@@ -19,6 +20,7 @@ from afl.core.randomness import SharedRandomness
 from afl.tasks import TaskContext
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
+from afl.terminal.children import end_with
 from afl_lab.check.data import Parts
 from afl_lab.check.examples import look_at
 from afl_lab.check.findings import Report, blaming
@@ -65,6 +67,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
             capture_output=True,
             text=True,
             check=False,
+            preexec_fn=partial(end_with, os.getpid()),  # takes no lock
         )
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]

@@ -10,7 +10,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from afl.errors import STOPS, AflError, ExitCode
-from afl.paths import naming_paths
+from afl.paths import begin_here, from_start, naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
 from afl_lab.simulation.jobs import Job
@@ -167,10 +167,12 @@ def _started() -> Iterator[_Worker]:
 def _serve(connection: Connection[int | Outcome, Job]) -> None:
     """A process's life: until the other end is closed, or its process gone."""
     prepare_forks()
+    begin_here()
     signal.signal(signal.SIGTERM, _end_in_order)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
             job, counted = connection.recv(), itertools.count(1)
+            job = replace(job, directory=from_start(job.directory))
 
             def report(rounds: int, counted: Iterator[int] = counted) -> None:
                 if next(counted) % REPORT_EVERY == 0:

@@ -10,6 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from afl.daemon import events
 from afl.errors import ConfigError
+from afl.paths import from_start
 
 LOG = logging.getLogger("afl.server")
 
@@ -74,7 +75,7 @@ class ReloadedFiles(Generic[_T]):
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
     try:
-        status = path.stat()
+        status = from_start(path).stat()
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino

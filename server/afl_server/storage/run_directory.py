@@ -12,7 +12,7 @@ from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
-from afl.paths import as_argument, kind_of, naming_paths
+from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
@@ -65,7 +65,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
         InUseError: if another process runs it.
         StorageError: if the run's state is damaged.
     """
-    directory = config.run.directory
+    directory = None if config.run.directory is None else from_start(config.run.directory)
     if directory is not None and config.server.state != "off" and _has_state(directory):
         store = RunStore(directory / STATE_FOLDER, config.server.state)
         try:
@@ -79,7 +79,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     if config.run.seed is None:
         config = config.with_seed(fresh_seed)
     run_id = new_run_id()
-    directory = directory or Path("runs") / run_id
+    directory = directory or from_start(Path("runs") / run_id)
     if config.server.state == "off":
         return OpenRun(config, RunRecords.create(run_id, directory, config), None)
     RunRecords.claim(directory)

@@ -186,6 +186,18 @@ def heeded_sigint() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def both_children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The demo's server and its worker process, once they are there."""
+    deadline = time.monotonic() + 90
+    children: list[psutil.Process] = []
+    while len(children) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        children = psutil.Process(process.pid).children()
+    return children
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process(
     number: signal.Signals, tmp_path: Path, heeded_sigint: None
@@ -196,19 +208,33 @@ def test_interrupted_it_leaves_no_process(
         [*command, "--rounds", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout is not None
-        deadline = time.monotonic() + 90
-        children: list[psutil.Process] = []
-        while len(children) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-            children = psutil.Process(process.pid).children()
+        children = both_children(process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert b"interrupted" in errors
     assert not any(child.is_running() for child in children)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
+def test_killed_it_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "afl_cli", "demo", "--workers", "2", "--processes", "1"]
+    with subprocess.Popen(
+        [*command, "--rounds", "100000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd=tmp_path,
+    ) as process:
+        children = both_children(process)
+        process.send_signal(number)
+        assert process.wait(30) == -number
+    left = psutil.wait_procs(children, timeout=30)[1]
+    for child in left:
+        child.kill()
+    assert not left
 
 
 @pytest.mark.parametrize("directory", ["runs/Zürich 🎿", "runs/a: b #2", "runs/${HOME}", 'runs/"x"'])

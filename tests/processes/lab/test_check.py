@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from afl.config import load_config
@@ -497,6 +500,41 @@ def test_the_command_shows_it_and_ends_with_its_code(
     assert answer["ready"] is False
     assert answer["exit_code"] == 7
     assert [entry["level"] for entry in answer["findings"]] == ["error"]
+
+
+STAYING = """
+import os, sys, time
+from pathlib import Path
+
+from faulty import Good
+
+
+class Staying(Good):
+    def data(self, worker, context):
+        if "repeating" in sys.argv[0]:
+            Path("new").write_text(str(os.getpid()))
+            Path("new").rename("second")
+            time.sleep(600)
+        return super().data(worker, context)
+"""
+
+
+def test_killed_it_leaves_no_second_process(module: Path) -> None:
+    (module / "staying.py").write_text(STAYING)
+    second = module / "second"
+    command = [sys.executable, "-m", "afl_cli", "check", "staying.py:Staying", "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 90
+        while not second.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        child = psutil.Process(int(second.read_text()))
+        process.kill()
+    left = psutil.wait_procs([child], timeout=30)[1]
+    for each in left:
+        each.kill()
+    assert not left
 
 
 CONFIG = """

@@ -85,6 +85,16 @@ def test_the_smallest_configuration_has_the_defaults(load: Load) -> None:
     assert (config.faults.non_finite, config.faults.lost_residual) == ("abort", "restart")
 
 
+def test_a_tilde_is_the_home_folder_in_every_path(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    keys = ("run.directory", "server.tokens", *(f"server.tls.{key}" for key in ("certificate", "key")))
+    config = load(VALID, [f"{key}=~/{name}" for key, name in zip(keys, "abcd", strict=True)])
+    tls = config.server.tls
+    assert tls is not None
+    found = (config.run.directory, config.server.tokens, tls.certificate, tls.key)
+    assert found == tuple(Path("/home/me", name) for name in "abcd")
+
+
 def test_a_section_whose_keys_are_all_commented_out_is_an_empty_one(load: Load) -> None:
     assert load(VALID + "evaluation:\n  # every: 7\nrun:\n") == load(VALID)
 
@@ -1046,13 +1056,15 @@ class TestCompressorsOfOthers:
     def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def found(*, group: str) -> list[EntryPoint]:
             assert group == "afl.compressors"
-            return [*entry_points(group=group), EntryPoint("power-sgd", "elsewhere:PowerSgd", group)]
+            own = {"power-sgd": "elsewhere:PowerSgd", "new": "afl.core.compressors.new:New"}
+            return [*entry_points(group=group), *(EntryPoint(*one, group) for one in own.items())]
 
         monkeypatch.setattr(compressors, "entry_points", found)
 
-    def test_their_options_are_theirs_to_check(self, load: Load) -> None:
-        config = load(VALID, ["algorithm.uplink={name: power-sgd, rank: 4, ratio: 17}"])
-        assert config.algorithm.uplink_compressor.name == "power-sgd"
+    @pytest.mark.parametrize("name", ["power-sgd", "new"])
+    def test_their_options_are_theirs_to_check(self, load: Load, name: str) -> None:
+        config = load(VALID, [f"algorithm.uplink={{name: {name}, rank: 4, ratio: 17}}"])
+        assert config.algorithm.uplink_compressor.name == name
         assert config.algorithm.uplink_compressor.options == {"rank": 4, "ratio": 17}
 
     def test_their_names_are_offered(self) -> None:
@@ -1061,7 +1073,7 @@ class TestCompressorsOfOthers:
         assert str(caught.value) == "compressor powersgd cannot be used: 1 problem\n\n" + problem(
             "name",
             '"powersgd"',
-            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd"])),
+            "an installed compressor: " + ", ".join(sorted([*compressor_names(), "power-sgd", "new"])),
             nearest="power-sgd",
         )
 

@@ -1,5 +1,6 @@
 """Records in files: whole ones are read as written, others are told from them."""
 
+import errno
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from afl.runs.durable import (
     DamagedError,
     InUseError,
     OtherVersionError,
+    is_locked,
     lock,
     next_record,
     read_record,
@@ -164,6 +166,23 @@ def test_a_lock_is_one_processs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert raised.value.exit_code is ExitCode.IN_USE
     unlock(first)
     unlock(lock(tmp_path / "lock", "the folder"))
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "lock"
+    path.touch()
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as no_locks:
+        no_locks.setattr(durable.fcntl, "flock", _without_locks)
+        with pytest.raises(OSError, match="its file system has no file locks") as caught:
+            lock(path, "the folder")
+        assert not is_locked(path)
+    assert (caught.value.errno, caught.value.filename) == (errno.EOPNOTSUPP, str(path))
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
+def _without_locks(*_: int) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def test_a_lock_that_is_given_back_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

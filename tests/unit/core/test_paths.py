@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from afl.errors import AflError, ConfigError, DataError, StorageError
-from afl.paths import as_argument, expanded, kind_of, naming_paths
+from afl.paths import as_argument, begin_here, expanded, from_start, kind_of, naming_paths
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,15 @@ def test_a_home_that_nobody_has_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_a_path_in_a_command_to_be_pasted(path: str, argument: str) -> None:
     assert as_argument(Path(path)) == argument
+
+
+def test_what_a_person_names_stays_where_the_process_has_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("afl.paths._start", Path())
+    assert from_start(Path("runs")) == Path("runs")
+    monkeypatch.chdir(tmp_path)
+    begin_here()
+    monkeypatch.chdir("/")
+    assert from_start(Path("runs")) == tmp_path / "runs"
+    assert from_start(Path("/runs")) == Path("/runs")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, StorageError, why_unwritable
-from afl.paths import kind_of, naming_paths
+from afl.paths import from_start, kind_of, naming_paths
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
@@ -65,7 +65,7 @@ def export(
                 f"--out {out}: holds an exported model; name another folder, or --force to replace it"
             )
     try:
-        with _replacing_folder(out) as folder:
+        with _replacing_folder(from_start(out)) as folder:
             found = find(directory, model, folder / MODEL_FILE)
             programs = [_program(found, folder, task, shape)] if onnx else []
             card = card_of(found, description, programs)
