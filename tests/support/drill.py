@@ -27,6 +27,8 @@ SERVER = "server"
 
 VARYING = {
     "seconds",
+    # Of joint reports, and who joins whom depends on who was there.
+    "integers",
     *(f"{way}_{what}" for way in ("uplink", "downlink") for what in ("bytes", "float_equivalents")),
 }
 """What a run's metrics say that depends on when who was connected."""

@@ -1,7 +1,7 @@
 """Whether the same is computed twice: by one process, and by another.
 
-``python -m afl_lab.check.repeating CONFIG WORKER...`` is that other process: it prints as JSON what it makes
-of the task: the model's layout and parameters, and the workers' examples.
+``python -m afl_lab.check.repeating PARENT CONFIG WORKER...`` is that other process: it prints as JSON what it
+makes of the task: the model's layout and parameters, and the workers' examples.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 from afl.config import Config, dump_config, load_config
@@ -56,7 +55,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
         answer = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, str(path), *map(str, workers)],
+            [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(path), *map(str, workers)],
             # Where this process finds modules, that one does too; but its sets have an order of their own.
             env={
                 **os.environ,
@@ -67,7 +66,6 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
             capture_output=True,
             text=True,
             check=False,
-            preexec_fn=partial(end_with, os.getpid()),  # takes no lock
         )
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
@@ -108,8 +106,10 @@ def digests(vector: ParameterVector, parts: Parts) -> dict[str, str]:
     return found
 
 
-def main(path: str, *workers: str) -> None:
-    """Print as JSON the digests of what a configuration's task makes, for these workers."""
+def main(parent: str, path: str, *workers: str) -> None:
+    """Print as JSON the digests of what a configuration's task makes, for these workers; not longer than the
+    process ``parent`` is there."""
+    end_with(int(parent))
     config = load_config(Path(path), environment={})
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
