@@ -10,7 +10,7 @@
 #
 # Each installs what it needs into .venv first, once. It takes Python 3.11 or newer and make.
 # PYTHON=python3.12 names another interpreter; VENV=DIR another environment; JOBS=4 runs four test files at a
-# time, JOBS=0 one after the other in pytest's own process. For two cores it is 2, and 4 where tests also wait.
+# time, JOBS=0 one after the other in pytest's own process. For two cores it is 2, and 3 where tests also wait.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,7 +29,7 @@ quick: JOBS ?= 2
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
-test: JOBS ?= 4
+test: JOBS ?= 3
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
