@@ -141,9 +141,8 @@ def _entropy_coded(integers: NDArray[Any], most: int) -> bytes | None:
         return None
     symbols = (integers - smallest).astype(np.int32, copy=False)
     counts = np.bincount(symbols)
-    head = bytearray([Form.ENTROPY])
-    for number in (2 * smallest if smallest >= 0 else -2 * smallest - 1, len(counts), *counts.tolist()):
-        _write_varint(head, number)
+    zigzag = 2 * smallest if smallest >= 0 else -2 * smallest - 1
+    head = bytearray([Form.ENTROPY]) + _varints(np.array([zigzag, len(counts), *counts]))
     occurring = counts[counts > 0]
     least_bits = float((occurring * np.log2(len(integers) / occurring)).sum())
     if len(head) + least_bits / 8 >= most:
@@ -156,11 +155,11 @@ def _entropy_coded(integers: NDArray[Any], most: int) -> bytes | None:
 
 
 def _decoded(data: memoryview, count: int, bits: int) -> NDArray[Any]:
-    reader = _Varints(data)
-    zigzag, length = reader.next(), reader.next()
+    first, start = _read_varints(data, 2)
+    zigzag, length = map(int, first)
     if not 1 <= length <= MOST_SYMBOLS:
         raise ProtocolError(f"a histogram of {length} integers; it has 1 to {MOST_SYMBOLS}")
-    counts = np.array([reader.next() for _ in range(length)], dtype=np.int64)
+    counts, read = _read_varints(data[start:], length)
     # Added up in Python: a lying histogram may wrap around.
     total = sum(counts.tolist())
     if total != count or not counts[0] or not counts[-1]:
@@ -172,7 +171,7 @@ def _decoded(data: memoryview, count: int, bits: int) -> NDArray[Any]:
     limit = 1 << (bits - 1)
     if smallest <= -limit or smallest + length > limit:
         raise ProtocolError(f"a histogram from {smallest} to {smallest + length - 1}, beyond {bits} bits")
-    words = data[reader.place :]
+    words = data[start + read :]
     kind = integer_type(bits)
     if length == 1:
         if len(words):
@@ -195,28 +194,29 @@ def _model(counts: NDArray[np.int64]) -> Any:
     return constriction.model.Categorical(counts / counts.sum(), perfect=False)
 
 
-def _write_varint(out: bytearray, value: int) -> None:
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+def _varints(numbers: NDArray[np.int64]) -> bytes:
+    """Numbers below 2^63, one after the other."""
+    groups = numbers[:, None] >> _SHIFTS
+    is_used = (groups > 0) | (_SHIFTS == 0)
+    goes_on = np.zeros_like(is_used)
+    goes_on[:, :-1] = is_used[:, 1:]
+    coded: NDArray[np.uint8] = ((groups & 0x7F) | goes_on << 7).astype(np.uint8)
+    content: bytes = coded[is_used].tobytes()
+    return content
 
 
-class _Varints:
-    """Reads varints from the beginning of ``data``; ``place`` is where the next one begins."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.place = 0
-
-    def next(self) -> int:
-        """The next number, below 2^63. Raises ProtocolError if there is none."""
-        value = shift = 0
-        while self.place < len(self._data) and shift < 63:
-            byte = self._data[self.place]
-            self.place += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
+def _read_varints(data: memoryview, count: int) -> tuple[NDArray[np.int64], int]:
+    """The first ``count`` numbers, and how many bytes they take. Raises ProtocolError if there are fewer."""
+    stream: NDArray[np.uint8] = np.frombuffer(data[: len(_SHIFTS) * count], dtype=np.uint8)
+    ends = np.flatnonzero(stream < 0x80)[:count]
+    lengths = np.diff(ends, prepend=-1)
+    if len(ends) < count or lengths.max() > len(_SHIFTS):
         raise ProtocolError("a histogram that ends within a number, or has one beyond 63 bits")
+    starts = ends - lengths + 1
+    used = int(ends[-1]) + 1
+    places = np.arange(used) - np.repeat(starts, lengths)
+    return np.add.reduceat((stream[:used] & 0x7F).astype(np.int64) << 7 * places, starts), used
+
+
+_SHIFTS = 7 * np.arange(9)
+"""Of the groups of seven bits of a number below 2^63."""
