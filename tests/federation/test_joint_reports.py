@@ -118,7 +118,7 @@ def test_a_group_that_is_late_puts_back_each_of_its_messages(tmp_path: Path) -> 
         **CONFIG,
         "workers": 4,
         "task": {"name": "tests_tasks:Slow", "batch_size": 8, "options": {"pause": 0.02}},
-        "algorithm": {**CONFIG["algorithm"], "rounds": 60},
+        "algorithm": {**CONFIG["algorithm"], "rounds": 100},
         "faults": {"stragglers": {"policy": "skip", "deadline": "700ms", "quorum": 0.5}},
     }
     task = ("--task", "tests_tasks:Slow")
@@ -126,11 +126,17 @@ def test_a_group_that_is_late_puts_back_each_of_its_messages(tmp_path: Path) -> 
         for ids in ("0", "1"):
             federation.start(ids, *task)
         sleeper = federation.start("2-3", *task)
-        federation.wait_until(lambda status: status["round"] >= 10)
-        sleeper.send_signal(signal.SIGSTOP)
-        before = federation.metrics()["afl_absent_reports_total"]
-        federation.wait_until(lambda _: federation.metrics()["afl_absent_reports_total"] >= before + 4)
-        sleeper.send_signal(signal.SIGCONT)
+        # Stopped with nothing on its way, it has nothing to put back.
+        for due in range(10, 90, 20):
+            federation.wait_until(lambda status, due=due: status["round"] >= due)
+            if sleeper.logged("put_back", worker=3):
+                break
+            sleeper.send_signal(signal.SIGSTOP)
+            before = federation.metrics()["afl_absent_reports_total"]
+            federation.wait_until(
+                lambda _, least=before + 4: federation.metrics()["afl_absent_reports_total"] >= least
+            )
+            sleeper.send_signal(signal.SIGCONT)
         federation.finish()
         for worker in (2, 3):
             assert sleeper.logged("put_back", worker=worker)
