@@ -147,6 +147,12 @@ class LostServerError(AflError):
     exit_code = ExitCode.LOST_SERVER
 
 
+class PeerError(AflError):
+    """Keys of other workers that this one cannot believe, so that it sends nothing."""
+
+    exit_code = ExitCode.REFUSED
+
+
 class NonFiniteError(AflError):
     """A loss or a gradient that is infinite or not a number."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.codecs.integers import integer_type, integers, sum_bits
+from afl.core.codecs.modular import modular, signed, word_type
 from afl.core.codecs.payload import codec_of, joint_header, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
 from afl.core.grid import counted_integers
-from afl.core.messages import MOST_JOINED, Kind, Payload, PayloadHeader, Report, Share
+from afl.core.messages import MOST_JOINED, Kind, Payload, PayloadHeader, Report, Share, ValueType
 from afl.core.sums import Sum, checked_sum
-from afl.errors import ProtocolError
+from afl.errors import DivergedError, ProtocolError
 
 
 def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Realization]) -> Sum:
@@ -26,6 +28,8 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
     Args:
         realization: of the open round.
     """
+    if compressor.value_type is ValueType.MODULAR:
+        return ModularSum(compressor.count, compressor.groups, compressor.bits, workers)
     if compressor.bits:
         return IntegerSum(compressor.count, compressor.groups, compressor.bits, workers)
     codec = codec_of(compressor)
@@ -34,33 +38,30 @@ def sum_of(compressor: Compressor, workers: int, realization: Callable[[], Reali
     return MessageSum(compressor.dim, realization)
 
 
-class IntegerSum(Sum):
-    """Integers, each worker's message added once it is there: the order changes nothing.
-
-    Args:
-        count: integers a message.
-        groups: of the grid: so many more integers, behind them, are the groups' own.
-        bits: that hold an integer of one worker's.
-        workers: m.
-    """
+class WholeMessages(Sum):
+    """Messages of integers, each added once it is there: the order changes nothing."""
 
     is_order_free = True
 
-    def __init__(self, count: int, groups: int, bits: int, workers: int) -> None:
-        self._values = count
-        self.total: NDArray[Any] = np.zeros(count + groups, dtype=integer_type(sum_bits(bits, workers)))
-        self._limit = (1 << (bits - 1)) - 1
+    def __init__(self, total: NDArray[Any]) -> None:
+        self.total = total
         # Not reset: a report may open before the last sum has been taken out of this memory.
         self._messages: dict[int, int] = {}
         self.reset()
+
+    @abc.abstractmethod
+    def _take(self, header: PayloadHeader, integers: NDArray[Any], messages: int) -> None:
+        """Add a message, which is the sum of so many workers' own.
+
+        Raises:
+            ProtocolError: if it cannot be that.
+        """
 
     def reset(self) -> None:
         """Begin a new sum, in the same memory."""
         self.total.fill(0)
         self._arriving: dict[int, bytearray] = {}
         self._added: dict[int, int] = {}
-        self.seen: NDArray[np.int64] = np.zeros(4, dtype=np.int64)
-        """Of the messages added: :func:`afl.core.grid.counted_integers`, and their bytes."""
 
     def expect(self, worker: int, messages: int) -> None:
         """Remember what the message stands for."""
@@ -75,23 +76,8 @@ class IntegerSum(Sum):
             if len(message) < header.total_bytes:
                 return
             self.drop(worker)
-        integers, messages = unpack(header, message).values, self._messages.get(worker, 1)
-        most = messages * self._limit
-        # What one worker can send, its codec knows.
-        if messages > 1 and max(integers.max(), -integers.min()) > most:
-            raise ProtocolError(
-                f"an integer beyond {most}, the largest that {messages} workers can add up to"
-            )
-        flags = integers[self._values :]
-        if len(flags) and not 0 <= flags.min() <= flags.max() <= messages:
-            found = f"from {flags.min()} to {flags.max()}"
-            raise ProtocolError(
-                f"groups' own integers {found}; of {messages} workers they are 0 to {messages}"
-            )
-        np.add(self.total, integers, out=self.total)
+        self._take(header, unpack(header, message).values, self._messages.get(worker, 1))
         self._added[worker] = header.total_bytes
-        self.seen[:3] += counted_integers(integers[: self._values], most)
-        self.seen[3] += header.value_bytes
 
     def received(self, worker: int) -> int:
         """Bytes of a complete message; an unfinished one can be taken back."""
@@ -117,6 +103,85 @@ class IntegerSum(Sum):
         """What the sum of the integers stands for."""
         dense = torch.zeros(dim)
         realization.add_to(dense, Compressed(self.total))
+        return dense
+
+
+class IntegerSum(WholeMessages):
+    """Integers in the width that their sum has.
+
+    Args:
+        count: integers a message.
+        groups: of the grid: so many more integers, behind them, are the groups' own.
+        bits: that hold an integer of one worker's.
+        workers: m.
+    """
+
+    def __init__(self, count: int, groups: int, bits: int, workers: int) -> None:
+        self._values = count
+        self._limit = (1 << (bits - 1)) - 1
+        super().__init__(np.zeros(count + groups, dtype=integer_type(sum_bits(bits, workers))))
+
+    def reset(self) -> None:
+        """Begin a new sum, in the same memory."""
+        super().reset()
+        self.seen: NDArray[np.int64] = np.zeros(4, dtype=np.int64)
+        """Of the messages added: :func:`afl.core.grid.counted_integers`, and their bytes."""
+
+    def _take(self, header: PayloadHeader, integers: NDArray[Any], messages: int) -> None:
+        most = messages * self._limit
+        # What one worker can send, its codec knows.
+        if messages > 1 and max(integers.max(), -integers.min()) > most:
+            raise ProtocolError(
+                f"an integer beyond {most}, the largest that {messages} workers can add up to"
+            )
+        flags = integers[self._values :]
+        if len(flags) and not 0 <= flags.min() <= flags.max() <= messages:
+            found = f"from {flags.min()} to {flags.max()}"
+            raise ProtocolError(
+                f"groups' own integers {found}; of {messages} workers they are 0 to {messages}"
+            )
+        np.add(self.total, integers, out=self.total)
+        self.seen[:3] += counted_integers(integers[: self._values], most)
+        self.seen[3] += header.value_bytes
+
+
+class ModularSum(WholeMessages):
+    """Residues modulo ``2^bits``, which may be under masks that cancel in the sum of all workers'.
+
+    Args:
+        count: residues a message.
+        groups: of the grid: so many more, behind them, are the groups' own.
+        bits: the logarithm of the modulus; all workers' integers add up to less.
+        workers: m.
+    """
+
+    def __init__(self, count: int, groups: int, bits: int, workers: int) -> None:
+        self._values = count
+        self._bits = bits
+        self._workers = workers
+        super().__init__(np.zeros(count + groups, dtype=word_type(bits)))
+
+    def _take(self, header: PayloadHeader, integers: NDArray[Any], messages: int) -> None:  # noqa: ARG002
+        np.add(self.total, integers, out=self.total)
+
+    def checked(self, where: str, of: str) -> NDArray[Any]:
+        """The sum of the integers, int32 ``[count + groups]``.
+
+        Raises:
+            DivergedError: if so many workers cannot add up to it: then a mask is left in it.
+        """
+        sums = signed(self.total, self._bits)
+        flags = sums[self._values :]
+        if len(flags) and not 0 <= flags.min() <= flags.max() <= self._workers:
+            raise DivergedError(
+                f"{where}: the workers' {of} do not add up; one of them sent another mask than its peers"
+            )
+        return sums
+
+    def vector(self, realization: Realization, dim: int) -> Tensor:
+        """What the sum of the integers stands for."""
+        dense = torch.zeros(dim)
+        realization.add_to(dense, Compressed(signed(self.total, self._bits)))
         return dense
 
 
@@ -149,6 +214,11 @@ def _joined(answers: Sequence[tuple[Report, list[Payload]]]) -> tuple[Report, li
 
 def _sum_of(payloads: Sequence[Payload]) -> Payload:
     header = joint_header(payloads[0].header, len(payloads))
+    if header.value_type is ValueType.MODULAR:
+        residues = np.zeros(header.count, dtype=word_type(header.bits))
+        for payload in payloads:
+            np.add(residues, unpack(payload.header, payload.data).values, out=residues)
+        return modular(header.encoding, header.bits).whole(residues, header.role, header.dim)
     total = np.zeros(header.count, dtype=integer_type(header.bits))
     for payload in payloads:
         total += unpack(payload.header, payload.data).values

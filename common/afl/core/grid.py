@@ -55,6 +55,7 @@ class Grid:
     Args:
         sizes: how many values each group has; each value belongs to one.
         bits: of an integer with its sign; ``L = 2^(bits - 1) - 1``.
+        shared_by: how many workers' integers must add up to one of so many bits: L is that part of it.
 
     Attributes:
         ranges: R, float64 ``[groups]``: all that the grid's future depends on.
@@ -63,8 +64,9 @@ class Grid:
             ``[groups]``.
     """
 
-    def __init__(self, sizes: Sequence[int], bits: int) -> None:
-        self.limit = (1 << (bits - 1)) - 1
+    def __init__(self, sizes: Sequence[int], bits: int, shared_by: int = 1) -> None:
+        self.limit = ((1 << (bits - 1)) - 1) // shared_by
+        assert self.limit >= 1
         self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
         ascending = np.argsort(sizes, kind="stable")
         is_small = np.empty(len(sizes), dtype=np.bool_)

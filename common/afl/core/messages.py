@@ -63,6 +63,8 @@ class Role(enum.IntEnum):
     BUFFERS = 6
     ITERATE = 7
     GRID = 8
+    WEIGHT = 9
+    METRICS = 10
 
 
 class Encoding(enum.IntEnum):
@@ -79,6 +81,7 @@ class ValueType(enum.IntEnum):
 
     FLOAT32 = 1
     BYTES = 2
+    MODULAR = 3
     INTEGER = 4
 
 
@@ -93,7 +96,8 @@ class PayloadHeader:
         index_parameter: the coding's parameter.
         index_bytes: the length of the coded indices, which come first.
         value_bytes: the length of the values.
-        bits: of integers: the width that holds each of them, with its sign; else 0.
+        bits: of integers: the width that holds each of them, with its sign, or the logarithm of their
+            modulus; else 0.
     """
 
     role: Role

@@ -23,10 +23,11 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_MODEL: _ClassVar[Role]
     ROLE_FROZEN: _ClassVar[Role]
     ROLE_SNAPSHOT: _ClassVar[Role]
-    ROLE_MASKED_UPDATE: _ClassVar[Role]
     ROLE_BUFFERS: _ClassVar[Role]
     ROLE_ITERATE: _ClassVar[Role]
     ROLE_GRID: _ClassVar[Role]
+    ROLE_WEIGHT: _ClassVar[Role]
+    ROLE_METRICS: _ClassVar[Role]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,7 +42,7 @@ class ValueType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VALUE_TYPE_UNSPECIFIED: _ClassVar[ValueType]
     VALUE_TYPE_FLOAT32: _ClassVar[ValueType]
     VALUE_TYPE_BYTES: _ClassVar[ValueType]
-    VALUE_TYPE_UINT64: _ClassVar[ValueType]
+    VALUE_TYPE_MODULAR: _ClassVar[ValueType]
     VALUE_TYPE_INTEGER: _ClassVar[ValueType]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -61,10 +62,11 @@ ROLE_UPDATE: Role
 ROLE_MODEL: Role
 ROLE_FROZEN: Role
 ROLE_SNAPSHOT: Role
-ROLE_MASKED_UPDATE: Role
 ROLE_BUFFERS: Role
 ROLE_ITERATE: Role
 ROLE_GRID: Role
+ROLE_WEIGHT: Role
+ROLE_METRICS: Role
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_DENSE: Encoding
 ENCODING_INDEXED: Encoding
@@ -73,7 +75,7 @@ ENCODING_SIGNS: Encoding
 VALUE_TYPE_UNSPECIFIED: ValueType
 VALUE_TYPE_FLOAT32: ValueType
 VALUE_TYPE_BYTES: ValueType
-VALUE_TYPE_UINT64: ValueType
+VALUE_TYPE_MODULAR: ValueType
 VALUE_TYPE_INTEGER: ValueType
 INDEX_CODING_UNSPECIFIED: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
@@ -99,7 +101,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("welcome", "step", "chunks", "commit", "acks", "heartbeat", "goodbye")
+    __slots__ = ("welcome", "step", "chunks", "commit", "acks", "heartbeat", "goodbye", "roster")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +109,7 @@ class ServerFrame(_message.Message):
     ACKS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     step: Step
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
@@ -114,7 +117,8 @@ class ServerFrame(_message.Message):
     acks: _containers.RepeatedCompositeFieldContainer[Ack]
     heartbeat: Heartbeat
     goodbye: Goodbye
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    roster: Roster
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("round", "phase")
@@ -153,20 +157,22 @@ class Standing(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., reported: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged")
+    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_AVERAGED_FIELD_NUMBER: _ClassVar[int]
+    KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server_version: str
     settings: RunSettings
     seed: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Expectation]
     buffers_averaged: Position
-    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+    key_epoch: int
+    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ...) -> None: ...
 
 class Expectation(_message.Message):
     __slots__ = ("worker", "position", "held", "payload", "offset", "others")
@@ -185,7 +191,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., others: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite", "secure_aggregation", "hides_losses")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +210,8 @@ class RunSettings(_message.Message):
     BATCH_ORACLES_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     SKIPS_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    HIDES_LOSSES_FIELD_NUMBER: _ClassVar[int]
     workers: int
     task: str
     task_options: str
@@ -222,7 +230,9 @@ class RunSettings(_message.Message):
     batch_oracles: bool
     journal: str
     skips_non_finite: bool
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ...) -> None: ...
+    secure_aggregation: bool
+    hides_losses: bool
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ..., secure_aggregation: bool = ..., hides_losses: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")
@@ -233,18 +243,46 @@ class CompressorSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial")
+    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial", "keys")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     REALIZATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     layout_hash: bytes
     dim: int
     realization_digest: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Standing]
     partial: PartialStep
-    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ...) -> None: ...
+    keys: KeyOffer
+    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ..., keys: _Optional[_Union[KeyOffer, _Mapping]] = ...) -> None: ...
+
+class KeyOffer(_message.Message):
+    __slots__ = ("epoch", "workers", "public_keys", "signature", "certificates", "signer", "roster")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    public_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    signer: bytes
+    roster: bytes
+    def __init__(self, epoch: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., public_keys: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., signer: _Optional[bytes] = ..., roster: _Optional[bytes] = ...) -> None: ...
+
+class Roster(_message.Message):
+    __slots__ = ("epoch", "offers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    offers: _containers.RepeatedCompositeFieldContainer[KeyOffer]
+    def __init__(self, epoch: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[KeyOffer, _Mapping]]] = ...) -> None: ...
 
 class PartialStep(_message.Message):
     __slots__ = ("position", "kind", "payload", "offset", "digest")

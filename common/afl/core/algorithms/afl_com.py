@@ -36,12 +36,13 @@ from afl.core.algorithms.base import (
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.algorithms.update_server import UpdateServer
+from afl.core.codecs.modular import signed
 from afl.core.codecs.payload import check_header, expected, pack, pack_to_add, unpack
 from afl.core.compressors import Compressed
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.dual import DualRule
 from afl.core.error_feedback import ErrorFeedback, Spare
-from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report
+from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report, ValueType
 from afl.core.randomness import SharedRandomness
 from afl.core.vectors import norm, overwrite
 from afl.errors import NonFiniteError
@@ -209,6 +210,8 @@ class AflComWorker(WorkerAlgorithm):
         (payload,) = payloads
         feedback = self._feedback or self._new_feedback()
         message = unpack(payload.header, payload.data)
+        if payload.header.value_type is ValueType.MODULAR:
+            message = Compressed(signed(message.values, payload.header.bits))
         feedback.put_back(message, self._realizations.of_uplink(report.position.round, self._exponents))
         self._feedback = feedback
 

@@ -14,6 +14,7 @@ from afl.core.codecs.integers import probe, sum_bits
 from afl.core.compressors import Compressed, Compressor, Realization, create
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.grid import Grid
+from afl.core.messages import ValueType
 from afl.core.randomness import Purpose, SharedRandomness
 
 
@@ -53,12 +54,17 @@ class Realizations:
             tensors = settings.tensors if self.downlink.in_coordinates and settings.tensors else (dim,)
             assert sum(tensors) == dim
             self._offsets: NDArray[np.int64] = np.cumsum((0, *tensors))
-            self.grid = Grid(tensors, self.downlink.bits)
-            self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
             messages = settings.workers if self.downlink is self.uplink else 1
+            is_modular = settings.secure_aggregation
+            self.grid = Grid(tensors, self.downlink.bits, messages if is_modular else 1)
+            self._grid_material = self._offsets.astype("<i8").tobytes() + self.grid.content() + probe()
             self.downlink.groups = len(tensors)
             self.down_form = copy(self.downlink)
-            self.down_form.bits = sum_bits(self.downlink.bits, messages)
+            if is_modular:
+                # The sum has no more bits than a message.
+                self.uplink.value_type = ValueType.MODULAR
+            else:
+                self.down_form.bits = sum_bits(self.downlink.bits, messages)
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device

@@ -31,6 +31,10 @@ class AlgorithmSettings:
         local_steps: tau, local updates between two synchronizations (FedAvg, DRFA).
         sampled: b, the workers of a synchronization (DRFA); ``None`` for full participation.
         weigh_by_samples: whether the mean weighs each worker by its training examples (FedAvg).
+        secure_aggregation: whether the workers' integers are added up modulo ``2^bits``, so that each can be
+            masked and only their sum be read.
+        hides_losses: whether each worker keeps its dual weight, and the server learns of the losses only
+            sums.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -46,6 +50,8 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     weigh_by_samples: bool = False
+    secure_aggregation: bool = False
+    hides_losses: bool = False
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 

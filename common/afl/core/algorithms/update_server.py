@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.aggregation import IntegerSum, sum_of
+from afl.core.aggregation import IntegerSum, ModularSum, sum_of
 from afl.core.algorithms.base import Arrays, ServerAlgorithm
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
@@ -116,10 +116,16 @@ class UpdateServer(ServerAlgorithm):
         if isinstance(self.sum, IntegerSum):
             self._seen = self.sum.seen.copy()
         elif self.grid is not None:
-            self._seen = np.append(counted_integers(downlink.values[: self._down_count], self.grid.limit), 0)
+            self._seen = self._seen_in(downlink.values[: self._down_count], self.grid.limit)
         self._describe(payload.header)
         self._step(self._losses, downlink)
         return payload
+
+    def _seen_in(self, values: NDArray[Any], limit: int) -> NDArray[np.int64]:
+        """What D's integers tell, where the workers' are masked, or float32."""
+        is_modular = isinstance(self.sum, ModularSum)
+        counted = counted_integers(values, limit * (self.settings.workers if is_modular else 1))
+        return np.append(counted, self._expected.value_bytes if is_modular else 0)
 
     def unsent(self) -> Arrays:
         """What the integers were like, which only metrics need."""

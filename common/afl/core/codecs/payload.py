@@ -6,6 +6,7 @@ import dataclasses
 
 from afl.core.codecs.codec import Codec
 from afl.core.codecs.integers import Integers, integers, sum_bits
+from afl.core.codecs.modular import modular
 from afl.core.codecs.plain import DENSE, INDEXED, SEEDED
 from afl.core.codecs.signs import SIGNS
 from afl.core.compressors.base import Compressed, Compressor
@@ -21,6 +22,8 @@ def codec_of(form: Compressor | PayloadHeader) -> Codec:
     """The codec of a compressor's messages, or of a payload whose header has been checked."""
     if form.value_type is ValueType.INTEGER:
         return integers(form.encoding, form.bits)
+    if form.value_type is ValueType.MODULAR:
+        return modular(form.encoding, form.bits)
     return CODECS[form.encoding, form.value_type]
 
 
@@ -55,6 +58,8 @@ def expected(compressor: Compressor, role: Role = Role.UPDATE) -> PayloadHeader:
 def joint_header(header: PayloadHeader, workers: int) -> PayloadHeader:
     """The header of the sum of so many workers' payloads of integers, each with this one; ``value_bytes`` is
     the most."""
+    if header.value_type is ValueType.MODULAR:
+        return header
     codec = integers(header.encoding, sum_bits(header.bits, workers))
     return codec.header(header.dim, header.count, header.role)
 

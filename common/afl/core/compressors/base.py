@@ -55,7 +55,8 @@ class Compressor(abc.ABC):
     """With the encoding, the form of its messages (:mod:`afl.core.codecs`)."""
     bits: int = 0
     """Of the integers that its values are rounded to; 0 for float32. Any that is additive and idempotent can
-    be given some (:class:`afl.core.grid.Grid`)."""
+    be given some (:class:`afl.core.grid.Grid`). Where they are added modulo ``2^bits``, :attr:`value_type` is
+    ``MODULAR``."""
     groups: int = 0
     """Of the grid, each of which has an integer of its own behind those of the values."""
     additive_idempotent: ClassVar[bool]

@@ -1,0 +1,1 @@
+"""Secure aggregation: masks that cancel in the sum of all workers' messages, and what they are made of."""
