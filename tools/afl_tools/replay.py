@@ -74,11 +74,11 @@ def _computed(effect: Compute) -> events.EngineDone:
 def _value(hint: Any, plain: Any) -> Any:
     """The value of a type that JSON has ``plain`` of."""
     kinds = get_args(hint)
-    if hint is bytes or bytes in kinds:
-        return base64.b64decode(plain)
     if get_origin(hint) is tuple:
         inner = (kinds[0] for _ in plain) if kinds[-1] is Ellipsis else kinds
         return tuple(_value(kind, entry) for kind, entry in zip(inner, plain, strict=True))
+    if hint is bytes or bytes in kinds:
+        return base64.b64decode(plain)
     if not isinstance(hint, type):
         return plain
     if is_dataclass(hint):

@@ -17,10 +17,16 @@ from afl.config.problems import Problem, shown
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
-from afl.core.messages import BITS
+from afl.core.messages import BIT_WIDTHS, BITS
 from afl.errors import ConfigError
 
 _T = TypeVar("_T")
+
+LEAST_MASKED: Final = 2
+"""Workers of a run with secure aggregation; a worker asks for more by itself (``--min-workers``)."""
+
+ADVISED_MASKED_BITS: Final = 16
+"""Bits with which each of hundreds of workers has as many values as float messages need."""
 
 
 def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -114,6 +120,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")
     about = loaded(name)
+    yield from _privacy(values, workers, algorithm_, about)
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)
@@ -126,6 +133,48 @@ RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
     "config": whole,
 }
 """By section; ``config`` is the whole."""
+
+
+def _privacy(
+    values: Mapping[str, Any], workers: object, algorithm_: Mapping[str, Any], about: Algorithm | None
+) -> Iterator[Problem]:
+    """Masks are added to integers, and cancel in the sum of all workers' messages only."""
+    section = values.get("privacy")
+    privacy: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    key = ("privacy", "secure_aggregation")
+    if privacy.get(key[1]) is not True:
+        if privacy.get("losses") == "hidden":
+            yield Problem(key, "false", "true; losses: hidden needs masks")
+        return
+    if about is not None and "uplink" not in about.takes:
+        yield Problem(key, "true", f"false; {about.name} sends no integers, which masks are added to; afl-com does")
+        return
+    uplink = algorithm_.get("uplink")
+    bits = uplink.get(BITS) if isinstance(uplink, Mapping) else None
+    if bits is None:
+        accepted = f"{ADVISED_MASKED_BITS}, say: masks are added to integers"
+        yield Problem(("algorithm", "uplink", BITS), "nothing", accepted)
+    elif type(bits) is int and type(workers) is int and bits in BIT_WIDTHS and bits < least_bits(workers):
+        accepted = (
+            f"at least {least_bits(workers)}, better {ADVISED_MASKED_BITS}: under masks, the sum of {workers} "
+            "workers' integers must fit"
+        )
+        yield Problem(("algorithm", "uplink", BITS), shown(bits), accepted)
+    if type(workers) is int and workers < LEAST_MASKED:
+        yield Problem(("workers",), shown(workers), f"at least {LEAST_MASKED}: a sum of one hides nothing")
+    faults_ = values.get("faults")
+    faults_ = faults_ if isinstance(faults_, Mapping) else {}
+    stragglers = faults_.get("stragglers")
+    why = "with secure_aggregation a sum can be read only when nobody is missing"
+    if isinstance(stragglers, Mapping) and stragglers.get("policy") == "skip":
+        yield Problem(("faults", "stragglers", "policy"), "skip", f"wait; {why}")
+    if faults_.get("non_finite") == "skip":
+        yield Problem(("faults", "non_finite"), "skip", f"abort; {why}")
+
+
+def least_bits(workers: int) -> int:
+    """The fewest bits that hold the sum of integers from -1 to 1 of so many workers."""
+    return workers.bit_length() + 1
 
 
 def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:

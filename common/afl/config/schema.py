@@ -357,6 +357,16 @@ class Faults(Section):
     refuse the worker"""
 
 
+class Privacy(Section):
+    """What the server does not learn."""
+
+    secure_aggregation: bool = False
+    """workers mask their messages, so that the server can read only their sum; needs bits at the uplink"""
+    losses: Literal["shown", "hidden"] = "shown"
+    """whether the server learns each worker's loss, dual weight and metrics, or only sums of them; hidden
+    needs secure_aggregation"""
+
+
 class Config(Section):
     """A whole configuration."""
 
@@ -376,6 +386,8 @@ class Config(Section):
     """settings that every worker gets from the server"""
     faults: Faults = Faults()
     """what happens when something breaks"""
+    privacy: Privacy = Privacy()
+    """what the server does not learn"""
 
     @property
     def absence(self) -> AbsencePolicy:

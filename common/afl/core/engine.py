@@ -294,6 +294,11 @@ class RoundEngine:
         """Whether the open step waits for the worker's report."""
         return worker in self._participants and worker not in self._reports
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing has come of any report for the open step."""
+        return not (self._reports or self._incoming)
+
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
         return [worker for worker in self._participants if worker not in self._reports]

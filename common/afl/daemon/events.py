@@ -20,6 +20,7 @@ EVENTS: dict[str, type[Event]] = {}
 """Every event by its name."""
 
 Code = Annotated[int, "the exit code"]
+Epoch = Annotated[int, "which keys of the run's workers are due, counted from 1"]
 File = Annotated[str, "the file"]
 Peer = Annotated[str, "the address it comes from"]
 Reason = Annotated[str, "why"]
@@ -198,6 +199,12 @@ class NotReading(Event):
     left_out: LeftOut
 
 
+class KeyEpoch(_OfPeer):
+    """A process came with keys that are not those of before, so that all workers make new ones."""
+
+    epoch: Epoch
+
+
 class Replaced(_OfPeer):
     """A process did not answer when another came with one of its ids, and has lost them."""
 
@@ -237,7 +244,7 @@ class NonFinite(_OfReport):
 
 
 class RoundRestarted(_OfWorker):
-    """A worker died in the middle of a report that was partly summed: the sum is restarted."""
+    """A worker died in the middle of a report that was partly summed, or lost its keys: the sum is restarted."""
 
 
 class DigestMismatch(_OfWorker):
@@ -316,6 +323,12 @@ class Joined(Event):
 
     run_id: RunId
     device: Annotated[str, "the device: cpu, cuda:0, ..."]
+
+
+class KeysAgreed(Event):
+    """The roster of all workers' keys is right: this process's messages are masked from here on."""
+
+    epoch: Epoch
 
 
 class JoinedAgain(Event):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, dataclass_transform
 
 from afl.core.messages import NOWHERE, Kind, Position, Report
+from afl.core.secrecy.keys import NO_KEYS, KeyOffer
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 from afl.wire.accounting import FrameContent, Traffic
@@ -105,6 +106,7 @@ class Ready(MemberEvent):
         realization_digest: of the first round's shared randomness as it draws it.
         reported: of each of its workers, the position of its last report.
         partial: the step that it has a part of; at no position where it has none.
+        keys: of its workers, with secure aggregation.
     """
 
     layout_hash: bytes
@@ -112,6 +114,7 @@ class Ready(MemberEvent):
     realization_digest: bytes
     reported: tuple[tuple[int, Position], ...]
     partial: PartialStep = NO_STEP
+    keys: KeyOffer = NO_KEYS
 
 
 class ReportBegan(MemberEvent):

@@ -16,11 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from afl.core.messages import Encoding, GoodbyeStatus
+from afl.core.secrecy.exchange import KeyExchange
+from afl.core.secrecy.keys import KeyOffer
 from afl.daemon import events as log_events
 from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
 from afl.security.identity import WorkerIds
 from afl.user_code import described, shortage
 from afl.wire.accounting import FrameContent, Traffic
+from afl.wire.keys import roster_frame
 from afl_server.federation import events
 from afl_server.federation.effects import Effect, Job, Read, Release
 from afl_server.federation.evaluation_summary import Ranking
@@ -252,14 +255,42 @@ class Federation(Rounds):
             return None
         partial = self._membership.take_in(member)
         if partial is not None:
-            self._restart_round(partial, member)
+            self._restart_round(partial, "restarted in the middle of its report", member)
+        if self._run.keys is not None:
+            self._take_keys(self._run.keys, member, event.keys)
+            return self._bring_up_all() if self._run.keys.is_complete else None
+        return self._bring_up(member)
+
+    def _take_keys(self, keys: KeyExchange, member: Member, offer: KeyOffer) -> None:
+        """A member that is ready but for others' keys offers its own."""
+        is_first = len(keys.missing()) == self._run.config.workers
+        is_void = keys.add(offer)
+        member.awaits_keys = offer.epoch == keys.epoch
+        if is_void:
+            if not is_first:
+                event = log_events.KeyEpoch(peer=member.peer, workers=member.workers, epoch=keys.epoch)
+                text = f"{member.label} comes with other keys: key epoch {keys.epoch} begins"
+                self._run.log("WARNING", text, event)
+            self._restart_round(member.workers[0], "comes with other keys", member)
+        if not member.awaits_keys:
+            self._membership.end(member, GoodbyeStatus.TRY_LATER, f"keys of epoch {keys.epoch} are due")
+
+    def _bring_up_all(self) -> Job[None]:
+        """Each member that has waited for all keys gets them, and then the step."""
+        keys = self._run.keys
+        assert keys is not None
+        roster = roster_frame(keys.epoch, keys.roster)
+        for member in list(self._members):
+            if member.awaits_keys and member.state is State.JOINED:
+                member.awaits_keys = False
+                self._run.send(member.id, roster)
+                yield from self._bring_up(member)
+
+    def _bring_up(self, member: Member) -> Job[None]:
         member.state = State.READY
         if self._deadline_at is None:
             # This process's first step has until then from when its first worker is ready.
             self._start_deadline()
-        return self._bring_up(member)
-
-    def _bring_up(self, member: Member) -> Job[None]:
         yield from self._downlink.catch_up(member)
         ready = log_events.WorkerReady(peer=member.peer, workers=member.workers)
         self._run.log("INFO", f"{member.label} ready", ready)
@@ -365,7 +396,12 @@ class Federation(Rounds):
 
     def _check_start(self) -> Job[None] | None:
         """The time has come by which all workers must have joined."""
-        there = {worker for member in self._members.ready() for worker in member.workers}
+        there = {
+            worker
+            for member in self._members
+            if member.state is State.READY or member.awaits_keys
+            for worker in member.workers
+        }
         missing = sorted(set(range(self._run.config.workers)) - there)
         if not missing or self._last_round is not None:
             return None

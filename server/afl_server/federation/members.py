@@ -41,6 +41,7 @@ class Member:
         reported: where each of its workers stood when it became ready.
         told_held: workers whose report was held when they were welcomed: they do not send it by themselves.
         partial: the step of which it had a part when it became ready.
+        awaits_keys: whether it is ready but for others' keys, which the run needs.
         owes: workers whose report for a closed step has not come: it is sent no other step.
         last_seen: when something came of it, or it was read again, in seconds of the monotonic clock.
     """
@@ -55,6 +56,7 @@ class Member:
     reported: dict[int, Position] = field(default_factory=dict)
     told_held: set[int] = field(default_factory=set)
     partial: PartialStep = NO_STEP
+    awaits_keys: bool = False
     owes: set[int] = field(default_factory=set)
 
     @property

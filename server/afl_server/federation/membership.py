@@ -175,6 +175,7 @@ class Membership:
             seed=b"" if member.join.layout_hash else run.randomness.seed,
             workers=[_expectation(engine, worker, position) for worker in member.workers],
             buffers_averaged=position_message(engine.buffers_averaged),
+            key_epoch=run.keys.epoch if run.keys is not None else 0,
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 
@@ -191,6 +192,8 @@ class Membership:
         if tuple(worker for worker, _ in event.reported) != member.workers:
             raise ProtocolError("a Ready must say where each worker of its Join stands, in the same order")
         member.reported, member.partial = dict(event.reported), event.partial
+        if event.keys.workers != (member.workers if self._run.keys is not None else ()):
+            raise ProtocolError("a Ready that does not offer a key of each worker, where the run needs them")
         refusal = self._admission.of_ready(event) or self._residual_refusal(member)
         if refusal:
             self.refuse(member, refusal)

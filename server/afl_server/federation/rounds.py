@@ -195,16 +195,19 @@ class Rounds:
         member.owes.difference_update(workers)
         return None if member.owes else self._downlink.go_on_with(member)
 
-    def _restart_round(self, worker: int, newcomer: Member) -> None:
-        """Part of a payload is in the sum whose rest will never come: begin the sum again.
+    def _restart_round(self, worker: int, what: str, newcomer: Member) -> None:
+        """What has come of reports can never become a sum: begin it again.
+
+        Args:
+            what: the worker has done.
 
         Every other member is cut, also one that was welcomed and told that its report is held; each comes
         back by itself and sends its report again.
         """
-        rounds = self._run.open_rounds
-        message = f"worker {worker} restarted in the middle of its report: the sum of {rounds} begins again"
-        self._run.log("WARNING", message, log_events.RoundRestarted(worker=worker))
-        self.engine.restart_round()
+        if not self.engine.is_untouched:
+            message = f"worker {worker} {what}: the sum of {self._run.open_rounds} begins again"
+            self._run.log("WARNING", message, log_events.RoundRestarted(worker=worker))
+            self.engine.restart_round()
         self._downlink.abandon()
         for member in self._members:
             if member is not newcomer and member.state in {State.JOINED, State.READY}:

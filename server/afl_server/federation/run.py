@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from afl.config import Config
 from afl.core.engine import RoundEngine
 from afl.core.randomness import SharedRandomness
+from afl.core.secrecy.exchange import KeyExchange
 from afl.daemon import events as log_events
 from afl.errors import place
 from afl.wire.frames import Frame
@@ -46,6 +47,7 @@ class Run:
         incidents: how often each has happened to each worker in this process, ``[m]``. Not part of the
             counters, which are written down with every step.
         out: the effects of the event in hand.
+        keys: the exchange of keys; ``None`` without secure aggregation.
         waiting: events that have come while a job is under way.
     """
 
@@ -67,6 +69,8 @@ class Run:
         self.now = now
         self.counters = Counters()
         self.incidents: dict[str, list[int]] = {incident: [0] * config.workers for incident in Incident}
+        is_secure = config.privacy.secure_aggregation
+        self.keys = KeyExchange(description.run_id, config.workers) if is_secure else None
         self.members = Members(config.workers, now)
         self.out: list[Effect] = []
         self.waiting: deque[Event] = deque()

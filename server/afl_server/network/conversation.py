@@ -10,6 +10,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
 from afl.wire.frames import check_parts, content_of_worker_frame, parse_worker_frame, position_of, report_of
+from afl.wire.keys import key_offer_of
 from afl_server.federation import events
 from afl_server.network.outbox import Outbox
 
@@ -53,7 +54,11 @@ class Conversation:
         if frame.HasField("join"):
             yield self._join(frame.join)
         if frame.HasField("ready"):
-            yield self._ready(frame.ready)
+            try:
+                yield self._ready(frame.ready)
+            except ProtocolError as error:
+                yield events.Malformed(member, str(error))
+                return
         for message in frame.reports:
             try:
                 report = report_of(message)
@@ -110,6 +115,7 @@ class Conversation:
             realization_digest=ready.realization_digest,
             reported=tuple((entry.worker, position_of(entry.reported)) for entry in ready.workers),
             partial=_partial(ready.partial),
+            keys=key_offer_of(ready.keys),
         )
 
 

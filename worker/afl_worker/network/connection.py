@@ -177,6 +177,8 @@ class Connection:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
             self._inbox.put(frame.welcome)
+        if frame.HasField("roster"):
+            self._inbox.put(frame.roster)
         committed = self.assembler.feed(frame)
         if committed is not None:
             if committed.step.kind is not Kind.MODEL:

@@ -60,6 +60,10 @@ class KeyOffer:
         return statement(run_id, self.epoch, self.keys())
 
 
+NO_KEYS = KeyOffer(0, (), (), b"")
+"""Of a process in a run without secure aggregation."""
+
+
 def statement(run_id: str, epoch: int, keys: Mapping[int, bytes]) -> bytes:
     """What a process signs of its workers' public keys."""
     named = b"".join(worker.to_bytes(4, "big") + keys[worker] for worker in sorted(keys))

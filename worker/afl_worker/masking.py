@@ -1,0 +1,144 @@
+"""What a process sends of its workers' messages where only their sum may be read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from afl.core.aggregation import joint_reports
+from afl.core.codecs.modular import modular
+from afl.core.codecs.payload import unpack
+from afl.core.messages import NOWHERE, Kind, Payload, PayloadHeader, Position, Report, ValueType
+from afl.core.participant import Answer
+from afl.core.secrecy.keyring import Keyring
+from afl.core.secrecy.keys import KeyOffer
+from afl.core.secrecy.masks import Masks
+from afl.errors import PeerError, ProtocolError
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the server is with a worker: the open position, and whether it has the worker's report for it."""
+
+    open: Position
+    is_held: bool
+
+
+class Masking:
+    """Masks, and what keeps a mask from being used for two messages.
+
+    Args:
+        sent: by worker, the last report that an earlier process of it may have sent.
+        unsure: workers of which an earlier process may have sent what is not known here.
+    """
+
+    def __init__(
+        self, keyring: Keyring, sent: Mapping[int, tuple[Report, Iterable[Payload]]], unsure: Collection[int]
+    ) -> None:
+        self._keyring = keyring
+        self._masks: Masks | None = None
+        self._epoch = 0
+        self._last = {
+            worker: (report.position, _digest(payloads)) for worker, (report, payloads) in sent.items()
+        }
+        """By worker: of the last message that was masked."""
+        self._unsure = set(unsure)
+        self._is_resumed = True
+        self._forms: tuple[PayloadHeader, ...] = ()
+        """Of the last training report."""
+        self._senders: tuple[int, ...] = ()
+
+    def offer(self, due: int, standings: Mapping[int, Standing], held: Collection[int]) -> KeyOffer:
+        """The process's keys for a session.
+
+        Args:
+            due: the epoch that the server waits for.
+            held: workers whose report for the open position is here, to be sent again as it was.
+        """
+        used = [worker for worker, standing in standings.items() if self._is_used(worker, standing, held)]
+        offer = self._keyring.offer(due, used)
+        if offer.epoch != self._epoch:
+            if self._epoch or used:
+                # Of another epoch than what is remembered.
+                self._last, self._unsure = {}, set()
+            self._epoch, self._masks = offer.epoch, None
+        return offer
+
+    def _is_used(self, worker: int, standing: Standing, held: Collection[int]) -> bool:
+        """Whether a mask that is asked for may have been used for another message."""
+        last, _ = self._last.get(worker, (NOWHERE, b""))
+        if worker in self._unsure or last > standing.open or (standing.is_held and last != standing.open):
+            return True
+        # A journal that the run has gone past is a copy of an older one.
+        is_behind = self._is_resumed and last != NOWHERE and last.round + 1 < standing.open.round
+        return is_behind or (last == standing.open and worker not in held)
+
+    def take(self, epoch: int, offers: Iterable[KeyOffer]) -> None:
+        """Go by a roster.
+
+        Raises:
+            PeerError: if it cannot be believed; nothing is sent then.
+        """
+        self._masks = self._keyring.take(epoch, tuple(offers))
+
+    def sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterator[tuple[Kind, Answer]]:
+        """What leaves the process of its workers' answers to a step.
+
+        Raises:
+            PeerError: if a mask would be used twice, or something would leave without one.
+            ProtocolError: if no roster has come.
+        """
+        if self._masks is None:
+            raise ProtocolError("a step before the roster of all workers' keys")
+        for kind, (report, payloads) in joint_reports(self._watched(answers)):
+            masked = [
+                self._masked(self._masks, report, index, payload) for index, payload in enumerate(payloads)
+            ]
+            if kind is Kind.TRAIN:
+                self._forms, self._senders = report.payloads, report.workers
+            yield kind, (report, masked)
+
+    def prepare(self, round_: int) -> None:
+        """Draw a coming round's masks."""
+        if self._masks is not None:
+            for index, form in enumerate(self._forms):
+                self._masks.prepare(Position(round_, 0), index, form.count, form.bits, self._senders)
+
+    def _watched(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterator[tuple[Kind, Answer]]:
+        for kind, (report, payloads) in answers:
+            if payloads:
+                worker, position = report.worker, report.position
+                last, before = self._last.get(worker, (NOWHERE, b""))
+                digest = _digest(payloads)
+                if position < last or (position == last and digest != before):
+                    raise PeerError(
+                        f"the server asks worker {worker} for another message for round {position.round}, phase "
+                        f"{position.phase}, which was sent already: from the two it could read what is under "
+                        "the mask"
+                    )
+                self._last[worker] = position, digest
+                self._is_resumed = False
+            yield kind, (report, payloads)
+
+    @staticmethod
+    def _masked(masks: Masks, report: Report, index: int, payload: Payload) -> Payload:
+        header = payload.header
+        if header.value_type is not ValueType.MODULAR:
+            raise PeerError(
+                f"a {header.role.name} payload would leave worker {report.worker} without a mask; the run has "
+                "secure aggregation"
+            )
+        residues = unpack(header, payload.data).values
+        mask = masks.draw(report.position, index, header.count, header.bits, report.workers)
+        np.add(mask, residues, out=mask)
+        return modular(header.encoding, header.bits).whole(mask, header.role, header.dim)
+
+
+def _digest(payloads: Iterable[Payload]) -> bytes:
+    content = hashlib.blake2b(digest_size=16)
+    for payload in payloads:
+        content.update(payload.data)
+    return content.digest()
