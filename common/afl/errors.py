@@ -26,7 +26,7 @@ class ExitCode(enum.IntEnum):
     OK = 0, "the run ended as configured"
     INTERNAL = 1, "a bug in afl; the log has the traceback"
     CONFIG = 2, "the command line, the configuration or the task's code is wrong"
-    REFUSED = 3, "the server refused this worker; the log says why"
+    REFUSED = 3, "the server refused this worker, or this worker its peers; the log says why"
     LOST_SERVER = 4, "the server could not be reached for longer than give_up_after"
     DIVERGED = (
         5,
@@ -137,6 +137,12 @@ class ProtocolError(AflError):
 
 class RefusedError(AflError):
     """The server refused this worker; trying again cannot help."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class PeerError(AflError):
+    """A peer that does not show to this worker that it may speak for the workers that it names."""
 
     exit_code = ExitCode.REFUSED
 

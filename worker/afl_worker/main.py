@@ -20,8 +20,14 @@ from afl.paths import expanded, from_start, naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser
-from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles
-from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
+from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles, PeerFiles
+from afl_worker.options import (
+    DEFAULT_JOURNAL,
+    DEFAULT_MIN_WORKERS,
+    LEAST_MIN_WORKERS,
+    STOP_SIGNALS,
+    WorkerOptions,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,8 +135,53 @@ def make_worker_parser() -> argparse.ArgumentParser:
     option(
         "--no-proxy", action="store_true", help="ignore proxy environment variables (loopback always does)"
     )
+    _peer_options(parser)
     daemon_options(parser)
     return parser
+
+
+def _peer_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "secure aggregation",
+        "How this worker knows the others, whatever the server says of them.\n"
+        "Runs without secure aggregation need none of this.",
+    )
+    known_by = group.add_mutually_exclusive_group()
+    known_by.add_argument(
+        "--peer-ca",
+        type=expanded,
+        metavar="FILE",
+        help="believe workers whose certificate an authority in this file has signed (PEM); it need not be "
+        "the server's",
+    )
+    known_by.add_argument(
+        "--peer-keys",
+        type=expanded,
+        metavar="FILE",
+        help="believe workers whose key's fingerprint is in this file: lines of IDS sha256:HASH, as "
+        "`afl certs --fingerprint` prints the hash",
+    )
+    known_by.add_argument(
+        "--trust-server-keys",
+        action="store_true",
+        help="believe any key that the server hands out: it could then read what this worker sends "
+        "(for tests)",
+    )
+    group.add_argument(
+        "--signing-key",
+        type=expanded,
+        metavar="FILE",
+        help="show the others who this worker is by this private key (PEM, not encrypted), whose fingerprint "
+        "they know; default: by --certificate and --key",
+    )
+    group.add_argument(
+        "--min-workers",
+        type=int,
+        default=DEFAULT_MIN_WORKERS,
+        metavar="N",
+        help="take part only if the sum that the server learns is of at least N workers "
+        f"(default: {DEFAULT_MIN_WORKERS})",
+    )
 
 
 def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
@@ -146,6 +197,11 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         os.environ["AFL_DATA"] = str(from_start(expanded(parsed.data_dir)))
     server = _address("--server", parsed.server, parse_target)
     credentials = _credentials(parsed, server)
+    if parsed.min_workers < LEAST_MIN_WORKERS:
+        raise ConfigError(
+            f"--min-workers {parsed.min_workers}: the sum of one worker is its message; name at least "
+            f"{LEAST_MIN_WORKERS}"
+        )
     return WorkerOptions(
         workers=parse_ids(parsed.id),
         server=server,
@@ -156,6 +212,8 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         journal=parsed.journal,
         task_options=dict(_task_option(text) for text in parsed.task_option),
         credentials=credentials,
+        peers=_peers(parsed),
+        min_workers=parsed.min_workers,
     )
 
 
@@ -196,6 +254,27 @@ def _credentials(parsed: argparse.Namespace, server: Address) -> CredentialFiles
             raise ConfigError(f"{anyone} the token; use TLS with --ca FILE")
     files.read()
     files.warn()
+    return files
+
+
+def _peers(parsed: argparse.Namespace) -> PeerFiles:
+    """What the command line says of the other workers."""
+    files = PeerFiles(
+        parsed.peer_ca,
+        parsed.peer_keys,
+        parsed.trust_server_keys,
+        parsed.signing_key,
+        parsed.certificate,
+        parsed.key,
+    )
+    if files.says_whom_to_trust:
+        files.read()
+        files.warn()
+    elif files.signing_key is not None:
+        raise ConfigError(
+            "--signing-key shows the other workers who this one is; say how it knows them too: "
+            "--peer-keys FILE or --peer-ca FILE"
+        )
     return files
 
 

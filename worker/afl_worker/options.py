@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
-from afl_worker.network.credentials import CredentialFiles
+from afl_worker.network.credentials import CredentialFiles, PeerFiles
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 DEFAULT_JOURNAL = Path("afl-journal")
+
+LEAST_MIN_WORKERS = 2
+DEFAULT_MIN_WORKERS = 3
+"""Of a sum of two, each of the two knows the other's part."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class WorkerOptions:
         journal: the folder in which journals are kept, if the run keeps any.
         task_options: the task's options that are this machine's own, such as where its data is.
         credentials: what this process shows of itself, and what it knows the server by.
+        peers: in runs with secure aggregation, how it knows the other workers and they know it.
+        min_workers: the fewest workers of a federation whose masked sum this process takes part in.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -38,3 +44,5 @@ class WorkerOptions:
     journal: Path = DEFAULT_JOURNAL
     task_options: Mapping[str, Any] = field(default_factory=dict)
     credentials: CredentialFiles = field(default_factory=CredentialFiles)
+    peers: PeerFiles = field(default_factory=PeerFiles)
+    min_workers: int = DEFAULT_MIN_WORKERS

@@ -305,6 +305,10 @@ class SecretIsReadable(_OfFile):
     """A file with a key or token can be read by every user of the machine."""
 
 
+class PeersUnchecked(Event):
+    """A worker believes any key that the server hands it as its peers' (--trust-server-keys)."""
+
+
 class Reloaded(Event):
     """Certificates or tokens have been replaced and are used from now on."""
 

@@ -102,18 +102,31 @@ def token_hash(token: str) -> str:
 
 
 @dataclass(frozen=True)
-class TokenEntry:
-    """A line of a tokens file."""
+class HashEntry:
+    """A line of a file of tokens or of peers' keys: the hash of what may speak for these workers."""
 
     ids: WorkerIds
     hash: str
 
 
-def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
+def parse_tokens(text: str, source: str) -> tuple[HashEntry, ...]:
     """The lines ``IDS sha256:HASH`` of a tokens file; empty lines and those that begin with # do not count.
 
     A :class:`ConfigError` names the line, but not what it holds: it may be a token by mistake.
     """
+    return _parse_hashes(text, source, "token's hash, so no worker could join")
+
+
+def parse_peer_keys(text: str, source: str) -> tuple[HashEntry, ...]:
+    """The lines ``IDS sha256:HASH`` of a file of peers' keys, as in a tokens file.
+
+    Raises:
+        ConfigError: with the line that is wrong, but not what it holds: it may be of a private key.
+    """
+    return _parse_hashes(text, source, "key's fingerprint, so no peer would be known")
+
+
+def _parse_hashes(text: str, source: str, missing: str) -> tuple[HashEntry, ...]:
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
@@ -124,16 +137,16 @@ def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
                 f"{source}:{number}: a line is IDS sha256:HASH, where HASH is 64 digits of 0-9a-f"
             )
         try:
-            entries.append(TokenEntry(WorkerIds.parse(words[0]), words[1]))
+            entries.append(HashEntry(WorkerIds.parse(words[0]), words[1]))
         except ValueError as error:
             raise ConfigError(f"{source}:{number}: {error}") from None
     if not entries:
-        raise ConfigError(f"{source} holds no token's hash, so no worker could join")
+        raise ConfigError(f"{source} holds no {missing}")
     return tuple(entries)
 
 
-def ids_of_hash(presented: str, entries: Sequence[TokenEntry]) -> WorkerIds | None:
-    """The ids that a token's hash allows: those of all its lines; ``None`` if it has none."""
+def ids_of_hash(presented: str, entries: Sequence[HashEntry]) -> WorkerIds | None:
+    """The ids that a hash allows: those of all its lines; ``None`` if it has none."""
     known = [entry.ids for entry in entries if hmac.compare_digest(entry.hash, presented)]
     return WorkerIds().united(chain.from_iterable(ids.ranges for ids in known)) if known else None
 

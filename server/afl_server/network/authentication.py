@@ -14,7 +14,7 @@ from afl.config.schema import Server, Tls
 from afl.daemon import events
 from afl.errors import ConfigError, RefusedError
 from afl.security import certificates, identity
-from afl.security.identity import Grant, Permission, TokenEntry
+from afl.security.identity import Grant, HashEntry, Permission
 from afl_server.network.reloading import ReloadedFiles
 
 LOG = logging.getLogger("afl.server")
@@ -35,7 +35,7 @@ class PeerIdentity:
     permission: Permission
     names: tuple[str, ...] = field(default=(), repr=False)
     token: str = field(default="", repr=False)
-    tokens: tuple[TokenEntry, ...] = field(default=(), repr=False)
+    tokens: tuple[HashEntry, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Authentication:
     def __init__(self, server: Server) -> None:
         self.certificates: ReloadedFiles[Served] | None = None
         self._wants_certificate = False
-        self._tokens: ReloadedFiles[tuple[TokenEntry, ...]] | None = None
+        self._tokens: ReloadedFiles[tuple[HashEntry, ...]] | None = None
         if server.tls is not None:
             tls = server.tls
             paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
@@ -123,7 +123,7 @@ class Authentication:
             permission = Permission(str(error), certificate_expiry=expiry)
         return PeerIdentity(permission, names, token, tokens)
 
-    def _grants(self, names: tuple[str, ...], token: str, tokens: tuple[TokenEntry, ...]) -> Iterator[Grant]:
+    def _grants(self, names: tuple[str, ...], token: str, tokens: tuple[HashEntry, ...]) -> Iterator[Grant]:
         """What a peer's proofs allow.
 
         Raises:
@@ -172,6 +172,6 @@ def _served(tls: Tls) -> Served:
     return Served(pair, authorities, not_after)
 
 
-def _tokens(path: Path) -> tuple[TokenEntry, ...]:
+def _tokens(path: Path) -> tuple[HashEntry, ...]:
     text = certificates.read_file(path, "server.tokens").decode(errors="replace")
     return identity.parse_tokens(text, f"server.tokens {path}")

@@ -7,10 +7,15 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from afl.daemon import events
+from afl.errors import ConfigError
 from afl.security import certificates
-from afl.security.identity import checked_token
+from afl.security.identity import checked_token, parse_peer_keys
+
+if TYPE_CHECKING:
+    from afl.security.peers import PeerSigner, PeerTrust
 
 LOG = logging.getLogger("afl.worker")
 
@@ -80,3 +85,80 @@ class CredentialFiles:
         end = certificates.expires_at(pem, str(self.certificate))
         when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
         return end, f"--certificate {self.certificate} {when}; put a new one in its place"
+
+
+@dataclass(frozen=True)
+class PeerFiles:
+    """How this worker knows its peers, and shows them who it is, in runs with secure aggregation: by one of
+    ``authorities``, ``keys`` and ``trusts_server``, or not at all. ``signing_key`` comes before the key of
+    the ``certificate``."""
+
+    authorities: Path | None = None
+    keys: Path | None = None
+    trusts_server: bool = False
+    signing_key: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @property
+    def says_whom_to_trust(self) -> bool:
+        """Whether the command line says how peers are known."""
+        return self.authorities is not None or self.keys is not None or self.trusts_server
+
+    def read(self) -> tuple[PeerSigner, PeerTrust]:
+        """What signs for this worker, and what it believes, by what the files hold now.
+
+        Raises:
+            ConfigError: a file cannot be used, one is missing, or the library cryptography is.
+        """
+        try:
+            from afl.security import peers  # noqa: PLC0415  # cryptography is optional
+        except ImportError as error:
+            raise ConfigError(
+                "a worker that checks who its peers are needs the library cryptography, 45 or newer: "
+                "pip install 'afl[private]'"
+            ) from error
+        trust: PeerTrust
+        if self.authorities is not None:
+            pem = certificates.read_authorities(self.authorities, "--peer-ca")
+            trust = peers.TrustInAuthorities(pem, f"--peer-ca {self.authorities}")
+        elif self.keys is not None:
+            source = f"--peer-keys {self.keys}"
+            text = certificates.read_file(self.keys, "--peer-keys").decode(errors="replace")
+            trust = peers.TrustInKeys(parse_peer_keys(text, source), source)
+        elif self.trusts_server:
+            trust = peers.TrustInServer()
+        else:
+            raise ConfigError(
+                "with secure aggregation a worker must know its peers itself: name the authority of their "
+                "certificates with --peer-ca FILE, or a file of fingerprints of their keys with "
+                "--peer-keys FILE"
+            )
+        return self._signer(), trust
+
+    def _signer(self) -> PeerSigner:
+        from afl.security.peers import PeerSigner  # noqa: PLC0415  # cryptography is optional
+
+        if self.signing_key is not None:
+            pem = certificates.read_file(self.signing_key, "--signing-key")
+            return PeerSigner.of_key(pem, f"--signing-key {self.signing_key}")
+        if self.certificate is not None and self.key is not None:
+            pair = certificates.read_pair(self.certificate, self.key, names=("--certificate", "--key"))
+            return PeerSigner.of_certificate(pair, f"--key {self.key}")
+        if self.trusts_server:
+            return PeerSigner.fresh()
+        raise ConfigError(
+            "this worker has nothing to show its peers who it is: give --certificate and --key, or "
+            "--signing-key FILE"
+        )
+
+    def warn(self) -> None:
+        """Log what may go wrong: a key that others can read, peers that nobody checks."""
+        if self.signing_key is not None:
+            certificates.warn_if_open(LOG, "--signing-key", self.signing_key)
+        if self.trusts_server:
+            LOG.warning(
+                "--trust-server-keys: whose keys its peers have, only the server says; a server that puts "
+                "its own in their place can read what this worker sends. Use --peer-ca or --peer-keys",
+                extra=events.PeersUnchecked().extra,
+            )
