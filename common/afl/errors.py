@@ -142,7 +142,7 @@ class RefusedError(AflError):
 
 
 class PeerError(AflError):
-    """A peer that does not show to this worker that it may speak for the workers that it names."""
+    """What the server says of other workers, and this one cannot believe: it sends nothing."""
 
     exit_code = ExitCode.REFUSED
 
@@ -151,12 +151,6 @@ class LostServerError(AflError):
     """The server could not be reached for longer than ``give_up_after``."""
 
     exit_code = ExitCode.LOST_SERVER
-
-
-class PeerError(AflError):
-    """Keys of other workers that this one cannot believe, so that it sends nothing."""
-
-    exit_code = ExitCode.REFUSED
 
 
 class NonFiniteError(AflError):

@@ -37,8 +37,10 @@ from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
+from afl.wire.keys import key_offer_message, key_offer_of
 from afl.wire.settings import RunSettings
 from afl_worker.journal import remove_left_behind
+from afl_worker.keys import Standing
 from afl_worker.options import WorkerOptions
 from afl_worker.training.setup import Training, set_up
 from afl_worker.training.timings import Spent
@@ -112,6 +114,11 @@ class Conversation:
             workers=self._options.workers,
         )
 
+    @property
+    def awaits_roster(self) -> bool:
+        """Whether nothing may be sent before the server has sent all workers' keys."""
+        return self._trained.masking is not None
+
     def welcome(self, welcome: pb.Welcome, settings: RunSettings) -> pb.Ready:
         """Get ready: build what the run needs, once in the process's life; later sessions use it again.
 
@@ -147,7 +154,43 @@ class Conversation:
                 for worker in self._options.workers
             ],
             partial=self.assembler.partial(),
+            keys=self._keys(welcome),
         )
+
+    def _keys(self, welcome: pb.Welcome) -> pb.KeyOffer | None:
+        trained = self._trained
+        if trained.masking is None:
+            return None
+        standings = {
+            entry.worker: Standing(position_of(entry.position), entry.held) for entry in welcome.workers
+        }
+        held = [
+            worker
+            for worker, standing in standings.items()
+            if trained.participant.held(worker, standing.open) is not None
+        ]
+        try:
+            return key_offer_message(trained.masking.offer(welcome.key_epoch, standings, held))
+        except AflError as error:
+            raise self._failure(self._options.workers[0], NOWHERE, error) from error
+
+    def roster(self, roster: pb.Roster) -> None:
+        """Mask what is sent from here on by these keys.
+
+        Raises:
+            CannotGoOnError: if they cannot be believed.
+        """
+        masking = self._trained.masking
+        if masking is None:
+            raise ProtocolError("a roster of keys in a run without secure aggregation")
+        try:
+            masking.take(roster.epoch, map(key_offer_of, roster.offers))
+        except ProtocolError:
+            raise
+        except AflError as error:
+            raise self._failure(self._options.workers[0], NOWHERE, error) from error
+        event = events.KeysAgreed(epoch=roster.epoch)
+        LOG.info("the keys of all workers are right (key epoch %d)", roster.epoch, extra=event.extra)
 
     def sent_again(self, welcome: pb.Welcome) -> Iterator[Iterable[Frame]]:
         """Reports for the open step that were made before a cut and that the server does not hold."""
@@ -195,6 +238,8 @@ class Conversation:
     def prepare(self, round_: int) -> None:
         """Draw a coming round's randomness."""
         self._trained.participant.prepare(round_)
+        if self._trained.masking is not None:
+            self._trained.masking.prepare(round_)
 
     def answered(self, ack: Ack) -> None:
         """A report that counted is not kept; what a late one carried is part of a later one, or a
@@ -235,6 +280,8 @@ class Conversation:
         return self._training
 
     def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
+        if self._trained.masking is not None:
+            return self._trained.masking.sent(answers)
         return joint_reports(answers) if len(self._options.workers) > 1 else answers
 
     def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:

@@ -34,6 +34,9 @@ HEAD_BYTES = 64 * 1024
 _OF_REPORT = ("loss", "examples", "weight", "missing")
 _BUFFERS = "buffers."
 
+KEYS_SUFFIX = ".keys"
+"""Of a worker's keys, which lie beside its journal and go with it."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -65,6 +68,8 @@ class Journal:
         self._room = 0
         """Bytes of one of the two places."""
         self._sequence = 0
+        self.is_whole = True
+        """Whether an entry was not lost, as far as can be seen: one that was may have been sent."""
         with self._errors_named():
             _make_folder(path.parent, syncs=syncs)
             self._lock = durable.lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
@@ -103,6 +108,7 @@ class Journal:
             damaged.append(f"the file has {size} bytes where it had {max(lengths)}")
         elif not found and not damaged:
             damaged.append(f"none in {size} bytes")
+        self.is_whole = not damaged
         if damaged:
             used = "the entry before it is used" if found else "the journal is ignored"
             event = events.JournalDamaged(worker=self._owner.worker)
@@ -163,7 +169,7 @@ class Journal:
         """Remove the file and release its lock."""
         # Nothing but room on the disk depends on it.
         with contextlib.suppress(OSError):
-            for suffix in (".journal", ".new", ".lock"):
+            for suffix in (".journal", ".new", KEYS_SUFFIX, ".lock"):
                 self._path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
 
@@ -223,6 +229,10 @@ class Journals:
         """The newest entry of each worker that has one."""
         found = {worker: journal.read() for worker, journal in self._own.items()}
         return {worker: kept for worker, kept in found.items() if kept is not None}
+
+    def damaged(self) -> list[int]:
+        """Workers of which an entry was lost."""
+        return [worker for worker, journal in self._own.items() if not journal.is_whole]
 
     def write(self, kept: Kept) -> None:
         """Make a worker's entry durable."""

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from afl.core.secrecy.keyring import OwnKey
-from afl.core.secrecy.keys import KEY_BYTES
+from afl.core.messages import Position
+from afl.core.secrecy.keys import KEY_BYTES, OwnKey
 from afl.daemon import events
 from afl.errors import StorageError
 from afl.paths import from_start
 from afl.runs import durable
+from afl_worker.journal import KEYS_SUFFIX
 
 LOG = logging.getLogger("afl.worker")
 
-KEYS_SUFFIX = ".keys"
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the server is with a worker: the open position, and whether it has the worker's report for it."""
+
+    open: Position
+    is_held: bool
 
 
 class KeyFiles:
@@ -51,7 +59,7 @@ class KeyFiles:
             try:
                 durable.write_whole(path, json.dumps(values).encode(), mode=0o600)
             except OSError as error:
-                raise StorageError(f"{path} cannot be written ({error.strerror}), and keys must be") from error
+                raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
     def _path(self, worker: int) -> Path:
         return self._folder / f"worker-{worker}{KEYS_SUFFIX}"

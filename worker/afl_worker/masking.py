@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +16,7 @@ from afl.core.secrecy.keyring import Keyring
 from afl.core.secrecy.keys import KeyOffer
 from afl.core.secrecy.masks import Masks
 from afl.errors import PeerError, ProtocolError
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where the server is with a worker: the open position, and whether it has the worker's report for it."""
-
-    open: Position
-    is_held: bool
+from afl_worker.keys import Standing
 
 
 class Masking:
@@ -115,9 +107,9 @@ class Masking:
                 digest = _digest(payloads)
                 if position < last or (position == last and digest != before):
                     raise PeerError(
-                        f"the server asks worker {worker} for another message for round {position.round}, phase "
-                        f"{position.phase}, which was sent already: from the two it could read what is under "
-                        "the mask"
+                        f"the server asks worker {worker} for another message for round {position.round}, "
+                        f"phase {position.phase}, which was sent already: two messages under one mask can be "
+                        "read"
                     )
                 self._last[worker] = position, digest
                 self._is_resumed = False
@@ -128,8 +120,8 @@ class Masking:
         header = payload.header
         if header.value_type is not ValueType.MODULAR:
             raise PeerError(
-                f"a {header.role.name} payload would leave worker {report.worker} without a mask; the run has "
-                "secure aggregation"
+                f"a {header.role.name} payload would leave worker {report.worker} without a mask; the run "
+                "has secure aggregation"
             )
         residues = unpack(header, payload.data).values
         mask = masks.draw(report.position, index, header.count, header.bits, report.workers)

@@ -43,6 +43,7 @@ class Runtime:
         self._reconnection = Reconnection(options.give_up_after, time.monotonic())
         self._connection: Connection | None = None
         self._is_welcome = False
+        self._last_welcome = pb.Welcome()
         self._has_been_cut = False
         self._reason = ""
         """Why the last connection ended."""
@@ -179,6 +180,9 @@ class Runtime:
                 raise event.error
             case pb.Welcome():
                 self._welcome(connection, event)
+            case pb.Roster():
+                self._conversation.roster(event)
+                self._send_again(connection)
             case Ack():
                 self._conversation.answered(event)
             case CommittedStep():
@@ -197,11 +201,18 @@ class Runtime:
         ready = self._conversation.welcome(welcome, settings)
         connection.assembler = self._conversation.assembler
         connection.send_control(ready=ready)
+        self._last_welcome = welcome
+        if not self._conversation.awaits_roster:
+            self._send_again(connection)
+        self._is_welcome = self._has_been_cut = True
+
+    def _send_again(self, connection: Connection) -> None:
+        """Nothing keeps this process from sending any more: what it owes goes out."""
+        welcome = self._last_welcome
         again = list(self._conversation.sent_again(welcome))
         for frames in again:
             connection.send(frames)
         self._reconnection.welcomed(time.monotonic(), str(welcome.workers), owes=bool(again))
-        self._is_welcome = self._has_been_cut = True
 
     def _step(self, connection: Connection, committed: CommittedStep) -> None:
         with self._timings.codec:

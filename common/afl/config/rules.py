@@ -147,7 +147,7 @@ def _privacy(
             yield Problem(key, "false", "true; losses: hidden needs masks")
         return
     if about is not None and "uplink" not in about.takes:
-        yield Problem(key, "true", f"false; {about.name} sends no integers, which masks are added to; afl-com does")
+        yield Problem(key, "true", f"false; masks are added to integers, which {about.name} does not send")
         return
     uplink = algorithm_.get("uplink")
     bits = uplink.get(BITS) if isinstance(uplink, Mapping) else None
@@ -156,8 +156,8 @@ def _privacy(
         yield Problem(("algorithm", "uplink", BITS), "nothing", accepted)
     elif type(bits) is int and type(workers) is int and bits in BIT_WIDTHS and bits < least_bits(workers):
         accepted = (
-            f"at least {least_bits(workers)}, better {ADVISED_MASKED_BITS}: under masks, the sum of {workers} "
-            "workers' integers must fit"
+            f"at least {least_bits(workers)}, better {ADVISED_MASKED_BITS}: under masks, they hold the sum "
+            f"of {workers} workers' integers"
         )
         yield Problem(("algorithm", "uplink", BITS), shown(bits), accepted)
     if type(workers) is int and workers < LEAST_MASKED:

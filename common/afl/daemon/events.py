@@ -244,7 +244,7 @@ class NonFinite(_OfReport):
 
 
 class RoundRestarted(_OfWorker):
-    """A worker died in the middle of a report that was partly summed, or lost its keys: the sum is restarted."""
+    """A worker died in the middle of a report that was partly summed, or lost its keys: the sum restarts."""
 
 
 class DigestMismatch(_OfWorker):

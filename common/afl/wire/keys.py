@@ -23,7 +23,7 @@ def key_offer_of(message: pb.KeyOffer) -> KeyOffer:
     certificates = tuple(message.certificates)
     size = len(message.signature) + len(message.signer) + sum(map(len, certificates))
     if size > MOST_SIGNED_BYTES:
-        raise ProtocolError(f"an offer of keys with {size} bytes of certificates; {MOST_SIGNED_BYTES} are the most")
+        raise ProtocolError(f"an offer of keys with {size} bytes to sign; {MOST_SIGNED_BYTES} are the most")
     return KeyOffer(
         message.epoch,
         tuple(message.workers),
@@ -36,6 +36,6 @@ def key_offer_of(message: pb.KeyOffer) -> KeyOffer:
 
 
 def roster_frame(epoch: int, offers: Sequence[KeyOffer]) -> Frame:
-    """All keys of an epoch, as the workers have signed them; what they hold besides is of no use to others."""
+    """All keys of an epoch, as the workers have signed them."""
     kept = [pb.KeyOffer(**(vars(offer) | {"roster": b""})) for offer in offers]
     return control(pb.ServerFrame(roster=pb.Roster(epoch=epoch, offers=kept)))

@@ -60,7 +60,7 @@ class Driver:
         self.engine = RoundEngine(
             server_half(settings, vector.values, randomness),
             evaluate_every=evaluate_every,
-            buffer_mean=BufferMean.of(vector.buffers, settings.workers),
+            buffer_mean=BufferMean.of(vector.buffers, settings),
             policy=policy,
             model=vector,
         )

@@ -40,7 +40,7 @@ def build(
     engine = RoundEngine(
         server_half(replace(settings.parameters, tensors=vector.tensors), vector.values, randomness),
         evaluate_every=config.evaluation.every,
-        buffer_mean=BufferMean.of(vector.buffers, config.workers),
+        buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         model=vector,
     )

@@ -55,7 +55,7 @@ class Broken:
     error: Exception
 
 
-Event = pb.Welcome | CommittedStep | Ack | Ended | Broken
+Event = pb.Welcome | pb.Roster | CommittedStep | Ack | Ended | Broken
 
 
 class Connection:

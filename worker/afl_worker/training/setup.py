@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from afl.core.algorithms.registry import worker_side
-from afl.core.participant import Participant
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.daemon import events
 from afl.errors import ConfigError
@@ -21,10 +24,14 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import position_of
 from afl.wire.settings import RunSettings
 from afl_worker.journal import Journals
+from afl_worker.keys import KeyFiles, KeysInMemory
 from afl_worker.options import WorkerOptions
 from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
 from afl_worker.training.timings import Spent
+
+if TYPE_CHECKING:
+    from afl_worker.masking import Masking
 
 LOG = logging.getLogger("afl.worker")
 
@@ -37,6 +44,7 @@ class Training:
     participant: Participant
     journals: Journals | None
     digest: bytes
+    masking: Masking | None
 
 
 def set_up(
@@ -85,7 +93,41 @@ def set_up(
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
-    return Training(participant, journals, realization_digest(side))
+    masking = None
+    if run.secure_aggregation:
+        masking = _masking(options, welcome.run_id, run, journals, kept)
+    return Training(participant, journals, realization_digest(side), masking)
+
+
+def _masking(
+    options: WorkerOptions,
+    run_id: str,
+    run: AlgorithmSettings,
+    journals: Journals | None,
+    kept: Mapping[int, Kept],
+) -> Masking:
+    """Keys and masks, with what earlier processes of these workers may have sent.
+
+    Raises:
+        ConfigError: if the command line does not say how the peers are known.
+        PeerError: if the run has too few workers.
+    """
+    files = options.peers.read()
+    # With the library cryptography, which is optional.
+    from afl_worker.masking import Masking  # noqa: PLC0415
+    from afl_worker.peers import keyring_of  # noqa: PLC0415
+
+    store = KeysInMemory() if journals is None else KeyFiles(options.journal, run_id, options.workers)
+    keyring = keyring_of(run_id, options, run.workers, files, store)
+    damaged = journals.damaged() if journals else ()
+    unsure = [
+        worker
+        for worker, key in store.read().items()
+        # Without a roster no mask was made.
+        if key.roster and (worker not in kept or worker in damaged)
+    ]
+    sent = {worker: (entry.report, entry.payloads) for worker, entry in kept.items()}
+    return Masking(keyring, sent, unsure)
 
 
 def chosen_device(name: str) -> torch.device:

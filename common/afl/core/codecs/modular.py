@@ -37,13 +37,13 @@ class Modular(Codec):
         count, bits = len(integers), self.bits
         words = integers.astype(word_type(bits), copy=False)
         if _is_word(bits):
-            section = memoryview(words.astype(f"<u{bits // 8}", copy=False)).cast("B")
+            section = words.astype(f"<u{bits // 8}", copy=False).view(np.uint8).data
             return self._payload(role, dim, count, section)
         stream = np.empty(bytes_for(count * bits), dtype=np.uint8)
         largest = (1 << bits) - 1
         for start, stop in blocks(count):
             write_fixed(stream, words[start:stop] & words.dtype.type(largest), start, count, bits)
-        return self._payload(role, dim, count, memoryview(stream))
+        return self._payload(role, dim, count, stream.data)
 
     def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
         """With the integers of the grid's groups."""
@@ -77,7 +77,7 @@ def modular(encoding: Encoding, bits: int) -> Modular:
 
 
 def word_type(bits: int) -> type[np.unsignedinteger[Any]]:
-    """The narrowest unsigned type of so many bits or more: what wraps around in it is right modulo ``2^bits``."""
+    """The narrowest unsigned type of so many bits or more: its overflow is right modulo ``2^bits``."""
     return next(kind for kind in (np.uint8, np.uint16, np.uint32, np.uint64) if np.iinfo(kind).bits >= bits)
 
 

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from afl.core.algorithms.base import Arrays, SumCollector
 from afl.core.algorithms.local_sgd import ModelMean, model_header, model_payload
+from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.plain import values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Role
 from afl.core.model.buffers import ModuleBuffers
 from afl.core.sums import Sum
+from afl.errors import TaskError
 
 
 def buffers_header(size: int) -> PayloadHeader:
@@ -31,9 +33,21 @@ class BufferMean(SumCollector):
         self._mean = ModelMean(buffers.size, range(workers))
 
     @classmethod
-    def of(cls, buffers: ModuleBuffers, workers: int) -> BufferMean | None:
-        """The mean of a module's buffers; ``None`` if it has none to average."""
-        return cls(buffers, workers) if buffers.size else None
+    def of(cls, buffers: ModuleBuffers, settings: AlgorithmSettings) -> BufferMean | None:
+        """The mean of a module's buffers; ``None`` if it has none to average.
+
+        Raises:
+            TaskError: if it has some, and they must not be told.
+        """
+        if not buffers.size:
+            return None
+        if settings.secure_aggregation:
+            raise TaskError(
+                "the task averages its model's buffers (buffers: mean), which each worker would send without "
+                "a mask; with privacy.secure_aggregation take buffers: local, or a model without them "
+                "(GroupNorm or LayerNorm in place of BatchNorm)"
+            )
+        return cls(buffers, settings.workers)
 
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
         """One payload: the worker's buffers."""

@@ -1,4 +1,4 @@
-"""The server's part in the exchange of keys: it gathers the offers of an epoch, and sees when a new one is due.
+"""The server's part in the exchange of keys: it gathers the offers of an epoch, and sees when another is due.
 
 It keeps nothing: workers know the epoch, and offer their keys again to a server that has been started again.
 """
@@ -47,8 +47,7 @@ class KeyExchange:
         return [worker for worker in range(self._workers) if worker not in known]
 
     def add(self, offer: KeyOffer) -> bool:
-        """Take a process's offer; whether the others' keys are void by it: an epoch has begun, and who does not
-        offer keys of :attr:`epoch` has to.
+        """Take a process's offer; whether all others' keys are void by it: another epoch has begun.
 
         An offer of an older epoch than is due changes nothing.
 

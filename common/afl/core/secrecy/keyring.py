@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from afl.core.secrecy.keys import KEY_BYTES, KeyOffer, all_keys, roster_digest, statement
+from afl.core.secrecy.keys import KEY_BYTES, KeyOffer, KeyStore, OwnKey, all_keys, roster_digest, statement
 from afl.core.secrecy.masks import SECRET_BYTES, Masks
 from afl.core.secrecy.neighbours import neighbours
 from afl.errors import PeerError, ProtocolError
@@ -20,33 +19,6 @@ Sign = Callable[[bytes], tuple[bytes, tuple[bytes, ...], bytes]]
 
 Verify = Callable[[KeyOffer], None]
 """Raises :class:`afl.errors.PeerError` unless the offer is signed by one who speaks for all its workers."""
-
-
-@dataclass(frozen=True)
-class OwnKey:
-    """A worker's key of an epoch; ``roster`` is the digest of the roster that its masks are made of, if any
-    has come."""
-
-    epoch: int
-    private: bytes = field(repr=False)
-    roster: bytes = b""
-
-    @property
-    def public(self) -> bytes:
-        """What others may know."""
-        return X25519PrivateKey.from_private_bytes(self.private).public_key().public_bytes_raw()
-
-
-class KeyStore(Protocol):
-    """Where keys outlive the process."""
-
-    def read(self) -> Mapping[int, OwnKey]:
-        """Those that were kept, by worker."""
-        ...
-
-    def write(self, keys: Mapping[int, OwnKey]) -> None:
-        """Keep keys, before anything made with them leaves the process."""
-        ...
 
 
 class Keyring:
@@ -104,7 +76,7 @@ class Keyring:
         }
         if fresh:
             self._keep(fresh)
-        public = {worker: self._keys[worker].public for worker in self._hosted}
+        public = {worker: _public(self._keys[worker]) for worker in self._hosted}
         signature, certificates, signer = self._sign(statement(self._run_id, epoch, public))
         rosters = {self._keys[worker].roster for worker in self._hosted} - {b""}
         return KeyOffer(
@@ -136,11 +108,15 @@ class Keyring:
         missing = sorted(set(range(self._workers)) - keys.keys())
         if missing or len(keys) != self._workers:
             what = f"lacks worker {missing[0]}" if missing else f"names worker {max(keys)}"
-            raise PeerError(f"the roster of key epoch {epoch} {what}; it is of workers 0 to {self._workers - 1}")
+            raise PeerError(
+                f"the roster of key epoch {epoch} {what}; the workers are 0 to {self._workers - 1}"
+            )
         own = {worker: self._keys.get(worker) for worker in self._hosted}
         for worker, key in own.items():
-            if key is None or key.epoch != epoch or key.public != keys[worker]:
-                raise PeerError(f"the roster of key epoch {epoch} has a key of worker {worker} that is not its own")
+            if key is None or key.epoch != epoch or _public(key) != keys[worker]:
+                raise PeerError(
+                    f"the roster of key epoch {epoch} has another key of worker {worker} than its own"
+                )
         public = [keys[worker] for worker in range(self._workers)]
         digest = roster_digest(self._run_id, epoch, public)
         held = {worker: key for worker, key in own.items() if key is not None}
@@ -153,9 +129,7 @@ class Keyring:
         self._keep({worker: replace(key, roster=digest) for worker, key in held.items() if not key.roster})
         return Masks({worker: self._secrets(worker, key, public, digest) for worker, key in held.items()})
 
-    def _secrets(
-        self, worker: int, key: OwnKey, public: Sequence[bytes], digest: bytes
-    ) -> dict[int, bytes]:
+    def _secrets(self, worker: int, key: OwnKey, public: Sequence[bytes], digest: bytes) -> dict[int, bytes]:
         private = X25519PrivateKey.from_private_bytes(key.private)
         secrets = {}
         for other in neighbours(worker, self._workers, digest):
@@ -174,3 +148,7 @@ class Keyring:
     def _keep(self, keys: Mapping[int, OwnKey]) -> None:
         self._store.write(keys)
         self._keys.update(keys)
+
+
+def _public(key: OwnKey) -> bytes:
+    return X25519PrivateKey.from_private_bytes(key.private).public_key().public_bytes_raw()

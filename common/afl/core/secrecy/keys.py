@@ -1,14 +1,15 @@
 """Public keys of an epoch: what workers sign, compare and derive masks' secrets from.
 
-Each worker has an X25519 key pair for each epoch of a run; a process offers those of its workers in one signed
-statement. All offers together are the epoch's roster, which the server only passes on.
+Each worker has an X25519 key pair for each epoch of a run; a process offers those of its workers in one
+signed statement. All offers together are the epoch's roster, which the server only passes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from afl.errors import ProtocolError
 
@@ -58,6 +59,31 @@ class KeyOffer:
     def statement(self, run_id: str) -> bytes:
         """What is signed: that these are these workers' keys in this run and epoch."""
         return statement(run_id, self.epoch, self.keys())
+
+
+@dataclass(frozen=True)
+class OwnKey:
+    """A worker's key of an epoch, as its process has it.
+
+    Attributes:
+        roster: digest of the roster that its masks are made of, if any has come.
+    """
+
+    epoch: int
+    private: bytes = field(repr=False)
+    roster: bytes = b""
+
+
+class KeyStore(Protocol):
+    """Where keys outlive the process."""
+
+    def read(self) -> Mapping[int, OwnKey]:
+        """Those that were kept, by worker."""
+        ...
+
+    def write(self, keys: Mapping[int, OwnKey]) -> None:
+        """Keep keys, before anything made with them leaves the process."""
+        ...
 
 
 NO_KEYS = KeyOffer(0, (), (), b"")

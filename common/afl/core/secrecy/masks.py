@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 17
 SECRET_BYTES = 16
 """Of a pair: the key of AES-128."""
 
-_ZEROS = bytes(BLOCK_BYTES)
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
 
 
 class Masks:
@@ -28,8 +28,8 @@ class Masks:
 
     The mask of worker i is ``sum_{j > i} stream(i, j) - sum_{j < i} stream(i, j)`` over its neighbours j
     (Bonawitz et al. 2017, section 4): in the sum over all workers each stream is there twice, once with
-    either sign. A stream is AES-128 in counter mode under the pair's secret. The counter begins with the round,
-    the phase and the payload's number, so that no two messages have a part of it in common.
+    either sign. A stream is AES-128 in counter mode under the pair's secret. The counter begins with the
+    round, the phase and the payload's number, so that no two messages have a part of it in common.
 
     Args:
         secrets: by a worker of this process, :data:`SECRET_BYTES` for each neighbour of another one.
@@ -68,7 +68,7 @@ class Masks:
         for start in range(0, count, block):
             part = mask[start : start + block]
             for stream, add in streams:
-                stream.update_into(_ZEROS[: part.nbytes] if part.nbytes < BLOCK_BYTES else _ZEROS, scratch)
+                stream.update_into(_ZEROS[: part.nbytes], scratch.data)
                 add(part, scratch[: part.nbytes].view(little_endian), out=part)
         return mask
 
