@@ -134,6 +134,8 @@ class Journal:
             "kind": kept.kind.name,
             "position": list(kept.report.position),
             **{name: getattr(kept.report, name) for name in _OF_REPORT},
+            "metrics": dict(kept.report.metrics),
+            "model_digest": kept.report.model_digest.hex(),
             "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
         }
@@ -291,6 +293,8 @@ def _kept(record: Record) -> Kept:
             values["worker"],
             Position(*values["position"]),
             payloads=tuple(headers),
+            metrics=values["metrics"],
+            model_digest=bytes.fromhex(values["model_digest"]),
             **{name: values[name] for name in _OF_REPORT},
         ),
         tuple(Payload(header, (section,)) for header, section in zip(headers, owned, strict=False)),

@@ -35,6 +35,7 @@ from afl.core.messages import (
     Step,
 )
 from afl.core.model.buffer_mean import BufferMean
+from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
 from afl.core.policy import AbsencePolicy
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
@@ -47,7 +48,7 @@ class Opening:
     """A step to broadcast.
 
     Attributes:
-        dual_weights: q, ``[m]``; empty where a step that follows brings it.
+        dual_weights: what the workers are told of q, ``[m]``; empty where a step that follows brings it.
         participants: the workers that answer it, ascending; the others need not hear of it.
     """
 
@@ -68,6 +69,9 @@ class Evaluation:
         non_finite: those of them that had metrics which are not finite.
         residual_norms: the Euclidean norms of the workers' residuals; 0 for a worker that keeps none, or is
             absent.
+        means: of the workers' metrics by name, where those are not told.
+        smooth_worst: the smooth worst loss (:data:`afl.core.secrecy.fixed_point.SHARPNESS`), where the
+            workers' are not told.
     """
 
     round: int
@@ -78,6 +82,8 @@ class Evaluation:
     absent: tuple[int, ...] = ()
     non_finite: tuple[int, ...] = ()
     residual_norms: tuple[float, ...] = ()
+    means: Mapping[str, float] | None = None
+    smooth_worst: float | None = None
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -92,6 +98,8 @@ class Evaluation:
             non_finite=tuple(values["non_finite"]),
             # States of before there were any have none.
             residual_norms=tuple(values.get("residual_norms", ())),
+            means=values.get("means"),
+            smooth_worst=values.get("smooth_worst"),
         )
 
 
@@ -106,6 +114,7 @@ class RoundSummary:
         dual_weights: q_t that the round used, ``[m]``.
         absent: workers that a phase of it was closed without, ascending.
         integers: what its integer messages were like; ``None`` where values are float32.
+        mean_loss: of all workers, where their own losses and weights are not told, and are NaN.
     """
 
     round: int
@@ -114,6 +123,7 @@ class RoundSummary:
     dual_weights: NDArray[np.float64]
     absent: tuple[int, ...] = ()
     integers: IntegerRound | None = None
+    mean_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +191,8 @@ class RoundEngine:
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
+        hides = algorithm.settings.hides_losses
+        self._metric_sums = MetricSums(algorithm.settings.workers) if hides else None
         if self.policy.leaves_out:
             self._training = HeldReports(algorithm, algorithm.settings.workers)
             self._averaging = (
@@ -192,6 +204,7 @@ class RoundEngine:
         self.evaluate_every = evaluate_every
         self.step = Step(Position(1, 0), Kind.TRAIN)
         self.dual_weights: NDArray[np.float64] = algorithm.dual_weights.copy()
+        self._told: NDArray[np.float64] = algorithm.told_weights.copy()
         self.finished = False
         self.restarts = 0
         """How often an open round's sum had to begin again."""
@@ -248,6 +261,8 @@ class RoundEngine:
         if self.step.kind is Kind.BUFFERS:
             assert self._averaging is not None
             return self._averaging
+        if self.step.kind is Kind.EVALUATE and self._metric_sums is not None:
+            return self._metric_sums
         return self._training
 
     @property
@@ -388,7 +403,7 @@ class RoundEngine:
             return self._refuse_number(report, error)
         if self._goes_on(report):
             return None
-        if not report.missing and self.step.kind is not Kind.EVALUATE:
+        if report.payloads:
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)
@@ -525,6 +540,8 @@ class RoundEngine:
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
+            if self.last_round.mean_loss is not None:
+                values["last_round_mean_loss"] = self.last_round.mean_loss
             if self.last_round.integers is not None:
                 values["last_round_integers"] = asdict(self.last_round.integers)
             arrays["last_round.losses"] = self.last_round.losses
@@ -557,6 +574,7 @@ class RoundEngine:
                 tuple(values["last_round_absent"]),
                 # States of before there were integers have none.
                 IntegerRound(**integers) if (integers := values.get("last_round_integers")) else None,
+                values.get("last_round_mean_loss"),
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
@@ -583,13 +601,16 @@ class RoundEngine:
         if self.step.kind is Kind.BUFFERS:
             self._open(Step(Position(position.round, EVALUATION_PHASE), Kind.EVALUATE, (payload.header,)))
             return self._opening(self.step, (payload,))
+        told = outcome.losses
+        if self.algorithm.settings.hides_losses:
+            told = np.full(self.workers, np.nan)
         if position.phase == 0:
-            self._losses, self._absent = outcome.losses, ()
+            self._losses, self._absent = told, ()
         absent = np.isnan(outcome.losses[list(self._participants)])
         if absent.any():
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
-            np.copyto(self.last_losses, outcome.losses, where=~np.isnan(outcome.losses))
+            np.copyto(self.last_losses, told, where=~np.isnan(told))
             algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
@@ -598,18 +619,20 @@ class RoundEngine:
                 algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
                 algorithm.integers,
+                algorithm.mean_loss,
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
 
     def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
-        told = _NOT_TOLD if step.kind is Kind.BUFFERS else self.dual_weights
+        told = _NOT_TOLD if step.kind is Kind.BUFFERS else self._told
         return Opening(step, payloads, told, self._participants)
 
     def _open(self, step: Step) -> None:
         self.step = step
         self._is_expired = False
         self.dual_weights = self.algorithm.dual_weights.copy()
+        self._told = self.algorithm.told_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
 
@@ -689,9 +712,10 @@ class RoundEngine:
         if len(report.metrics) > MAX_METRICS:
             raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
         expected: Sequence[PayloadHeader] = ()
-        if self.step.kind is not Kind.EVALUATE:
+        is_evaluation = self.step.kind is Kind.EVALUATE
+        if not is_evaluation or self._metric_sums is not None:
             expected = self.collector.expected_payloads(self.step.position)
-        elif "loss" not in report.metrics:
+        if is_evaluation and "loss" not in report.metrics:
             raise ProtocolError(f"{where}: an evaluation without the metric loss")
         if len(report.payloads) != len(expected):
             raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
@@ -784,13 +808,18 @@ class RoundEngine:
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)
         by_worker = [present.get(worker, nothing) for worker in range(self.workers)]
+        means, smooth_worst = None, None
+        if self._metric_sums is not None:
+            means, smooth_worst = self._metric_sums.means_of(reports)
         return Evaluation(
             round=self.algorithm.settings.updates_after(self.step.position.round),
             synchronization=self.step.position.round,
-            metrics=tuple(dict(report.metrics) for report in by_worker),
+            metrics=tuple({} if means else dict(report.metrics) for report in by_worker),
             examples=tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
             non_finite=tuple(report.worker for report in self._non_finite()),
             residual_norms=tuple(report.residual_norm for report in by_worker),
+            means=means,
+            smooth_worst=smooth_worst,
         )

@@ -17,6 +17,7 @@ from afl.core.codecs.plain import values_of
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Payload, Position, Report, Role
 from afl.core.model.buffer_mean import buffers_header
 from afl.core.model.parameters import ParameterVector
+from afl.core.secrecy.fixed_point import metrics_payload
 from afl.core.vectors import Weighted, norm
 from afl.errors import NonFiniteError, ProtocolError
 
@@ -211,9 +212,10 @@ class Participant:
                 self.vector.buffers.restore(worker, entry.buffers)
 
     def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
-        if self._journal is None or kind is not Kind.TRAIN:
-            return
         report, payloads = answer
+        # What was sent under a mask must be sent again as it was, also of an evaluation.
+        if self._journal is None or not (kind is Kind.TRAIN or (kind is Kind.EVALUATE and payloads)):
+            return
         self._journal.write(
             Kept(
                 kind,
@@ -325,6 +327,11 @@ class Participant:
             for name, value in metrics.items():
                 if not np.isfinite(value):
                     raise NonFiniteError(f"the metric {name} is {value} on the test data")
+            if self._side.hides_losses:
+                payload = metrics_payload(metrics)
+                names = dict.fromkeys(metrics, 0.0)
+                told = Report(worker, position, 0.0, 1, (payload.header,), names, model_digest=digest)
+                return told, [payload]
             residual = self._side.halves[worker].residual
             report = Report(
                 worker,

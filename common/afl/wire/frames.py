@@ -215,6 +215,7 @@ _TRAFFIC_OF_ROLE = {
     Role.MODEL: Traffic.MODEL,
     Role.FROZEN: Traffic.MODEL,
     Role.BUFFERS: Traffic.EVALUATION,
+    Role.METRICS: Traffic.EVALUATION,
 }
 
 

@@ -42,8 +42,10 @@ from afl.core.compressors import Compressed
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.dual import DualRule
 from afl.core.error_feedback import ErrorFeedback, Spare
-from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report, ValueType
+from afl.core.messages import BUFFERS_PHASE, Payload, PayloadHeader, Position, Report, Role, ValueType
 from afl.core.randomness import SharedRandomness
+from afl.core.secrecy.fixed_point import payload_of
+from afl.core.secrecy.hidden_weights import OwnWeight
 from afl.core.vectors import norm, overwrite
 from afl.errors import NonFiniteError
 
@@ -139,6 +141,7 @@ class AflComWorker(WorkerAlgorithm):
         resends: whether a report must stay as it is until the worker's next; otherwise p is made in memory
             that the next gradient takes, where no residual is kept.
         joins: whether integers are added to other workers' before they are sent.
+        own_weight: where the dual weight is the worker's own business.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class AflComWorker(WorkerAlgorithm):
         *,
         resends: bool,
         joins: bool = False,
+        own_weight: OwnWeight | None = None,
     ) -> None:
         super().__init__(worker)
         self._pack = pack_to_add if joins else pack
@@ -159,13 +163,19 @@ class AflComWorker(WorkerAlgorithm):
         self._feedback = None if lossless else self._new_feedback()
         self._spare = spare
         self._message = torch.empty(dim, device=device) if lossless and resends else None
+        self._own_weight = own_weight
         self._exponents: NDArray[np.int32] | None = None
         """Of the grid that the last message's integers lie on."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """Weigh the gradient, compress it with error feedback, and pack."""
+        own = self._own_weight
+        if own is not None:
+            weight = own.of_round(position.round, weight)
         loss, examples, weighted = model.weighted_gradient(position.round, weight)
         finite_loss(loss)
+        # Before anything is taken out of the residual: it may be too large to be told.
+        share = None if own is None else payload_of(own.share(position.round, weight, loss), Role.WEIGHT)
         if self._feedback is None:
             message = self._message
             if message is None:
@@ -184,7 +194,10 @@ class AflComWorker(WorkerAlgorithm):
             if self._realizations.uplink.lossless:
                 self._feedback = None
         payload = self._pack(self._realizations.uplink, compressed)
-        return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
+        if share is None:
+            return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
+        # How large the minibatch is may say how many records there are.
+        return Report(self.worker, position, 0.0, 1, (payload.header, share.header)), [payload, share]
 
     @property
     def residual(self) -> Tensor | None:
@@ -194,6 +207,8 @@ class AflComWorker(WorkerAlgorithm):
     def state(self) -> Arrays:
         """e^(i), and where the last message's integers lie."""
         own: Arrays = {} if self._exponents is None else {"exponents": self._exponents}
+        if self._own_weight is not None:
+            own = {**own, "share": self._own_weight.state()}
         return {**super().state(), **own}
 
     def restore(self, state: Arrays) -> None:
@@ -202,12 +217,14 @@ class AflComWorker(WorkerAlgorithm):
             self._feedback = self._feedback or self._new_feedback()
             overwrite(self._feedback.residual, state["residual"])
         self._exponents = state.get("exponents")
+        if self._own_weight is not None:
+            self._own_weight.restore(state["share"])
 
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:
         """``e <- e + C_t(p)``: what was late goes with a later message."""
         if not report.payloads:
             return
-        (payload,) = payloads
+        payload = payloads[0]
         feedback = self._feedback or self._new_feedback()
         message = unpack(payload.header, payload.data)
         if payload.header.value_type is ValueType.MODULAR:
@@ -229,14 +246,17 @@ def afl_com_side(
     realizations, spare = Realizations(settings, dim, randomness, device), Spare()
     # A simulation, which sends nothing again, has each worker report alone.
     joins = resends and len(workers) > 1
-    halves = {
-        worker: AflComWorker(worker, realizations, device, spare, resends=resends, joins=joins)
-        for worker in workers
-    }
+
+    def half(worker: int) -> AflComWorker:
+        own = OwnWeight(settings.workers, settings.eta_q, settings.block) if settings.hides_losses else None
+        return AflComWorker(worker, realizations, device, spare, resends=resends, joins=joins, own_weight=own)
+
+    halves = {worker: half(worker) for worker in workers}
     return WorkerSide(
         AflComReplica(settings, realizations),
         halves,
         realizations.prepare,
         realizations.digest_material,
         realizations.grid,
+        hides_losses=settings.hides_losses,
     )

@@ -232,6 +232,17 @@ class ServerAlgorithm(SumCollector):
     def dual_weights(self) -> NDArray[np.float64]:
         """q for the open round, ``[m]``."""
 
+    @property
+    def told_weights(self) -> NDArray[np.float64]:
+        """What each worker is told of it in the open round, ``[m]``: its own weight, or what that follows
+        from."""
+        return self.dual_weights
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Of the last closed round, where the workers' own losses are not told."""
+        return None
+
     @abc.abstractmethod
     def state(self) -> Arrays:
         """Everything but the parameters that the open phase begins with; :meth:`settle` comes first."""
@@ -353,6 +364,7 @@ class WorkerSide:
         prepare: draws a coming synchronization's randomness, off the critical path.
         grid: of integer messages, as this process's model has it; ``None`` where there are none.
         digest_material: as :meth:`ServerAlgorithm.digest_material`.
+        hides_losses: whether metrics are told as numbers to be added up only.
     """
 
     def __init__(
@@ -362,12 +374,15 @@ class WorkerSide:
         prepare: Callable[[int], None] = _nothing,
         digest_material: Callable[[], bytes] = bytes,
         grid: Grid | None = None,
+        *,
+        hides_losses: bool = False,
     ) -> None:
         self.replica = replica
         self.halves = halves
         self.prepare = prepare
         self.digest_material = digest_material
         self.grid = grid
+        self.hides_losses = hides_losses
 
 
 def finite_loss(loss: float) -> float:

@@ -30,9 +30,12 @@ class AflCom(Algorithm):
     ) -> ServerAlgorithm:
         """With KL mirror ascent and restarts."""
         from afl.core.algorithms.afl_com import AflComServer
-        from afl.core.dual import DualWeights
+        from afl.core.dual import DualRule, DualWeights
+        from afl.core.secrecy.hidden_weights import HiddenWeights
 
-        dual = DualWeights(settings.workers, settings.eta_q, settings.block)
+        dual: DualRule = DualWeights(settings.workers, settings.eta_q, settings.block)
+        if settings.hides_losses:
+            dual = HiddenWeights(settings.workers)
         return AflComServer(settings, params, randomness, dual)
 
 

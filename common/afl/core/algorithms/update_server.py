@@ -21,11 +21,13 @@ from afl.core.dual import DualRule
 from afl.core.grid import IntegerRound, counted_integers
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.randomness import SharedRandomness
+from afl.core.secrecy.fixed_point import BITS
+from afl.core.secrecy.hidden_weights import SHARE_COUNT, HiddenWeights, share_header
 from afl.core.sums import Sum
 from afl.errors import NonFiniteError
 
-_INTEGERS = "integers"
-"""The name of what :meth:`UpdateServer.unsent` has of them."""
+_INTEGERS, _SHARES = "integers", "shares"
+"""The names of what :meth:`UpdateServer.unsent` has of them."""
 
 
 class UpdateServer(ServerAlgorithm):
@@ -54,10 +56,16 @@ class UpdateServer(ServerAlgorithm):
         self.realizations = Realizations(settings, len(params), randomness)
         uplink = self.realizations.uplink
         self.sum: Sum = sum_of(uplink, settings.workers, lambda: self.realizations.of_uplink(self.round))
+        self._hidden = dual if isinstance(dual, HiddenWeights) else None
+        self._shares = None
+        if self._hidden is not None:
+            self._shares = ModularSum(SHARE_COUNT, 0, BITS, settings.workers)
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
         self.grid = self.realizations.grid
         self._down_count = self.realizations.downlink.count
+        self._share_sums: NDArray[Any] | None = None
+        """Of the last closed round."""
         self._seen: NDArray[np.int64] | None = None
         """Of the integers that the last closed round rounded: as :attr:`IntegerSum.seen`."""
 
@@ -76,9 +84,21 @@ class UpdateServer(ServerAlgorithm):
         """q_t for the open round."""
         return self.dual.weights
 
+    @property
+    def told_weights(self) -> NDArray[np.float64]:
+        """q_t, or the sum that each worker divides its own by."""
+        if self._hidden is None:
+            return self.dual.weights
+        return np.full(self.settings.workers, self._hidden.total)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Where losses are hidden."""
+        return None if self._hidden is None else self._hidden.mean_loss
+
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
-        """One update, in the uplink compressor's form."""
-        return (self._expected,)
+        """One update, in the uplink compressor's form; and, where losses are hidden, a share."""
+        return (self._expected,) if self._shares is None else (self._expected, share_header())
 
     def open_report(self, report: Report) -> None:
         """Its update stands for as many workers as the report."""
@@ -86,8 +106,8 @@ class UpdateServer(ServerAlgorithm):
 
     @property
     def sums(self) -> Sequence[Sum]:
-        """The one sum, of the workers' updates."""
-        return (self.sum,)
+        """Of the workers' updates; and of their shares, where there are any."""
+        return (self.sum,) if self._shares is None else (self.sum, self._shares)
 
     def add_loss(self, worker: int, loss: float) -> None:
         """Record l_i of the open round."""
@@ -118,8 +138,15 @@ class UpdateServer(ServerAlgorithm):
         elif self.grid is not None:
             self._seen = self._seen_in(downlink.values[: self._down_count], self.grid.limit)
         self._describe(payload.header)
+        if self._shares is not None:
+            self._take_shares(self._shares.total.copy())
         self._step(self._losses, downlink)
         return payload
+
+    def _take_shares(self, sums: NDArray[Any]) -> None:
+        assert self._hidden is not None
+        self._hidden.take(sums)
+        self._share_sums = sums
 
     def _seen_in(self, values: NDArray[Any], limit: int) -> NDArray[np.int64]:
         """What D's integers tell, where the workers' are masked, or float32."""
@@ -128,14 +155,17 @@ class UpdateServer(ServerAlgorithm):
         return np.append(counted, self._expected.value_bytes if is_modular else 0)
 
     def unsent(self) -> Arrays:
-        """What the integers were like, which only metrics need."""
-        return {} if self._seen is None else {_INTEGERS: self._seen}
+        """What the integers were like, which only metrics need; and the sum of the shares."""
+        seen: Arrays = {} if self._seen is None else {_INTEGERS: self._seen}
+        return seen if self._share_sums is None else {**seen, _SHARES: self._share_sums}
 
     def replay(self, losses: NDArray[np.float64], payload: Payload, unsent: Arrays) -> None:
         """Close round t again, from D_t instead of reports."""
         assert self._pending is None
         self._seen = unsent.get(_INTEGERS)
         self._describe(payload.header)
+        if self._shares is not None:
+            self._take_shares(unsent[_SHARES])
         self._step(losses, unpack(payload.header, payload.data))
         self.settle()
 
@@ -168,7 +198,8 @@ class UpdateServer(ServerAlgorithm):
         t, downlink = self._pending
         self.realizations.apply(t, self.params, downlink, self.settings.eta_w)
         self._pending = None
-        self.sum.reset()
+        for total in self.sums:
+            total.reset()
 
     def state(self) -> Arrays:
         """q_t, and the grid's ranges where there is one."""

@@ -133,8 +133,6 @@ class Keyring:
         private = X25519PrivateKey.from_private_bytes(key.private)
         secrets = {}
         for other in neighbours(worker, self._workers, digest):
-            if other in self._hosted:
-                continue
             try:
                 shared = private.exchange(X25519PublicKey.from_public_bytes(public[other]))
             except ValueError as error:

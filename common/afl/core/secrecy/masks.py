@@ -32,7 +32,7 @@ class Masks:
     round, the phase and the payload's number, so that no two messages have a part of it in common.
 
     Args:
-        secrets: by a worker of this process, :data:`SECRET_BYTES` for each neighbour of another one.
+        secrets: by a worker of this process, :data:`SECRET_BYTES` for each of its neighbours.
     """
 
     def __init__(self, secrets: Mapping[int, Mapping[int, bytes]]) -> None:
