@@ -15,7 +15,7 @@ import psutil
 from afl.daemon.fault_points import VARIABLE
 from afl.runs.files import STATE_FOLDER
 from afl_server.storage.store import RunStore
-from support.federation import Federation, task_option
+from support.federation import Federation, needed_options
 from support.process import Process
 from support.proxy import Proxy
 
@@ -66,7 +66,7 @@ class Drill:
         self.federation = Federation(config, folder)
         self.kills = self.cuts = 0
         self._groups = groups
-        self._options = task_option(config)
+        self._options = needed_options(config)
         self._running: dict[str, Process] = {}
         self._starts: dict[str, int] = {}
         self._stopped: dict[str, float] = {}

@@ -195,10 +195,13 @@ def completed(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     return result
 
 
-def task_option(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a worker's command line must say of a task that is named by its module."""
+def needed_options(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a worker's command line must say: of a task that is named by its module, and where messages are
+    masked, whom it believes."""
     name = config["task"]["name"]
-    return ("--task", name) if ":" in name else ()
+    task = ("--task", name) if ":" in name else ()
+    is_masked = config.get("privacy", {}).get("secure_aggregation", False)
+    return (*task, "--trust-server-keys") if is_masked else task
 
 
 def run_together(
@@ -215,7 +218,7 @@ def run_together(
     """
     with Proxy() as door, Federation(config, folder, environment=environment) as federation:
         for ids in groups:
-            federation.start(ids, *task_option(config), server=door.address)
+            federation.start(ids, *needed_options(config), server=door.address)
         door.aim(federation.port)
         federation.finish(timeout)
     return federation

@@ -69,7 +69,8 @@ class Reference:
         q = np.full(workers, 1.0 / workers)
         residuals = [np.zeros(dim, dtype=np.float32) for _ in range(workers)]
         server_residual = np.zeros(dim, dtype=np.float32)
-        grid = IntegerGrid(uplink["bits"]) if "bits" in uplink else None
+        shared_by = workers if config.get("privacy", {}).get("secure_aggregation") else 1
+        grid = IntegerGrid(uplink["bits"], shared_by) if "bits" in uplink else None
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
@@ -163,8 +164,8 @@ def _fold(values: Doubles) -> np.float64:
 class IntegerGrid:
     """Integers on one grid, for a model of one tensor."""
 
-    def __init__(self, bits: int) -> None:
-        self.limit = 2 ** (bits - 1) - 1
+    def __init__(self, bits: int, shared_by: int) -> None:
+        self.limit = (2 ** (bits - 1) - 1) // shared_by
         self.range = 0.05
         self.sums: list[int] | None = None
         self.is_far = False
