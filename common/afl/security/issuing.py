@@ -1,4 +1,4 @@
-"""A certificate authority for development, and what it signs. The only module that needs ``cryptography``."""
+"""A certificate authority for development, and what it signs. Needs ``cryptography``."""
 
 from __future__ import annotations
 
