@@ -122,6 +122,8 @@ def fingerprint_of_pem(pem: bytes, source: str) -> str:
             return fingerprint(checked(serialization.load_pem_public_key(pem)))
     except UNREADABLE as error:
         raise ConfigError(f"{source} cannot sign for a worker: its key {UNUSABLE}") from error
+    if b"PRIVATE KEY-----" not in pem:
+        raise ConfigError(f"{source} holds neither a key nor a certificate in PEM (-----BEGIN ...-----)")
     return fingerprint(read_private_key(pem, source).public_key())
 
 
