@@ -1,7 +1,8 @@
 """Commands as processes of their own, whose imports of PyTorch are done once for all of them.
 
 A daemon spends three seconds of a core on importing other people's libraries. One process that has done so
-(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each.
+(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each,
+and compiled once.
 """
 
 from __future__ import annotations
@@ -27,14 +28,23 @@ FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
 """Set it to start every process from nothing."""
 
 _MODULES = ("afl_server", "afl_worker")
+_COMPILED: Path | None = None
 _PREPARED = multiprocessing.get_context("forkserver")
 _PREPARED.set_forkserver_preload(
     [
+        "annotated_types",
+        "constriction.constriction",
         "grpc.aio",
         "grpc_health.v1.health",
+        "isal.isal_zlib",
         "numpy",
-        "prometheus_client",
+        "prometheus_client.core",
+        "pydantic.dataclasses",
+        "pydantic.fields",
+        "pydantic.functional_serializers",
         "pydantic.main",
+        "pydantic.plugin._loader",
+        "pydantic.types",
         "rich.live",
         "safetensors.torch",
         "sklearn.datasets",
@@ -65,8 +75,10 @@ def start(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, s
     return _Spawned(arguments, folder, environment, error)
 
 
-def prepare() -> None:
-    """Start the process that becomes the others, unless it runs."""
+def prepare(compiled: Path) -> None:
+    """Start the process that becomes the others, unless it runs; what they import is ``compiled`` there."""
+    global _COMPILED  # noqa: PLW0603  # as the fork server, there is one
+    _COMPILED = compiled
     multiprocessing.forkserver.ensure_running()
 
 
@@ -99,7 +111,7 @@ class _Forked:
     ) -> None:
         with Connection(os.dup(error), readable=False) as log:
             self._process = _PREPARED.Process(
-                target=become, args=(tuple(arguments), folder, dict(environment), log)
+                target=become, args=(tuple(arguments), folder, dict(environment), log, _COMPILED)
             )
             self._process.start()
         assert self._process.pid is not None
