@@ -112,13 +112,13 @@ def test_federation_and_simulation_are_the_reference_to_the_bit(
 def test_a_killed_server_goes_on_to_the_bit(installed: dict[str, str], tmp_path: Path) -> None:
     config = {
         **CONFIG,
-        "algorithm": {**CONFIG["algorithm"], "rounds": 1500},
+        "algorithm": {**CONFIG["algorithm"], "rounds": 400},
         "server": {"checkpoint_every": 7, "heartbeat": "100ms"},
     }
     with Federation(config, tmp_path / "run", environment=installed) as federation:
         for ids in ("0", "1-2"):
             federation.start(ids)
-        for reached in (5, 400):
+        for reached in (5, 100):
             federation.wait_until(lambda status, reached=reached: status["round"] >= reached)  # type: ignore[misc]
             port = federation.port
             federation.server.kill()

@@ -29,8 +29,8 @@ FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
 
 _MODULES = ("afl_server", "afl_worker")
 _COMPILED: Path | None = None
-_PREPARED = multiprocessing.get_context("forkserver")
-_PREPARED.set_forkserver_preload(
+PREPARED = multiprocessing.get_context("forkserver")
+PREPARED.set_forkserver_preload(
     [
         "annotated_types",
         "constriction.constriction",
@@ -110,7 +110,7 @@ class _Forked:
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
     ) -> None:
         with Connection(os.dup(error), readable=False) as log:
-            self._process = _PREPARED.Process(
+            self._process = PREPARED.Process(
                 target=become, args=(tuple(arguments), folder, dict(environment), log, _COMPILED)
             )
             self._process.start()

@@ -18,7 +18,7 @@ import yaml
 
 from afl.errors import ExitCode
 from afl_cli.main import main
-from support.commands import started_simulation
+from support.commands import PREPARED, started_simulation
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,8 +91,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def simulate(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Simulate:
-    """The command here, with its runs in processes of their own; its exit code, output and errors."""
+    """The command here, with its runs in processes of their own, which have imported PyTorch before; its exit
+    code, output and errors."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: PREPARED)
 
     def _simulate(*arguments: str) -> tuple[int, str, str]:
         code = main(["simulate", *arguments])
