@@ -160,39 +160,34 @@ for config in json.load(sys.stdin):
 """
 
 
-def loaded(configs: list[dict[str, Any]], installed: dict[str, str]) -> list[str]:
-    """Each configuration's digest, or what is wrong with it."""
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**CONFIG, "algorithm": {**CONFIG["algorithm"], **changes}}
+
+
+def test_its_options_are_checked_and_part_of_the_digest_with_their_defaults(
+    installed: dict[str, str],
+) -> None:
+    without = changed()
+    del without["algorithm"]["momentum"]
     done = subprocess.run(
         [sys.executable, "-c", LOAD],
         env={**os.environ, **installed},
-        input=json.dumps(configs),
+        input=json.dumps(
+            [without, changed(momentum=0.9), CONFIG, *(changed(**changes) for changes, _, _ in MISTAKES)]
+        ),
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    return {**CONFIG, "algorithm": {**CONFIG["algorithm"], **changes}}
-
-
-def test_its_options_are_checked(installed: dict[str, str]) -> None:
-    found = loaded([changed(**changes) for changes, _, _ in MISTAKES], installed)
+    default, written, other, *found = map(json.loads, done.stdout.splitlines())
+    assert default == written != other
+    assert len(default) == 64
     for (_, key, parts), text in zip(MISTAKES, found, strict=True):
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert f"algorithm.{key}" in text
         for part in parts:
             assert any(part in line for line in lines), text
-
-
-def test_its_options_are_part_of_the_digest_with_their_defaults(installed: dict[str, str]) -> None:
-    without = changed()
-    del without["algorithm"]["momentum"]
-    default, written, other = loaded([without, changed(momentum=0.9), CONFIG], installed)
-    assert default == written != other
-    assert len(default) == 64
 
 
 def test_the_help_describes_its_options(installed: dict[str, str], tmp_path: Path) -> None:
