@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
+from afl.site.policy import SitePolicy
 from afl_worker.network.credentials import CredentialFiles
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,6 +27,7 @@ class WorkerOptions:
         journal: the folder in which journals are kept, if the run keeps any.
         task_options: the task's options that are this machine's own, such as where its data is.
         credentials: what this process shows of itself, and what it knows the server by.
+        policy: what this site allows; by default everything.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -38,3 +40,4 @@ class WorkerOptions:
     journal: Path = DEFAULT_JOURNAL
     task_options: Mapping[str, Any] = field(default_factory=dict)
     credentials: CredentialFiles = field(default_factory=CredentialFiles)
+    policy: SitePolicy = field(default_factory=SitePolicy)

@@ -103,6 +103,13 @@ def faults(values: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(("stragglers", key), str(section[key]), f"no {key}; only policy: skip uses it")
 
 
+def privacy(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is not there yet is refused."""
+    for key, given, there in (("secure_aggregation", True, "false"), ("losses", "hidden", "shown")):
+        if values.get(key) == given:
+            yield Problem((key,), shown(given), f"{there}; the other is not there yet")
+
+
 def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     """What sections demand of each other; the keys start at the top."""
     workers = values.get("workers")
@@ -123,6 +130,7 @@ RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
     "algorithm": algorithm,
     "server": server,
     "faults": faults,
+    "privacy": privacy,
     "config": whole,
 }
 """By section; ``config`` is the whole."""
