@@ -57,16 +57,6 @@ def _fingerprint(text: str) -> str:
     return digits
 
 
-def _task_options(tasks: dict[str, Any]) -> dict[str, Any]:
-    for name, options in tasks.items():
-        wrong = [] if isinstance(options, dict) or options in {None, ANY} else [name]
-        values = options.items() if isinstance(options, dict) else ()
-        wrong += [f"{name}: {key}" for key, value in values if value != ANY and not isinstance(value, list)]
-        if wrong:
-            raise ValueError(f"{wrong[0]} has neither a list of values nor {ANY}")
-    return tasks
-
-
 _Target: TypeAlias = Annotated[Address, PlainValidator(_target), PlainSerializer(str, return_type=str)]
 _Names: TypeAlias = list[Annotated[Name, AfterValidator(installed_algorithm)]]
 _Share: TypeAlias = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -86,9 +76,7 @@ class Policy(Section):
     ] = None
     """whose signature a server's certificate must have: all certificates in --ca must be among these, and
     plaintext is refused"""
-    tasks: Annotated[dict[str, Any] | None, AfterValidator(_task_options), Accepts(_TASKS), Null("any")] = (
-        None
-    )
+    tasks: Annotated[dict[str, Any] | None, Accepts(_TASKS), Null("any")] = None
     """the tasks that run here, and the options that the server may set; any other must be at its default"""
     algorithms: Annotated[
         _Names | None, Accepts("a list of installed algorithms"), OneOf(algorithm_names), Null("any")
@@ -121,6 +109,14 @@ def _broken_rules(values: Mapping[str, Any]) -> Iterator[Problem]:
     for key, other in (("epsilon", "delta"), ("delta", "epsilon")):
         if values.get(key) is not None and values.get(other) is None:
             yield Problem((other,), "nothing", f"a number; {key} needs it")
+    tasks = values.get("tasks")
+    for name, options in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(options, dict):
+            for key, value in options.items():
+                if value != ANY and not isinstance(value, list):
+                    yield Problem(("tasks", name, key), shown(value), f"a list of values, or {ANY}")
+        elif options not in (None, ANY):
+            yield Problem(("tasks", name), shown(options), f"a section of options, or {ANY}")
 
 
 @dataclass(frozen=True)
