@@ -95,7 +95,7 @@ class Policy(Section):
     metrics: Literal["shown", "hidden"] = "shown"
     """whether the server may learn what evaluations give here, or that must be hidden"""
     epsilon: Annotated[
-        Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None,
+        Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None,
         Null("no record-level privacy asked"),
     ] = None
     """the largest privacy loss of a record that a run may state; a run that states none is refused"""
