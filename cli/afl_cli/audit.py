@@ -38,17 +38,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.json:
         last = found[-1].hash if found else None
         lines = [{"line": link.number, "hash": link.hash, **link.entry} for link in found]
-        print(
-            json.dumps(
-                {
-                    "intact": broken is None,
-                    "broken": broken and str(broken),
-                    "last_hash": last,
-                    "lines": lines,
-                },
-                indent=2,
-            )
-        )
+        about = {"intact": broken is None, "broken": broken and str(broken), "last_hash": last}
+        print(json.dumps({**about, "lines": lines}, indent=2))
     else:
         console = make_console()
         for part in _shown(options.files, found, everything=options.all):
@@ -84,13 +75,12 @@ def _shown(files: list[Path], found: list[Link], *, everything: bool) -> list[Re
         rows["last"] = f"{_text(found[-1], 'time')}, its hash is {found[-1].hash}"
         rows["payloads"] = shown_bytes(sum(_count(link) for link in found))
         rows["note"] = (
-            "lines cut off at the end leave no trace here: compare the last hash with one noted before"
+            "what was removed at the end leaves no trace: compare the last hash with one noted before"
         )
     named = ", ".join(map(str, files))
     kept = found if everything else found[-MOST_ROWS:]
-    lines = table(
-        "line>", "time (UTC)", "workers", "round>", "what", "bytes>", "SHA-256", "told", title="What left"
-    )
+    columns = ("line>", "time (UTC)", "workers", "round>", "what", "bytes>", "SHA-256", "told")
+    lines = table(*columns, title="What left")
     lines.columns[1].no_wrap = True
     for link in kept:
         again = " again" * (link.entry.get("again") is True)

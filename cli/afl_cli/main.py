@@ -32,21 +32,8 @@ ENTRY_POINTS = "afl.commands"
 
 def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    ours: list[_Command] = [
-        audit,
-        certs,
-        check,
-        demo,
-        export,
-        inspect,
-        new,
-        plot,
-        policy,
-        run,
-        simulate,
-        status,
-        theory,
-    ]
+    ours: list[_Command] = [audit, certs, check, demo, export, inspect, new, plot, policy, run]
+    ours += [simulate, status, theory]
     own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))

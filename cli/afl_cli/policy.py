@@ -109,21 +109,11 @@ def _show(policy: SitePolicy, *, as_json: bool) -> ExitCode:
 def _check(options: argparse.Namespace, found: list[Demand]) -> ExitCode:
     code = ExitCode.OK if all(demand.is_met for demand in found) else ExitCode.POLICY
     if options.json:
-        lines = [
-            {
-                "key": dotted(demand.key),
-                "met": demand.is_met,
-                "allowed": demand.allowed,
-                "found": demand.found,
-                "where": demand.where,
-            }
-            for demand in found
-        ]
+        lines = [{**vars(demand), "key": dotted(demand.key)} for demand in found]
         print(json.dumps({"allowed": code is ExitCode.OK, "demands": lines}, indent=2))
         return code
-    rows = table(
-        "", "key", "the policy allows", "the run has", "line", title=f"{options.config} at this site"
-    )
+    title = f"{options.config} at this site"
+    rows = table("", "key", "the policy allows", "the run has", "line", title=title)
     for demand in found:
         mark = "ok" if demand.is_met else "REFUSED"
         rows.add_row(mark, dotted(demand.key), demand.allowed, demand.found, demand.where)

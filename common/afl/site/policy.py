@@ -151,11 +151,6 @@ class Demand:
     where: str = ""
     """``file:line``, or the option."""
 
-    @property
-    def problem(self) -> Problem:
-        """As a message has it."""
-        return Problem(self.key, self.found, self.allowed, where=self.where)
-
 
 @dataclass(frozen=True)
 class SitePolicy:
@@ -205,9 +200,7 @@ class SitePolicy:
         most = self.limits.max_rounds
         if most is not None and rounds > -(-most // local_steps):
             found = f"worker {worker} is asked for its answer no. {rounds} of {local_steps} local steps"
-            self._require(
-                [self._of("max_rounds", f"at most {most} rounds of a run, restarts counted", found)]
-            )
+            self._require([self._of("max_rounds", f"at most {most} rounds, restarts counted", found)])
 
     def demands(self, settings: RunSettings, task: str) -> list[Demand]:
         """All that the policy says of a run with these settings and this task; met or not."""
@@ -220,14 +213,12 @@ class SitePolicy:
             workers = f"{run.workers} workers"
             demands.append(self._of("min_workers", f"at least {least}", workers, run.workers >= least))
         if (most := limits.max_rounds) is not None:
-            demands.append(
-                self._of("max_rounds", f"at most {most}", f"{run.rounds} rounds", run.rounds <= most)
-            )
+            rounds = f"{run.rounds} rounds"
+            demands.append(self._of("max_rounds", f"at most {most}", rounds, run.rounds <= most))
         demands.append(self._of_batch(settings.batch_size))
         if limits.secure_aggregation == "required":
-            is_met, found = stated.privacy.secure_aggregation, f"{shown(stated.privacy.secure_aggregation)}"
-            right = "privacy.secure_aggregation: true"
-            demands.append(self._of("secure_aggregation", right, found, is_met))
+            is_met, right = stated.privacy.secure_aggregation, "privacy.secure_aggregation: true"
+            demands.append(self._of("secure_aggregation", right, shown(is_met), is_met))
         for key, found in (("losses", stated.privacy.losses), ("metrics", stated.metrics)):
             if getattr(limits, key) == "hidden":
                 right = "privacy.losses: hidden"
@@ -281,8 +272,8 @@ class SitePolicy:
         if broken:
             keys = [str(demand.key[0]) for demand in broken]
             what = "this site's policy forbids what the server asks for, and nothing of it was sent:"
-            problems = "\n\n".join(str(demand.problem) for demand in broken)
-            raise PolicyError(f"{what} {', '.join(keys)}\n\n{problems}", keys)
+            problems = [Problem(each.key, each.found, each.allowed, where=each.where) for each in broken]
+            raise PolicyError("\n\n".join([f"{what} {', '.join(keys)}", *map(str, problems)]), keys)
 
 
 def _identity(task: str) -> str:

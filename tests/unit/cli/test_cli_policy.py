@@ -62,7 +62,7 @@ def test_a_run_is_held_against_every_line_at_once(capsys: pytest.CaptureFixture[
     assert main(["policy", "check", "site.yaml", "server.yaml", "--json"]) == ExitCode.POLICY
     said = json.loads(capsys.readouterr().out)
     assert not said["allowed"]
-    assert {demand["key"]: demand["met"] for demand in said["demands"]} == {
+    assert {demand["key"]: demand["is_met"] for demand in said["demands"]} == {
         "tasks": True,
         "tasks.synthetic.dim": False,
         "max_rounds": False,
