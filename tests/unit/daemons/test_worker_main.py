@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError, SignalError
+from afl.errors import ConfigError, PolicyError, SignalError
+from afl.security.certificates import pem_certificates
+from afl.site.policy import DEFAULT_MIN_BATCH
+from afl_worker.departures import Departures
 from afl_worker.main import make_worker_parser, worker_options
 from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
@@ -95,3 +99,32 @@ def test_secrets_that_others_can_read_and_a_certificate_that_has_expired_are_log
     assert "worker-0.key can be read by every user of this machine (mode 0644); chmod 600 it" in first
     assert "token-0 can be read by every user of this machine (mode 0604)" in second
     assert "worker-0.pem expired on 2" in third
+
+
+def test_the_policy_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    assert options_of().policy.min_batch == DEFAULT_MIN_BATCH
+    assert options_of("--min-batch", "3").policy.min_batch == 3
+    path.write_text("max_rounds: 5\n", encoding="utf-8")
+    read = options_of("--policy", str(path), "--min-batch", "3").policy
+    assert (read.limits.max_rounds, read.min_batch) == (5, 3)
+    path.write_text("min_batch: 5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--min-batch 3: the policy says it \(.*:1\); leave one out"):
+        options_of("--policy", str(path), "--min-batch", "3")
+    with pytest.raises(ConfigError, match="--min-batch 0: a whole number of examples, at least 1"):
+        options_of("--min-batch", "0")
+    path.write_text("servers: [127.0.0.1:2]\n", encoding="utf-8")
+    with pytest.raises(PolicyError, match=r"site.yaml:1: servers\n    found:     127.0.0.1:1"):
+        options_of("--policy", str(path))
+
+
+def test_an_authority_that_is_exchanged_is_noticed_at_the_next_connection(tmp_path: Path) -> None:
+    ours, theirs = Identities(tmp_path / "ours"), Identities(tmp_path / "theirs")
+    (der,) = pem_certificates(ours.ca.read_bytes())
+    path = tmp_path / "site.yaml"
+    path.write_text(f"authorities: [{hashlib.sha256(der).hexdigest()}]\n", encoding="utf-8")
+    departures = Departures(options_of("--policy", str(path), "--ca", str(ours.ca)))
+    departures.check_server()
+    ours.ca.write_bytes(theirs.ca.read_bytes())
+    with pytest.raises(PolicyError, match=r"site.yaml:1: authorities"):
+        departures.check_server()
