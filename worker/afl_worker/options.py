@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
+from afl.site.policy import SitePolicy
 from afl_worker.network.credentials import CredentialFiles, PeerFiles
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -32,6 +33,7 @@ class WorkerOptions:
         credentials: what this process shows of itself, and what it knows the server by.
         peers: in runs with secure aggregation, how it knows the other workers and they know it.
         min_workers: the fewest workers of a federation whose masked sum this process takes part in.
+        policy: what this site allows; by default everything.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -46,3 +48,4 @@ class WorkerOptions:
     credentials: CredentialFiles = field(default_factory=CredentialFiles)
     peers: PeerFiles = field(default_factory=PeerFiles)
     min_workers: int = DEFAULT_MIN_WORKERS
+    policy: SitePolicy = field(default_factory=SitePolicy)

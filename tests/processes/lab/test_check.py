@@ -662,6 +662,7 @@ def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))
     assert not report.errors, report
+    found(report, Level.NOTE, "a worker refuses them unless started with --min-batch 1")
 
 
 @pytest.mark.parametrize(
