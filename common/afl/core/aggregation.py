@@ -99,6 +99,12 @@ class WholeMessages(Sum):
         """Of messages that are incomplete."""
         return sum(map(len, self._arriving.values()))
 
+    def would_wait(self, worker: int) -> bool:
+        """Whether more has come of another message: where too much is incomplete, one is brought to its end
+        after the other, so that what is held gets less."""
+        longest = max(self._arriving, key=lambda other: len(self._arriving[other]), default=worker)
+        return longest != worker
+
     def vector(self, realization: Realization, dim: int) -> Tensor:
         """What the sum of the integers stands for."""
         dense = torch.zeros(dim)

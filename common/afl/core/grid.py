@@ -71,6 +71,7 @@ class Grid:
         ascending = np.argsort(sizes, kind="stable")
         is_small = np.empty(len(sizes), dtype=np.bool_)
         is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
+        self._bounds = self.limit * 2.0**LEAST_EXPONENT, self.limit * 2.0**MOST_EXPONENT
         self.far: NDArray[np.float64] = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
     def content(self) -> bytes:
@@ -109,6 +110,9 @@ class Grid:
         is_far = sums[-len(counts) :][sent] > 0
         self.ranges[sent] *= np.where(is_far, GROWTH, np.where(is_empty, EMPTY_DECAY, DECAY))
         np.maximum(self.ranges, DEEPEST * self.ranges.max(), out=self.ranges)
+        # Where steps go no further, ranges must not either: a model at rest for a thousand rounds would have
+        # ranges of zero, and each round of it would take another to come back.
+        self.ranges.clip(*self._bounds, out=self.ranges)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,24 @@ def test_a_silent_group_does_not_fall_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize("bits", BIT_WIDTHS)
+@pytest.mark.parametrize(
+    ("is_far", "last"), [(0, grid.LEAST_EXPONENT), (1, grid.MOST_EXPONENT)], ids=["at rest", "far"]
+)
+def test_ranges_go_as_far_as_steps_and_come_back_at_once(bits: int, is_far: int, last: int) -> None:
+    own, counts = Grid([3, 2], bits), np.array([3, 2])
+    silence, turned = np.array([0] * 5 + [is_far] * 2), np.array([1] * 5 + [1 - is_far] * 2)
+    for _ in range(1500):
+        own.move(silence, counts)
+    assert own.exponents.tolist() == [last, last]
+    newcomer = Grid([3, 2], bits)
+    newcomer.load(own.content())
+    assert newcomer.ranges.tolist() == own.ranges.tolist()
+    own.move(turned, counts)
+    assert own.exponents.tolist() == [last if is_far else last + 1] * 2
+    assert (own.ranges < newcomer.ranges).all() if is_far else (own.ranges == 2 * newcomer.ranges).all()
+
+
+@pytest.mark.parametrize("bits", BIT_WIDTHS)
 @given(st.floats(1e-30, 1e20))
 def test_a_step_is_the_least_that_reaches_the_range(bits: int, range_: float) -> None:
     own = Grid([1], bits)

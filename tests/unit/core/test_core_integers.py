@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.core.codecs.integers import MOST_SYMBOLS, Form, integers_of
+from afl.core.codecs.integers import MOST_SYMBOLS, Form, integer_type, integers_of
 from afl.core.codecs.payload import check_header, expected, pack, unpack
 from afl.core.compressors import Compressed, Compressor, create
 from afl.core.messages import BIT_WIDTHS, Payload
@@ -33,25 +33,34 @@ def packed(integers: NDArray[Any], bits: int) -> Payload:
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> tuple[NDArray[np.int32], int]:
-    bits = draw(st.integers(2, 31))
+def messages(draw: st.DrawFn) -> tuple[NDArray[Any], int]:
+    bits = draw(st.integers(2, 40))
     limit = 2 ** (bits - 1) - 1
     count = draw(st.integers(1, 300))
-    spread = draw(st.integers(0, limit))
+    spread = draw(st.one_of(st.integers(0, limit), st.integers(0, min(limit, 5))))
     centre = draw(st.integers(-limit + spread, limit - spread))
     seed = draw(st.integers(0, 2**32))
     values = np.random.default_rng(seed).integers(centre - spread, centre + spread, count, endpoint=True)
-    return values.astype(np.int32), bits
+    return values.astype(integer_type(bits)), bits
 
 
 @given(messages())
-def test_there_and_back(message: tuple[NDArray[np.int32], int]) -> None:
+def test_there_and_back(message: tuple[NDArray[Any], int]) -> None:
     integers, bits = message
     payload = packed(integers, bits)
     found = unpack(payload.header, payload.data).values
-    assert found.dtype == np.int32
+    assert found.dtype == integer_type(bits)
     assert found.tobytes() == integers.tobytes()
     assert len(payload.data) <= 1 + (len(integers) * bits + 7) // 8
+
+
+@pytest.mark.parametrize("smallest", [2**31 - 2, 2**31, 2**32, -(2**31) - 3, -(2**32)])
+def test_few_different_sums_beyond_32_bits(smallest: int) -> None:
+    integers = smallest + np.arange(100) % 5
+    payload = packed(integers, 34)
+    assert payload.data[0] == Form.ENTROPY
+    found = unpack(payload.header, payload.data).values
+    assert (found.dtype, found.tolist()) == (np.int64, integers.tolist())
 
 
 def test_sums_beyond_32_bits() -> None:

@@ -186,8 +186,9 @@ def _decoded(data: memoryview, count: int, bits: int) -> NDArray[Any]:
     symbols: NDArray[np.int32] = coder.decode(_model(counts), count)
     if not coder.is_empty() or not np.array_equal(np.bincount(symbols, minlength=length), counts):
         raise ProtocolError("coded integers that are not those of their histogram")
-    symbols += np.int32(smallest)
-    return symbols.astype(kind, copy=False)
+    decoded: NDArray[Any] = symbols.astype(kind, copy=False)
+    decoded += smallest
+    return decoded
 
 
 def _model(counts: NDArray[np.int64]) -> Any:
