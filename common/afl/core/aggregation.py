@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.codecs.integers import integer_type, integers, sum_bits
+from afl.core.codecs.integers import integers, sum_bits
 from afl.core.codecs.modular import modular, signed, word_type
 from afl.core.codecs.payload import codec_of, joint_header, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
-from afl.core.grid import counted_integers
+from afl.core.grid import counted_integers, integer_type
 from afl.core.messages import MOST_JOINED, Kind, Payload, PayloadHeader, Report, Share, ValueType
 from afl.core.sums import Sum, checked_sum
 from afl.errors import DivergedError, ProtocolError

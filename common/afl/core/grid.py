@@ -106,7 +106,7 @@ class Grid:
         """
         sent = counts > 0
         starts = (np.cumsum(counts) - counts)[sent]
-        is_empty = ~np.logical_or.reduceat(sums[: -len(counts)], starts)
+        is_empty = np.bitwise_or.reduceat(sums[: -len(counts)], starts) == 0
         is_far = sums[-len(counts) :][sent] > 0
         self.ranges[sent] *= np.where(is_far, GROWTH, np.where(is_empty, EMPTY_DECAY, DECAY))
         np.maximum(self.ranges, DEEPEST * self.ranges.max(), out=self.ranges)
@@ -139,6 +139,11 @@ class IntegerRound:
     largest_exponent: int
 
 
+def integer_type(bits: int) -> type[np.signedinteger[Any]]:
+    """The narrowest type that holds integers of ``bits`` bits."""
+    return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if bits <= 8 * kind().itemsize)
+
+
 def counted_integers(integers: NDArray[Any], limit: int) -> NDArray[np.int64]:
     """How many integers there are, how many of them are 0, and how many are ``limit`` or ``-limit``."""
     zeros = at_limit = 0
@@ -155,9 +160,9 @@ def rounded(
     counts: NDArray[np.int64],
     limit: int,
     far: NDArray[np.float64],
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """The integers i nearest to ``p / 2^s`` within ``-limit..limit``, ties to even, and behind them the
-    groups' own, int32 ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
+    groups' own, in their :func:`integer_type`, ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
 
     ``p - c`` is a float32 itself wherever ``|p| <= 2^23 L 2^s``. To that end i is rounded towards zero, to a
     multiple of p's last place, where that is coarser than the grid. Beyond, c is ``L 2^s`` and not as much as
@@ -169,7 +174,7 @@ def rounded(
         counts: how many values each group has.
         far: beyond which integer, before it is clipped, a value makes its group's own integer 1.
     """
-    integers = np.empty(len(values) + len(counts), dtype=np.int32)
+    integers = np.empty(len(values) + len(counts), dtype=integer_type(limit.bit_length() + 1))
     is_far = integers[len(values) :]
     is_far.fill(0)
     sent = np.empty_like(values)
