@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
     option = "an option of the task for this machine only; may be repeated"
     parser.add_argument("--task-option", action="append", default=[], metavar="KEY=VALUE", help=option)
-    policy = "the policy of a site that each worker goes by; servers in it does not fit this machine's"
+    policy = "the policy that each worker goes by; without servers, since the port here is any free one"
     parser.add_argument("--policy", type=expanded, metavar="FILE", help=policy)
     restarts = (
         "how often in a row a dead worker process is restarted without a closed round in between"
