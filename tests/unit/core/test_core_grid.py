@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from afl.core import grid
-from afl.core.grid import FAR, FIRST_RANGE, Grid, on_grid, rounded
+from afl.core.grid import FAR_OF_FEW, FIRST_RANGE, Grid, on_grid, rounded
 from afl.core.messages import BIT_WIDTHS
 from afl.core.vectors import BLOCK
 from afl.errors import ProtocolError
@@ -33,9 +33,9 @@ def values_near(draw: st.DrawFn, bits: int, exponent: int) -> float:
         st.integers(-2 * limit, 2 * limit),
         st.sampled_from([limit, limit * 2**23, limit * 2**22, 2**24, 2**25]),
     )
-    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25]))) * 2.0**exponent
+    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25])))
     with np.errstate(over="ignore"):
-        value = np.float32(nudged)
+        value = nudged * np.float32(2.0**exponent)
     return float(value) if np.isfinite(value) else 0.0
 
 
@@ -46,7 +46,7 @@ def test_what_is_left_is_exact_and_what_is_sent_is_nearest(
     p = np.array(data.draw(st.lists(values_near(bits, exponent), min_size=1, max_size=20)), dtype=np.float32)
     limit = 2 ** (bits - 1) - 1
     integers, sent = rounded(
-        p, np.array([exponent], np.int32), np.array([len(p)]), limit, np.array([FAR * limit])
+        p, np.array([exponent], np.int32), np.array([len(p)]), limit, np.array([FAR_OF_FEW * limit])
     )
     rest = p - sent
     step = Fraction(2) ** exponent
@@ -63,7 +63,7 @@ def test_what_is_left_is_exact_and_what_is_sent_is_nearest(
         if abs(x) <= limit * 2**23:
             assert Fraction(float(left)) == (x - int(integer)) * step
         assert abs(left) <= max(abs(value), np.float32(step / 2))
-    assert integers[-1] == any(abs(round(Fraction(float(value)) / step)) > FAR * limit for value in p)
+    assert integers[-1] == any(abs(round(Fraction(float(value)) / step)) > FAR_OF_FEW * limit for value in p)
 
 
 @given(st.data(), BITS, st.lists(st.integers(0, 5), min_size=1, max_size=6))
@@ -130,6 +130,11 @@ def test_the_smallest_groups_with_a_quarter_of_the_values_are_small() -> None:
     assert (Grid([70, 20, 1, 4, 5], 4).far / 7).tolist() == [2.5, 2.5, 8.0, 8.0, 8.0]
     assert (Grid([10, 10, 10, 10], 3).far / 3).tolist() == [8.0, 2.5, 2.5, 2.5]
     assert Grid([100], 2).far.tolist() == [2.5]
+
+
+def test_five_bits_and_more_have_a_range_for_all_values() -> None:
+    assert Grid([70, 20, 10], 5).far.tolist() == [15, 15, 15]
+    assert Grid([100, 1], 24).far.tolist() == [2**23 - 1] * 2
 
 
 def test_a_silent_group_does_not_fall_out_of_reach() -> None:
