@@ -16,16 +16,16 @@ from afl.errors import ProtocolError
 FIRST_RANGE = 0.05
 """The largest value of the first round's grid."""
 
-FAR = 1.0
-"""A value of more than so many ranges asks for a larger one."""
+WIDE = 15
+"""From this L on, each value that does not fit asks for a larger range: clipping delays the largest values,
+and with large steps a run then diverges (docs/decisions.md). With a smaller L, steps that reach all values
+would be too coarse for most."""
 
-FEWEST_INTEGERS = 15
-"""Where L is smaller, a range that held all values would have steps too coarse for most of them."""
-
-FAR_OF_FEW, FAR_SMALL_OF_FEW = 2.5, 8.0
-"""There, values of up to so many ranges are clipped, and the rest of them sent with the next messages that
-have the coordinate. Small groups get the finer steps of a smaller range: they cost little. Sixteen ranges, at
-four bits, are clipped for so long that the residual grows without end (docs/decisions.md)."""
+FAR, FAR_SMALL = 2.5, 8.0
+"""With a smaller L, a value of more than so many ranges asks for a larger one. What lies between is clipped,
+and the rest of it sent with the next message that has the coordinate. Small groups get the finer steps of a
+smaller range: they cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows
+without end (docs/decisions.md)."""
 
 SMALL_SHARE = 0.25
 """The smallest groups, as far as they have no more than this share of all values together, are small."""
@@ -71,12 +71,12 @@ class Grid:
     def __init__(self, sizes: Sequence[int], bits: int) -> None:
         self.limit = (1 << (bits - 1)) - 1
         self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
-        self.far: NDArray[np.float64] = np.full(len(sizes), self.limit * FAR)
-        if self.limit < FEWEST_INTEGERS:
+        self.far: NDArray[np.float64] = np.full(len(sizes), float(self.limit))
+        if self.limit < WIDE:
             ascending = np.argsort(sizes, kind="stable")
             is_small = np.empty(len(sizes), dtype=np.bool_)
             is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
-            self.far = self.limit * np.where(is_small, FAR_SMALL_OF_FEW, FAR_OF_FEW)
+            self.far = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
     def content(self) -> bytes:
         """:attr:`ranges` as they travel, little-endian."""

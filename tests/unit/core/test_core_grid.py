@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from afl.core import grid
-from afl.core.grid import FAR_OF_FEW, FIRST_RANGE, Grid, on_grid, rounded
+from afl.core.grid import FAR, FIRST_RANGE, Grid, on_grid, rounded
 from afl.core.messages import BIT_WIDTHS
 from afl.core.vectors import BLOCK
 from afl.errors import ProtocolError
@@ -46,7 +46,7 @@ def test_what_is_left_is_exact_and_what_is_sent_is_nearest(
     p = np.array(data.draw(st.lists(values_near(bits, exponent), min_size=1, max_size=20)), dtype=np.float32)
     limit = 2 ** (bits - 1) - 1
     integers, sent = rounded(
-        p, np.array([exponent], np.int32), np.array([len(p)]), limit, np.array([FAR_OF_FEW * limit])
+        p, np.array([exponent], np.int32), np.array([len(p)]), limit, np.array([FAR * limit])
     )
     rest = p - sent
     step = Fraction(2) ** exponent
@@ -63,7 +63,7 @@ def test_what_is_left_is_exact_and_what_is_sent_is_nearest(
         if abs(x) <= limit * 2**23:
             assert Fraction(float(left)) == (x - int(integer)) * step
         assert abs(left) <= max(abs(value), np.float32(step / 2))
-    assert integers[-1] == any(abs(round(Fraction(float(value)) / step)) > FAR_OF_FEW * limit for value in p)
+    assert integers[-1] == any(abs(round(Fraction(float(value)) / step)) > FAR * limit for value in p)
 
 
 @given(st.data(), BITS, st.lists(st.integers(0, 5), min_size=1, max_size=6))
