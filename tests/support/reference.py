@@ -165,6 +165,7 @@ class IntegerGrid:
 
     def __init__(self, bits: int) -> None:
         self.limit = 2 ** (bits - 1) - 1
+        self.far = 2.5 * self.limit if self.limit < 15 else self.limit
         self.range = 0.05
         self.sums: list[int] | None = None
         self.is_far = False
@@ -182,7 +183,7 @@ class IntegerGrid:
         values = (analysis @ p.astype(np.float64)).astype(np.float32)
         nearest = [round(float(value) / self.step) for value in values]
         sent = [max(-self.limit, min(self.limit, i)) for i in nearest]
-        self.is_far |= any(abs(i) > 2.5 * self.limit for i in nearest)
+        self.is_far |= any(abs(i) > self.far for i in nearest)
         self.sums = [a + b for a, b in zip(self.sums or [0] * len(sent), sent, strict=True)]
         return (analysis.T @ (np.array(sent) * self.step)).astype(np.float32)
 
