@@ -16,11 +16,16 @@ from afl.errors import ProtocolError
 FIRST_RANGE = 0.05
 """The largest value of the first round's grid."""
 
+WIDE = 15
+"""From this L on, each value that does not fit asks for a larger range: clipping delays the largest values,
+and with large steps a run then diverges (docs/decisions.md). With a smaller L, steps that reach all values
+would be too coarse for most."""
+
 FAR, FAR_SMALL = 2.5, 8.0
-"""A value of more than so many ranges asks for a larger one. What lies between is clipped, and the rest of it
-sent with the next message that has the coordinate. Small groups get the finer steps of a smaller range: they
-cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows without end
-(docs/decisions.md)."""
+"""With a smaller L, a value of more than so many ranges asks for a larger one. What lies between is clipped,
+and the rest of it sent with the next message that has the coordinate. Small groups get the finer steps of a
+smaller range: they cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows
+without end (docs/decisions.md)."""
 
 SMALL_SHARE = 0.25
 """The smallest groups, as far as they have no more than this share of all values together, are small."""
@@ -68,11 +73,13 @@ class Grid:
         self.limit = ((1 << (bits - 1)) - 1) // shared_by
         assert self.limit >= 1
         self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
-        ascending = np.argsort(sizes, kind="stable")
-        is_small = np.empty(len(sizes), dtype=np.bool_)
-        is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
         self._bounds = self.limit * 2.0**LEAST_EXPONENT, self.limit * 2.0**MOST_EXPONENT
-        self.far: NDArray[np.float64] = self.limit * np.where(is_small, FAR_SMALL, FAR)
+        self.far: NDArray[np.float64] = np.full(len(sizes), float(self.limit))
+        if self.limit < WIDE:
+            ascending = np.argsort(sizes, kind="stable")
+            is_small = np.empty(len(sizes), dtype=np.bool_)
+            is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
+            self.far = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
     def content(self) -> bytes:
         """:attr:`ranges` as they travel, little-endian."""

@@ -33,9 +33,9 @@ def values_near(draw: st.DrawFn, bits: int, exponent: int) -> float:
         st.integers(-2 * limit, 2 * limit),
         st.sampled_from([limit, limit * 2**23, limit * 2**22, 2**24, 2**25]),
     )
-    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25]))) * 2.0**exponent
+    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25])))
     with np.errstate(over="ignore"):
-        value = np.float32(nudged)
+        value = nudged * np.float32(2.0**exponent)
     return float(value) if np.isfinite(value) else 0.0
 
 
@@ -130,6 +130,11 @@ def test_the_smallest_groups_with_a_quarter_of_the_values_are_small() -> None:
     assert (Grid([70, 20, 1, 4, 5], 4).far / 7).tolist() == [2.5, 2.5, 8.0, 8.0, 8.0]
     assert (Grid([10, 10, 10, 10], 3).far / 3).tolist() == [8.0, 2.5, 2.5, 2.5]
     assert Grid([100], 2).far.tolist() == [2.5]
+
+
+def test_five_bits_and_more_have_a_range_for_all_values() -> None:
+    assert Grid([70, 20, 10], 5).far.tolist() == [15, 15, 15]
+    assert Grid([100, 1], 24).far.tolist() == [2**23 - 1] * 2
 
 
 def test_a_silent_group_does_not_fall_out_of_reach() -> None:
