@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from afl.errors import ConfigError
+from afl.outside import words
 
 KeyPath: TypeAlias = "tuple[str | int, ...]"
 """Where a value stands: section names and keys from the root, and positions inside lists."""
@@ -36,7 +37,7 @@ class Problem:
         lines = [": ".join(filter(None, (self.where, dotted(self.key))))]
         told = {name: getattr(self, name) for name in ("found", "accepted", "nearest", "note")}
         lines += [f"    {name + ':':<11}{text}" for name, text in told.items() if text is not None]
-        return "\n".join(_one_line(line, _LONGEST_LINE) for line in lines)
+        return "\n".join(words(line, _LONGEST_LINE) for line in lines)
 
 
 class InvalidConfigError(ConfigError):
@@ -59,20 +60,14 @@ def shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         text = f"a value of type {type(value).__name__}"
-    return _one_line(text, _LONGEST_VALUE)
-
-
-def _one_line(text: str, longest: int) -> str:
-    """The text with what a terminal would not print escaped, cut to ``longest`` characters."""
-    text = text[: longest + 1]
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    return words(text, _LONGEST_VALUE)
 
 
 def nearest(name: object, names: Iterable[str]) -> str | None:
     """The one of ``names`` that a person most likely meant by ``name``, or None."""
     if not isinstance(name, str):
         return None
+    name = name[:_LONGEST_VALUE]  # the search takes time for each of its characters
     # Without what people confuse most: case, and the kind of dash.
     dashes = str.maketrans("_ ", "--")
     by_folded = {candidate.casefold().translate(dashes): candidate for candidate in names}

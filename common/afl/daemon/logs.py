@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from afl.outside import continued
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -29,6 +31,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """Lines for people: printable, and those after a record's first are set in."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as lines of which the first alone begins with a time."""
+        return continued(super().format(record))
+
+
 class _StandardError(logging.StreamHandler[TextIO]):
     """Writes to what standard error is at that moment: a live view has a stand-in there, which puts lines
     above the view instead of into it."""
@@ -47,7 +60,7 @@ def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:
     if as_json if as_json is not None else not sys.stderr.isatty():
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -33,6 +33,7 @@ from afl.core.messages import (
     ValueType,
 )
 from afl.errors import ProtocolError
+from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
@@ -289,6 +290,11 @@ def check_parts(frame: pb.WorkerFrame, workers: int) -> None:
         if len(parts) > most:
             raise ProtocolError(f"{whose} {len(parts)} {what}; {most} are the most")
 
+    # Looked at by number alone before there are as many objects of them.
+    check("out of range: a Join of", frame.join.workers, "workers", MOST_WORKERS_A_SESSION)
+    check("a Ready of", frame.ready.workers, "workers", MOST_WORKERS_A_SESSION)
+    check("an offer of", frame.ready.keys.workers, "workers", MOST_WORKERS_A_SESSION)
+    check("an offer of", frame.ready.keys.public_keys, "keys", MOST_WORKERS_A_SESSION)
     if len(frame.reports) > max(1, workers):
         raise ProtocolError(f"a frame of {len(frame.reports)} reports in a session of {workers} workers")
     check("a frame of", frame.chunks, "chunks", MOST_CHUNKS + CHUNKS_A_WORKER * workers)

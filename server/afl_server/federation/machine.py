@@ -149,7 +149,10 @@ class Federation(Rounds):
         self._told_faults.add(place)
         broke = log_events.SessionBroke(peer=member.peer, workers=member.workers)
         text = message if is_new else f"{message}, as before: {described(error)}"
-        self._run.log("ERROR", text, broke, error if is_new else None)
+        if is_new:
+            self._run.log("ERROR", text, broke, error)
+        else:
+            self._run.log_rarely("ERROR", "", text, broke)
         self._membership.end(member, GoodbyeStatus.TRY_LATER, "the server failed; its log has why")
 
     def _faulted(self, event: events.Faulted) -> None:
@@ -270,7 +273,7 @@ class Federation(Rounds):
             if not is_first:
                 event = log_events.KeyEpoch(peer=member.peer, workers=member.workers, epoch=keys.epoch)
                 text = f"{member.label} comes with other keys: key epoch {keys.epoch} begins"
-                self._run.log("WARNING", text, event)
+                self._run.log_of_worker("WARNING", member.workers[0], text, event)
             self._restart_round(member.workers[0], "comes with other keys", member)
         if not member.awaits_keys:
             self._membership.end(member, GoodbyeStatus.TRY_LATER, f"keys of epoch {keys.epoch} are due")
@@ -293,7 +296,7 @@ class Federation(Rounds):
             self._start_deadline()
         yield from self._downlink.catch_up(member)
         ready = log_events.WorkerReady(peer=member.peer, workers=member.workers)
-        self._run.log("INFO", f"{member.label} ready", ready)
+        self._run.log_of_worker("INFO", member.workers[0], f"{member.label} ready", ready)
 
     def _report_began(self, member: Member, event: events.ReportBegan) -> Job[None] | None:
         for worker in event.report.workers:
@@ -341,7 +344,8 @@ class Federation(Rounds):
 
     def _goodbye_said(self, member: Member, event: events.GoodbyeSaid) -> None:
         goodbye = log_events.Goodbye(peer=member.peer, workers=member.workers, reason=event.reason)
-        self._run.log("INFO", f"{member.label} leaves: {event.reason}", goodbye)
+        text = f"{member.label} leaves: {event.reason}"
+        self._run.log_of_worker("INFO", min(member.workers, default=-1), text, goodbye)
 
     def _malformed(self, _: Member, event: events.Malformed) -> None:
         if event.size:

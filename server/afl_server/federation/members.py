@@ -42,6 +42,7 @@ class Member:
         told_held: workers whose report was held when they were welcomed: they do not send it by themselves.
         partial: the step of which it had a part when it became ready.
         awaits_keys: whether it is ready but for others' keys, which the run needs.
+        failures: how many it has told.
         owes: workers whose report for a closed step has not come: it is sent no other step.
         last_seen: when something came of it, or it was read again, in seconds of the monotonic clock.
     """
@@ -57,6 +58,7 @@ class Member:
     told_held: set[int] = field(default_factory=set)
     partial: PartialStep = NO_STEP
     awaits_keys: bool = False
+    failures: int = 0
     owes: set[int] = field(default_factory=set)
 
     @property

@@ -7,7 +7,7 @@ from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
-from afl.security.identity import MOST_WORKERS_A_SESSION
+from afl.outside import printable
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_message
 from afl_server.federation.admission import Admission
@@ -18,6 +18,9 @@ from afl_server.federation.members import Member, State
 from afl_server.federation.run import Run
 
 HEARTBEAT_WITH_REPLY = control(pb.ServerFrame(heartbeat=pb.Heartbeat(reply_wanted=True)))
+
+MOST_INCARNATION_BYTES = 64
+"""It is kept for each worker; ours has 16."""
 
 PROBE_TIMEOUT_S = 5.0
 """How long a member may take to prove that it is alive when another process claims one of its workers."""
@@ -90,7 +93,7 @@ class Membership:
         if refusal:
             self.refuse(member, refusal)
             return
-        _check_workers(event.workers)
+        _check_process(event)
         member.join = event
         member.state = State.JOINING
         self._claim(member)
@@ -233,11 +236,11 @@ class Membership:
                 "that it has"
             )
             ahead = log_events.WorkerAhead(worker=worker, round=reported.round)
-            self._run.log("WARNING", message, ahead)
+            self._run.log_of_worker("WARNING", worker, message, ahead)
         else:
             what = "a zero residual" if reported == NOWHERE else "an older one"
             message = f"worker {worker} came back without its uplink residual; it continues with {what}"
-            self._run.log("WARNING", message, log_events.LostResidual(worker=worker))
+            self._run.log_of_worker("WARNING", worker, message, log_events.LostResidual(worker=worker))
 
     def _lost_residuals(self, member: Member) -> list[int]:
         """Workers whose residual is not the one after their last report that the server has."""
@@ -290,20 +293,26 @@ class Membership:
             why the run must end; empty if it need not.
 
         Raises:
-            ProtocolError: if the member does not speak for the worker.
+            ProtocolError: if the member does not speak for the worker, or has told as many failures as it has
+                workers.
         """
         run = self._run
         if event.worker not in member.workers:
             raise ProtocolError(f"a failure of worker {event.worker}, which is not one of this session's")
+        if member.failures == len(member.workers):
+            raise ProtocolError(
+                f"more than {member.failures} failures in one session: one of each worker is due"
+            )
+        member.failures += 1
         run.counters.failures += 1
         run.count(Incident.FAILURE, [event.worker])
         round_ = event.position.round
         where = run.place(event.worker, round_)
         what = "\n".join(part for part in (event.message, event.traceback.rstrip()) if part)
         failed = log_events.WorkerFailed(worker=event.worker, round=round_ or None)
-        run.log("ERROR", f"{where} failed: {what}", failed)
+        run.log_of_worker("ERROR", event.worker, f"{where} failed: {what}", failed)
         is_fatal = event.cause == FailureCause.NON_FINITE and not run.engine.policy.skips_non_finite
-        return f"{where}: {event.message}" if is_fatal else ""
+        return f"{where}: {printable(event.message)}" if is_fatal else ""
 
     # Going.
 
@@ -312,7 +321,12 @@ class Membership:
         peer, workers = member.peer, member.workers
         self._run.counters.refused += 1
         refused = log_events.Refused(peer=peer, workers=workers, reason=reason, left_out=0)
-        self._run.log_rarely(f"refused {workers}: {reason}", f"refused {member.label}: {reason}", refused)
+        text = f"refused {member.label}: {reason}"
+        if workers:
+            kind = f"of worker {workers[0]}"
+        else:
+            kind = "stranger" if member.permission.refusal else f"{member.state.name} {status.name}"
+        self._run.log_rarely("WARNING", kind, text, refused, wording=f"{workers} {reason}")
         self.end(member, status, reason)
 
     def cut_off(self, member: Member) -> None:
@@ -320,7 +334,8 @@ class Membership:
         member.state = max(member.state, State.ENDED)
         not_reading = log_events.NotReading(peer=member.peer, workers=member.workers, left_out=0)
         message = f"{member.label} takes nothing of what it is sent and is cut off"
-        self._run.log_rarely(f"not reading {member.workers}", message, not_reading)
+        kind = f"of worker {member.workers[0]}" if member.workers else ""
+        self._run.log_rarely("WARNING", kind, message, not_reading, wording=f"{member.workers}")
         self._run.out.append(HangUp(member.id, member.peer))
 
     def end(self, member: Member, status: GoodbyeStatus, reason: str) -> None:
@@ -348,7 +363,7 @@ class Membership:
         if self.farewell is None:
             if member.workers:
                 gone = log_events.SessionEnded(peer=member.peer, workers=member.workers)
-                run.log("WARNING", f"{member.label} gone", gone)
+                run.log_of_worker("WARNING", member.workers[0], f"{member.label} gone", gone)
             if freed and not members.owners:
                 self.watch_alone()
         for claimant in self._no_longer_asked(member):
@@ -360,11 +375,14 @@ class Membership:
             self._run.set_timer("alone", self._run.now + self._run.config.server.give_up_after)
 
 
-def _check_workers(workers: tuple[int, ...]) -> None:
+def _check_process(join: Joined) -> None:
+    workers = join.workers
+    if len(join.incarnation) > MOST_INCARNATION_BYTES:
+        raise ProtocolError(
+            f"an incarnation of {len(join.incarnation)} bytes; {MOST_INCARNATION_BYTES} are the most"
+        )
     if not workers:
         raise ProtocolError("a Join that names no worker")
-    if len(workers) > MOST_WORKERS_A_SESSION:
-        raise ProtocolError(f"a Join of {len(workers)} workers; {MOST_WORKERS_A_SESSION} are the most")
     if list(workers) != sorted(set(workers)):
         raise ProtocolError("the workers of a Join must be ascending and each named once")
 

@@ -206,7 +206,7 @@ class Rounds:
         """
         if not self.engine.is_untouched:
             message = f"worker {worker} {what}: the sum of {self._run.open_rounds} begins again"
-            self._run.log("WARNING", message, log_events.RoundRestarted(worker=worker))
+            self._run.log_of_worker("WARNING", worker, message, log_events.RoundRestarted(worker=worker))
             self.engine.restart_round()
         self._downlink.abandon()
         for member in self._members:

@@ -27,10 +27,16 @@ INLINE_DIM = 1 << 20
 thread hop would cost more than most."""
 
 LOG_PERIOD_S: Final = 1.0
-"""Between two log lines of a kind that strangers can bring about."""
+"""Between two log lines of a kind that peers can bring about, once the first have come."""
+
+LOG_BURST: Final = 50
+"""Lines of a kind that may come at once."""
 
 MOST_KINDS: Final = 64
-"""Told apart at once; what comes besides is one kind: a peer may make up as many as it likes."""
+"""Told apart at once; what comes besides is one kind."""
+
+KINDS_OF_A_WORKER: Final = 8
+"""Besides, for each worker of the run."""
 
 _OTHERS: Final = ""
 
@@ -77,7 +83,8 @@ class Run:
         # Where whole payloads are kept, closing a step folds all of them at once.
         at_once = config.workers if engine.policy.leaves_out else 1
         self.is_small = description.dim * at_once <= INLINE_DIM
-        self._log_rate = LogRate()
+        self._few = LogRate(MOST_KINDS + KINDS_OF_A_WORKER * config.workers, LOG_BURST)
+        self._different = LogRate()
 
     @property
     def is_durable(self) -> bool:
@@ -128,12 +135,32 @@ class Run:
         """Log a line."""
         self.out.append(Log(level, message, event, error))
 
-    def log_rarely(self, kind: str, message: str, event: log_events.Refused | log_events.NotReading) -> None:
-        """Log a warning that strangers can bring about: one a second of its kind, however many there are."""
-        left_out = self._log_rate.left_out(kind, self.now)
+    def log_rarely(
+        self, level: str, kind: str, message: str, event: log_events.Event, wording: str = ""
+    ) -> None:
+        """Log a line that peers can bring about: after the first few, one a second of its kind.
+
+        Args:
+            kind: with the event's name, which lines count together; nothing that a peer words is in it.
+            wording: of lines of a kind that say the same, also the first few come one a second.
+        """
+        kind = f"{event.name} {kind}"
+        left_out = 0 if not wording or not self._few.has_room(kind, self.now) else self._same(kind, wording)
         if left_out is not None:
-            told = replace(event, left_out=left_out)
-            self.out.append(Log("WARNING", message + and_left_out(left_out), told))
+            others = self._few.left_out(kind, self.now)
+            left_out = None if others is None else left_out + others
+        if left_out is not None:
+            if isinstance(event, log_events.Refused | log_events.NotReading):
+                event = replace(event, left_out=left_out)
+            first, newline, rest = message.partition("\n")
+            self.out.append(Log(level, f"{first}{and_left_out(left_out)}{newline}{rest}", event))
+
+    def _same(self, kind: str, wording: str) -> int | None:
+        return self._different.left_out(str(hash((kind, wording))), self.now)
+
+    def log_of_worker(self, level: str, worker: int, message: str, event: log_events.Event) -> None:
+        """Log a line that whoever speaks for a worker can bring about, as rarely as others."""
+        self.log_rarely(level, f"of worker {worker}", message, event)
 
     def taken_out(self) -> list[Effect]:
         """The effects so far, which are then forgotten."""
@@ -142,32 +169,42 @@ class Run:
 
 
 class LogRate:
-    """Which lines are to be written."""
+    """Which lines are to be written; it keeps ``most`` kinds, however many it is asked for.
 
-    def __init__(self) -> None:
+    Args:
+        burst: how many lines of a kind may come at once.
+    """
+
+    def __init__(self, most: int = MOST_KINDS, burst: int = 1) -> None:
+        self._most = most
+        self._ahead = (burst - 1) * LOG_PERIOD_S
         self._kinds: dict[str, tuple[float, int]] = {}
-        """When a line was last written, and how many have been left out since."""
+        """Until when the lines written count as one a second, and how many have been left out since."""
 
     def left_out(self, kind: str, now: float) -> int | None:
         """How many lines of this kind were left out since the last one; ``None`` if this one is to be too."""
-        if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= self._most:
             self._forget(now)
-            if len(self._kinds) >= MOST_KINDS:
+            if len(self._kinds) >= self._most:
                 kind = _OTHERS
-        written_at, left_out = self._kinds.get(kind, (-math.inf, 0))
-        if now - written_at < LOG_PERIOD_S:
-            self._kinds[kind] = (written_at, left_out + 1)
+        until, left_out = self._kinds.get(kind, (-math.inf, 0))
+        if until - now > self._ahead:
+            self._kinds[kind] = (until, left_out + 1)
             return None
-        self._kinds[kind] = (now, 0)
+        self._kinds[kind] = (max(until, now) + LOG_PERIOD_S, 0)
         return left_out
+
+    def has_room(self, kind: str, now: float) -> bool:
+        """Whether a line of this kind would be written."""
+        return self._kinds.get(kind, (-math.inf, 0))[0] - now <= self._ahead
 
     def _forget(self, now: float) -> None:
         """What was said long ago; what was left out of it is told with the others."""
-        others_at, others = self._kinds.pop(_OTHERS, (-math.inf, 0))
-        old = [kind for kind, (written_at, _) in self._kinds.items() if now - written_at >= LOG_PERIOD_S]
+        others_until, others = self._kinds.pop(_OTHERS, (-math.inf, 0))
+        old = [kind for kind, (until, _) in self._kinds.items() if until <= now]
         others += sum(self._kinds.pop(kind)[1] for kind in old)
-        if others or now - others_at < LOG_PERIOD_S:
-            self._kinds[_OTHERS] = (others_at, others)
+        if others or others_until > now:
+            self._kinds[_OTHERS] = (others_until, others)
 
 
 def and_left_out(count: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from afl.core.messages import Kind, PayloadHeader
 from afl.errors import ProtocolError
+from afl.outside import MOST_OF_REASON, MOST_OF_TRACEBACK, paragraph, words
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -81,11 +82,11 @@ class Conversation:
                 failure.worker,
                 position_of(failure.position),
                 int(failure.cause),
-                failure.message,
-                failure.traceback,
+                paragraph(failure.message, MOST_OF_REASON),
+                paragraph(failure.traceback, MOST_OF_TRACEBACK),
             )
         if frame.HasField("goodbye"):
-            yield events.GoodbyeSaid(member, frame.goodbye.reason)
+            yield events.GoodbyeSaid(member, words(frame.goodbye.reason))
 
     def _header(self, worker: int, payload: int) -> PayloadHeader | None:
         known = self._payloads.get(worker, ())
@@ -100,11 +101,11 @@ class Conversation:
             workers=tuple(join.workers),
             incarnation=join.incarnation,
             protocol=join.protocol,
-            package_version=join.package_version,
-            run_id=join.run_id,
+            package_version=words(join.package_version),
+            run_id=words(join.run_id),
             applied=position_of(join.applied),
             layout_hash=join.layout_hash,
-            task=join.task,
+            task=words(join.task),
         )
 
     def _ready(self, ready: pb.Ready) -> events.Ready:

@@ -26,9 +26,9 @@ class UnnamedEventError(Exception):
 def sites() -> dict[str, set[tuple[str, str]]]:
     """Where each event is logged, and at which level, by its name.
 
-    A line is a call of a logger with ``extra=EVENT.extra``, or of ``log(LEVEL, message, EVENT)`` or
-    ``log_rarely(kind, message, EVENT)`` of a machine that does not log itself. EVENT is made there, or
-    earlier in the same function.
+    A line is a call of a logger with ``extra=EVENT.extra``, or of a machine that does not log itself:
+    ``log(LEVEL, message, EVENT)``, ``log_rarely(LEVEL, kind, message, EVENT)`` or ``log_of_worker(LEVEL,
+    worker, message, EVENT)``. EVENT is made there, or earlier in the same function.
 
     Raises:
         UnnamedEventError: if a line, but for debugging, has no such event.
@@ -82,8 +82,11 @@ def _lines(node: ast.AST, made: dict[str, str]) -> Iterator[tuple[int, str, str]
                 func=ast.Attribute(attr="log"), args=[ast.Constant(value=str(level)), _, event, *_]
             ):
                 yield child.lineno, LEVELS[level.lower()], _event(event, made)
-            case ast.Call(func=ast.Attribute(attr="log_rarely"), args=[_, _, event]):
-                yield child.lineno, "warning", _event(event, made)
+            case ast.Call(
+                func=ast.Attribute(attr="log_rarely" | "log_of_worker"),
+                args=[ast.Constant(value=str(level)), _, _, event, *_],
+            ):
+                yield child.lineno, LEVELS[level.lower()], _event(event, made)
         yield from _lines(child, made)
 
 
