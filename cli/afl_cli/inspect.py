@@ -17,6 +17,7 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
+from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
 from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
@@ -93,13 +94,13 @@ def _model(path: Path, limit: int | None) -> list[RenderableType]:
         "file": shown_bytes(path.stat().st_size),
         "digest": f"{model.digest} (of the parameters; equal for equal models)",
     }
-    rows.update((name.replace("_", " "), value) for name, value in sorted(model.metadata.items()))
+    rows.update((name.replace("_", " "), value) for name, value in sorted(plain(model.metadata).items()))
     if "afl_version" not in model.metadata:
         rows["note"] = "not written by afl: it has no afl_version in its metadata"
     found = table("name", "shape", "type", "count>", title="Parameters")
     for parameter in model.tensors[:limit]:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
-        found.add_row(parameter.name, shape, parameter.dtype, f"{parameter.count:,}")
+        found.add_row(printable(parameter.name), shape, parameter.dtype, f"{parameter.count:,}")
     if found.row_count < len(model.tensors):
         found.caption = f"and {len(model.tensors) - found.row_count} more (--all shows them)"
     return [facts(rows, title=f"Model {path}"), found]
@@ -202,6 +203,7 @@ def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path}: not JSON, or damaged: {error}") from error
+    summary = plain(summary)
     if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY_KEYS:
         raise ConfigError(f"{path}: JSON, but not the summary of a run; inspect takes {_KINDS}")
     communication = summary["communication"]

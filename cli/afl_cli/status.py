@@ -15,6 +15,7 @@ from typing import Any
 
 from afl.config.address import is_loopback, parse_target
 from afl.errors import AddressError, ConfigError, ExitCode, LostServerError
+from afl.outside import plain
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import RunView, make_console
 
@@ -115,7 +116,8 @@ def fetch_status(server: str) -> dict[str, Any]:
         raise LostServerError(f"{what} afl inspect shows what a finished run wrote") from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise LostServerError(f"{url} answers, but not with the state of a run: it is not an afl server")
-    return state
+    shown: dict[str, Any] = plain(state)
+    return shown
 
 
 def status_url(server: str) -> str:

@@ -17,7 +17,7 @@ MOST_OF_REASON: Final = 1000
 
 MOST_OF_TRACEBACK: Final = 6000
 
-_TAB: Final = "    "
+_SET_IN: Final = "    "
 
 
 def printable(text: str) -> str:
@@ -26,6 +26,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def lines(text: str) -> str:
+    """A text of several lines, each of them printable."""
+    return text if text.isprintable() else "\n".join(map(printable, text.expandtabs(4).split("\n")))
 
 
 def words(text: str, most: int = MOST_WORDS) -> str:
@@ -40,14 +45,13 @@ def paragraph(text: str, most: int) -> str:
     if len(text) > most:
         left_out = f"... {len(text) - most} characters left out ..."
         text = f"{text[: most // 3]}\n{left_out}\n{text[-(most - most // 3) :]}"
-    lines = [printable(line) for line in text.replace("\t", _TAB).split("\n") if line.strip()]
-    shown = "\n".join(lines)
+    shown = lines("\n".join(line for line in text.split("\n") if line.strip()))
     return shown if len(shown) <= 2 * most else f"{shown[: 2 * most]}..."
 
 
 def continued(text: str) -> str:
     """A printable text whose further lines are set in, so that none can be taken for a line of its own."""
-    return f"\n{_TAB}".join(printable(line.replace("\t", _TAB)) for line in text.split("\n"))
+    return lines(text).replace("\n", f"\n{_SET_IN}")
 
 
 def plain(value: Any) -> Any:

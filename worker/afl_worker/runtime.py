@@ -14,11 +14,13 @@ from afl.errors import (
     AflError,
     ConfigError,
     LostServerError,
+    PeerError,
     PolicyError,
     ProtocolError,
     RefusedError,
     RunAbortedError,
 )
+from afl.outside import MOST_OF_REASON, words
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
@@ -160,12 +162,15 @@ class Runtime:
                 ended = self._next(connection)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Ended(f"the server broke the protocol: {error}")
+                return Ended(words(f"the server broke the protocol: {error}", MOST_OF_REASON))
             except CannotGoOnError as failed:
                 self._fail(connection, failed)
             except PolicyError as error:
                 # What the policy says is the site's; the operator of the server hears which keys it is about.
                 self.leave(f"the site's policy forbids it: {', '.join(error.keys)}")
+                raise
+            except PeerError:
+                self.leave("what the server says cannot be used")
                 raise
             except AflError:
                 raise
@@ -210,6 +215,7 @@ class Runtime:
 
     def _welcome(self, connection: Connection, welcome: pb.Welcome) -> None:
         settings = RunSettings.of_message(welcome.settings)
+        settings.check()
         # Before the task is built, which may take longer than the silence that the server allows.
         connection.agree(settings)
         ready = self._conversation.welcome(welcome, settings)

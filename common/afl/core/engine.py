@@ -24,6 +24,7 @@ from afl.core.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
     MAX_METRICS,
+    METRIC_NAMES,
     NOWHERE,
     Ack,
     AckStatus,
@@ -33,12 +34,14 @@ from afl.core.messages import (
     Position,
     Report,
     Step,
+    is_metric_name,
 )
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
 from afl.core.policy import AbsencePolicy
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
+from afl.outside import words
 
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
 
@@ -710,11 +713,13 @@ class RoundEngine:
             if not self.policy.skips_non_finite or report.payloads or report.metrics or report.others:
                 raise ProtocolError(f"{where}: a report of nothing, where one is due")
             return
-        for name, value in report.metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
         if len(report.metrics) > MAX_METRICS:
             raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
+        for name, value in report.metrics.items():
+            if not is_metric_name(name):
+                raise ProtocolError(f"{where}: a metric called {words(name)}; {METRIC_NAMES}")
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
         expected: Sequence[PayloadHeader] = ()
         is_evaluation = self.step.kind is Kind.EVALUATE
         if not is_evaluation or self._metric_sums is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +18,16 @@ algorithm's own phases are below it."""
 
 MAX_METRICS = 64
 """The most, in one report."""
+
+METRIC_NAMES = "a metric's name has 1 to 64 of the characters A-Z a-z 0-9, space and _-.,:;/@%+=*#()[]"
+
+_METRIC_NAME = re.compile(r"[A-Za-z0-9 _\-.,:;/@%+=*#()\[\]]{1,64}")
+
+
+def is_metric_name(name: object) -> bool:
+    """Whether a task's metric may be called so: it is kept, drawn and shown wherever a run is."""
+    return isinstance(name, str) and _METRIC_NAME.fullmatch(name) is not None
+
 
 MOST_JOINED = 1024
 """The most workers that one joint report stands for: what it tells of each stays small beside its payload."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.errors import DataError
+from afl.outside import plain
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -92,7 +93,8 @@ def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
             raise DataError(f"{path}:{number}: not JSON, or damaged: {error}") from error
         if not isinstance(entry, dict):
             raise DataError(f"{path}:{number}: not an object of a run's metrics")
-        entries.append(entry)
+        # A program other than ours may have written it.
+        entries.append(entry if line.isprintable() and "\\" not in line else plain(entry))
     return entries, False
 
 

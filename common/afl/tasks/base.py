@@ -102,6 +102,8 @@ class Task(abc.ABC):
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Means over ``batch`` of what evaluation reports, as scalar tensors; must contain ``loss``.
 
+        At most 64, each with a name of 1 to 64 ASCII letters, digits, spaces and ``_-.,:;/@%+=*#()[]``.
+
         A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
         what is no mean, such as a root, depends on that size: return what is under the root.
 

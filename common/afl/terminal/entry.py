@@ -14,6 +14,7 @@ import traceback
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
+from afl.outside import lines
 from afl.paths import begin_here, naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
 from afl.user_code import shortage, worth_tracing
@@ -141,8 +142,8 @@ def failed(program: str, error: AflError) -> ExitCode:
     """Say on standard error why the command ends; returns its exit code."""
     raised = worth_tracing(error)
     if raised is not None:
-        traceback.print_exception(raised)
-    print(f"{program}: {error}", file=sys.stderr)
+        print(lines("".join(traceback.format_exception(raised))), end="", file=sys.stderr)
+    print(f"{program}: {lines(str(error))}", file=sys.stderr)
     return error.exit_code
 
 

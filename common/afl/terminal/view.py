@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.outside import lines
 from afl.runs.metrics import growth, own_metrics_line
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
@@ -44,6 +45,10 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to the command: a reader that has seen enough is no failure."""
         raise  # noqa: PLE0704  # rich calls this while it handles the BrokenPipeError
+
+    def render_str(self, text: str, **looks: Any) -> Text:
+        """Every plain text that is shown comes through here, whoever worded it."""
+        return super().render_str(lines(text), **looks)
 
 
 def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table:

@@ -33,6 +33,7 @@ from afl.core.messages import (
     ValueType,
 )
 from afl.errors import ProtocolError
+from afl.outside import MOST_OF_REASON, words
 from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
@@ -332,7 +333,7 @@ def report_of(message: pb.Report) -> Report:
         metrics=metrics,
         model_digest=message.model_digest,
         weight=message.weight,
-        missing=message.missing,
+        missing=words(message.missing, MOST_OF_REASON),
         residual_norm=message.residual_norm,
         tensor_residual_norms=tuple(message.tensor_residual_norms),
         others=tuple(Share(share.worker, share.loss, share.examples) for share in message.others),
@@ -343,7 +344,8 @@ def ack_of(message: pb.Ack) -> Ack:
     """An Ack. Raises ProtocolError if its status is unknown."""
     status = member(AckStatus, message.status, "status of an ack")
     others = tuple(message.others)
-    return Ack(message.worker, position_of(message.position), status, message.reason, others)
+    reason = words(message.reason, MOST_OF_REASON)
+    return Ack(message.worker, position_of(message.position), status, reason, others)
 
 
 def payload_header_of(message: pb.Payload) -> PayloadHeader:

@@ -16,8 +16,22 @@ from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.plain import VALUE_BYTES
-from afl.errors import ProtocolError
+from afl.errors import PeerError, ProtocolError
+from afl.outside import words
+from afl.security.identity import LARGEST_WORKER_ID
 from afl.v1 import federation_pb2 as pb
+
+MOST_THREADS = 1024
+"""As ``worker.threads`` takes."""
+
+LEAST_SECONDS, MOST_SECONDS = 0.01, 86400.0
+"""As ``server.heartbeat`` and ``server.peer_timeout`` take."""
+
+LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
+"""As ``server.chunk_bytes`` takes."""
+
+LARGEST_COUNT = 2**53
+"""What a float64 holds exactly, too."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,35 @@ class RunSettings:
             journal=config.worker.journal,
             skips_non_finite=config.faults.non_finite == "skip",
         )
+
+    def check(self) -> None:
+        """Raise PeerError for what no configuration can be behind: it would take this machine's memory or
+        threads, or overflow a clock."""
+        parameters = self.parameters
+        names = (self.task, parameters.name, parameters.uplink.name, parameters.downlink.name)
+        for name in names:
+            if words(name) != name:
+                raise PeerError(
+                    f"the server names a task or an algorithm {words(name)}: too long, or not printable"
+                )
+        for what, value, least, most in (
+            ("threads", self.threads, 1, MOST_THREADS),
+            ("heartbeat_seconds", self.heartbeat, LEAST_SECONDS, MOST_SECONDS),
+            ("peer_timeout_seconds", self.peer_timeout, LEAST_SECONDS, MOST_SECONDS),
+            ("chunk_bytes", self.chunk_bytes, VALUE_BYTES, LARGEST_CHUNK_BYTES),
+            ("workers", parameters.workers, 1, LARGEST_WORKER_ID + 1),
+            ("rounds", parameters.rounds, 1, LARGEST_COUNT),
+            ("batch_size", self.batch_size, 1, LARGEST_COUNT),
+            ("evaluation_batch_size", self.evaluation_batch_size, 1, LARGEST_COUNT),
+            ("block", parameters.block, 1, LARGEST_COUNT),
+            ("local_steps", parameters.local_steps, 1, LARGEST_COUNT),
+            ("sampled", parameters.sampled or 1, 1, LARGEST_COUNT),
+        ):
+            if not least <= value <= most:
+                found = words(str(value), 40)
+                raise PeerError(
+                    f"the server's settings: {what} is {found}; it must be from {least} to {most}"
+                )
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,

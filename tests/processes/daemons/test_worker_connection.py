@@ -13,8 +13,9 @@ import pytest
 from afl.config.address import Address
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import SERVICE
+from afl.wire.settings import LARGEST_CHUNK_BYTES
 from afl_worker.network import connection
-from afl_worker.network.connection import LARGEST_CHUNK_BYTES, Broken, Connection, Ended
+from afl_worker.network.connection import Broken, Connection, Ended
 from afl_worker.network.credentials import CredentialFiles
 
 ANSWER_S = 30.0

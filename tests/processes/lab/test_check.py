@@ -172,6 +172,11 @@ class WithoutLossMetric(Good):
         return {"accuracy": torch.tensor(0.5)}
 
 
+class NamelessMetric(Good):
+    def metrics(self, model, batch):
+        return {"loss": super().loss(model, batch), "\\x1b[2J": torch.tensor(0.5)}
+
+
 class OfAnotherMind(Good):
     """A division that depends on the order of a set, so on the process."""
 
@@ -343,6 +348,13 @@ def line_of(text: str) -> int:
         ("InfiniteLoss", 5, "InfiniteLoss.loss, worker 0's first batch", "it is inf", "scaled"),
         ("InfiniteGradient", 5, "worker 0's first gradient", "infinite or NaN for 0.weight", "sqrt"),
         ("InfiniteMetric", 5, "the metric odd of worker 0", "it is inf", ""),
+        (
+            "NamelessMetric",
+            2,
+            "metrics of worker 0's test examples",
+            "a metric's name has 1 to 64 of the characters",
+            "",
+        ),
         (
             "WithoutLossMetric",
             2,

@@ -84,6 +84,21 @@ def test_a_models_digest_is_of_its_parameters_alone(tmp_path: Path) -> None:
     assert read_model(changed).digest != read_model(one).digest
 
 
+def test_names_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]52;c;ZXZpbA==\x07\u202e\nforged"
+    model = tmp_path / "model-final.safetensors"
+    save_file({evil: torch.zeros(2)}, model, {"task": evil})
+    lines = [json.loads(line) for line in metrics_lines(2)]
+    for line in lines:
+        line["workers"] = [{"loss": 1.0, evil: 2.0}] * 2
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    for path in (model, tmp_path / "metrics.jsonl"):
+        assert main(["inspect", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "\\x1b]52" in shown
+        assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
 def test_somebody_elses_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.safetensors"
     save_file({f"layer.{index}": torch.zeros(1) for index in range(30)}, path)

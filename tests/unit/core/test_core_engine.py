@@ -336,6 +336,16 @@ def test_too_many_metrics_are_refused() -> None:
         engine().begin_report(update(1, metrics=metrics))
 
 
+@pytest.mark.parametrize("name", ["\x1b[2J", "two\nlines", "", "m" * 65, "\u202eevil", "m" * 1_000_000])
+def test_a_metric_whose_name_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(
+        ProtocolError, match=r"worker 1, round 1: a metric called .*; a metric's name has"
+    ) as caught:
+        engine().begin_report(update(1, metrics={"loss": 1.0, name: 1.0}))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_refused_with_worker_and_round(value: float) -> None:
     driven = engine(every=1)

@@ -205,6 +205,13 @@ def test_what_is_none_of_the_usual_mistakes_is_raised_as_it_is() -> None:
             "Site.metrics returned a tensor of shape [3] as loss; a scalar tensor is needed",
         ),
         ({"loss": 1.0, "odd": "high"}, "Site.metrics returned str as odd; a scalar tensor is needed"),
+        (
+            {"loss": 1.0, "\x1b[2J": 1.0},
+            r"Site.metrics returned a metric called \x1b[2J; a metric's name has 1",
+        ),
+        ({"loss": 1.0, "m" * 65: 1.0}, "returned a metric called mmm"),
+        ({"loss": 1.0, 3: 1.0}, "returned a metric called int; a metric's name"),
+        (dict.fromkeys(["loss", *map(str, range(64))], 1.0), "returned 65 metrics; 64 are the most"),
     ],
 )
 def test_metrics_that_are_none(

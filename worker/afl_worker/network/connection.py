@@ -14,12 +14,13 @@ import grpc
 from afl.config.address import Address
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.errors import ProtocolError
+from afl.outside import MOST_OF_REASON, words
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, member, parse_server_frame
 from afl.wire.pace import Pace
-from afl.wire.settings import RunSettings
+from afl.wire.settings import LARGEST_CHUNK_BYTES, RunSettings
 from afl.wire.transport import channel_options
 from afl_worker.network.credentials import CredentialFiles, Credentials
 from afl_worker.network.errors import CUT, UNTRUSTED, plain_reason, why_closed, why_untrusted
@@ -33,9 +34,6 @@ HANDSHAKE_HEARTBEAT_S = 5.0
 
 HANDSHAKE_TIMEOUT_S = 30.0
 """Silence that ends a connection until the Welcome names the run's own limit."""
-
-LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
-"""The largest chunk the configuration allows; what a run uses is known only after the Welcome."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ class Connection:
         except grpc.RpcError as error:
             self._inbox.put(Ended(self._silence or self._described(error)))
         except ProtocolError as error:
-            self._inbox.put(Ended(f"the server broke the protocol: {error}"))
+            self._inbox.put(Ended(words(f"the server broke the protocol: {error}", MOST_OF_REASON)))
         except Exception as error:  # noqa: BLE001  # who waits for the next event must hear that none will come
             self._inbox.put(Broken(error))
         finally:
@@ -192,14 +190,14 @@ class Connection:
             self._sending.answered()
         if frame.HasField("goodbye"):
             status = member(GoodbyeStatus, frame.goodbye.status, "status of a goodbye")
-            self._inbox.put(Ended(frame.goodbye.reason, status, frame.goodbye.run_id))
+            self._inbox.put(Ended(words(frame.goodbye.reason, MOST_OF_REASON), status, frame.goodbye.run_id))
             return True
         return False
 
     def _described(self, error: grpc.RpcError) -> str:
         code = error.code() if isinstance(error, grpc.Call) else None
         name = code.name.lower().replace("_", " ") if code else "error"
-        details = str(error.details() if isinstance(error, grpc.Call) else error)
+        details = words(str(error.details() if isinstance(error, grpc.Call) else error), MOST_OF_REASON)
         LOG.debug("gRPC says: %s: %s", name, details)
         reason = plain_reason(name, details, self._address, self._files)
         if reason == CUT and not self._received_bytes and not self._closed.is_set():
@@ -222,7 +220,9 @@ class Connection:
 
 
 def _channel(address: Address, credentials: Credentials, *, use_proxy: bool) -> grpc.Channel:
-    options: list[tuple[str, int | str]] = [*channel_options(LARGEST_CHUNK_BYTES)]
+    options: list[tuple[str, int | str]] = [
+        *channel_options(LARGEST_CHUNK_BYTES)
+    ]  # the run's own is not known yet
     # Channels would otherwise share a subchannel and its growing back-off; the back-off is ours.
     options.append(("grpc.use_local_subchannel_pool", 1))
     if not use_proxy:

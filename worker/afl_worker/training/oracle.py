@@ -10,10 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.vectors import Weighted
 from afl.errors import DataError, TaskError
+from afl.outside import words
 from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
 from afl.tasks.dtypes import telling_types
 from afl_worker.training.timings import Spent
@@ -162,8 +164,13 @@ class TaskOracle:
             raise TaskError(
                 f"{what} {keys or _described(found)}; a dict of scalar tensors with a `loss` is needed"
             )
+        if len(found) > MAX_METRICS:
+            raise TaskError(f"{what} {len(found)} metrics; {MAX_METRICS} are the most")
         numbers = {}
         for name, value in found.items():
+            if not is_metric_name(name):
+                shown = words(name) if isinstance(name, str) else _described(name)
+                raise TaskError(f"{what} a metric called {shown}; {METRIC_NAMES}")
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
