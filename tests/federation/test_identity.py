@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from afl.errors import ExitCode
 from afl.security.certificates import KeyPair
@@ -59,6 +60,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ours.token(ids)
     ours.worker("3", "expired", days=-30)
     ours.worker("x", "nameless")
+    mail = x509.RFC822Name._init_without_validation("afl:worker:3")  # as another library would sign it
+    ours.called("misnamed", x509.DNSName("afl:worker:0-3"), mail)
+    ours.called("named-twice", x509.DNSName("afl:worker:0-3"), x509.UniformResourceIdentifier("afl:worker:1"))
     ours.token("3", is_known=False)
     others.worker("3")
     below = BelowRoot(folder / "below")
@@ -172,6 +176,16 @@ REFUSED = {
         "mutual",
         "--ca CA --certificate nameless.pem --key nameless.key",
         "certificate names no worker: it needs",
+    ),
+    "a certificate whose DNS name and e-mail address name the worker": Case(
+        "mutual",
+        "--ca CA --certificate misnamed.pem --key misnamed.key",
+        "certificate names no worker: it needs",
+    ),
+    "a certificate whose DNS name names more workers than its URI": Case(
+        "mutual",
+        "--ca CA --certificate named-twice.pem --key named-twice.key",
+        "certificate speaks for worker 1, not for worker 3",
     ),
     "no token where one is asked for": Case(
         "tokens", "--ca CA", "this server requires a token: start the worker"

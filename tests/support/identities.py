@@ -68,6 +68,12 @@ class Identities:
         """Workers' certificate, in files."""
         return self.written(name or f"worker-{ids}", self.issue_for_worker(ids, **options))
 
+    def called(self, name: str, *names: x509.GeneralName) -> Pair:
+        """A certificate with these alternative names, in files."""
+        return self.written(
+            name, certified(name, x509.SubjectAlternativeName(names), by=_holder(self.authority)).pem
+        )
+
     def token(self, ids: str, *, is_known: bool = True) -> Path:
         """A file with a new token, whose hash is in the file of tokens unless it is not known."""
         token = new_token()
@@ -165,14 +171,15 @@ def certified(
     return Holder(builder.sign(signer, digest), key)
 
 
+def _holder(authority: Authority) -> Holder:
+    own = authority.own()
+    key = serialization.load_pem_private_key(own.key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return Holder(x509.load_pem_x509_certificate(own.certificate), key)
+
+
 def _authority(name: str, above: Authority | None = None) -> Authority:
-    signer = None
-    if above is not None:
-        own = above.own()
-        key = serialization.load_pem_private_key(own.key, None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        signer = Holder(x509.load_pem_x509_certificate(own.certificate), key)
-    made = certified(name, CA, by=signer)
+    made = certified(name, CA, by=None if above is None else _holder(above))
     assert isinstance(made.key, ec.EllipticCurvePrivateKey)
     return Authority(made.certificate, made.key)
 

@@ -27,7 +27,7 @@ class PeerIdentity:
     """What a peer has shown of itself, and what it may do.
 
     Attributes:
-        names: the alternative names of its certificate.
+        names: the alternative names of its certificate that are URIs.
         token: the hash of its token; empty if it has shown none.
         tokens: those that were known when it was looked at.
     """
@@ -90,7 +90,7 @@ class Authentication:
         """Who a peer is.
 
         Args:
-            names: the alternative names of the certificate with which it made its connection.
+            names: the URIs among the alternative names of the certificate with which it made its connection.
             authorization: the values of its call's field of this name.
             certificate: the certificate itself, as PEM.
         """

@@ -223,7 +223,7 @@ class FederationService:
 
     def _identify(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> PeerIdentity:
         shown = context.auth_context()
-        names = shown.get("x509_subject_alternative_name", ())
+        names = shown.get("peer_uri", ())
         metadata = context.invocation_metadata() or ()
         return self._authentication.identify(
             [name.decode(errors="replace") for name in names],
