@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ours.token(ids)
     ours.worker("3", "expired", days=-30)
     ours.worker("x", "nameless")
-    mail = x509.RFC822Name._init_without_validation("afl:worker:3")  # as another library would sign it
+    mail = x509.RFC822Name._init_without_validation("afl:worker:3")  # noqa: SLF001  # as others sign it
     ours.called("misnamed", x509.DNSName("afl:worker:0-3"), mail)
     ours.called("named-twice", x509.DNSName("afl:worker:0-3"), x509.UniformResourceIdentifier("afl:worker:1"))
     ours.token("3", is_known=False)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -124,6 +125,10 @@ def test_a_run_from_its_first_process_to_its_last(folder: Path, afl_run: Callabl
     directory = folder / "runs" / "server"
     assert summary(directory)["workers"] == 2
     assert {path.name for path in (directory / "logs").iterdir()} == {"server.log", "workers-0-1.log"}
+    for path in (directory, *directory.rglob("*")):
+        if directory / "logs" not in path.parents:
+            # The configuration has the seed, the models what was trained.
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     again = afl_run("--workers", "2", "--processes", "1")
     assert again.returncode == 0
     assert "complete" in again.stderr

@@ -266,7 +266,7 @@ def remove_left_behind(folder: Path, run_id: str, workers: Sequence[int]) -> Non
 def _make_folder(folder: Path, *, syncs: bool) -> None:
     """A folder that is there after a loss of power too, if it must be."""
     missing = [part for part in (folder, *folder.parents) if not part.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    durable.own_folder(folder)
     if syncs:
         # Its own entry in any case: who made it may not have come so far.
         for parent in dict.fromkeys([folder.parent, *(part.parent for part in missing)]):

@@ -11,6 +11,7 @@ from rich.console import Console
 from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.paths import as_argument, expanded
+from afl.runs.durable import own_folder
 from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     starting = f"Starting a server and {processes} for {workers}; their logs: {plan.logs}"
     console.print(starting, soft_wrap=True)
     try:
-        plan.logs.mkdir(parents=True, exist_ok=True)
+        own_folder(plan.logs.parent)
+        own_folder(plan.logs)
     except OSError as error:
         where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
         raise ConfigError(f"{where}; name another directory") from error

@@ -38,6 +38,9 @@ _EARLIER_MAGICS = frozenset({b"AFL1"})  # of versions whose checksums did not se
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 Section: TypeAlias = bytes | memoryview
 
+OWNER_ONLY = 0o600
+"""For whom a run's files are made: its configuration has the seed, its models what was trained."""
+
 LOCK_PATIENCE_S = 5.0
 """How long to wait for a lock: a process that was killed a moment ago may still be ending."""
 
@@ -154,7 +157,7 @@ def unpacked_arrays(described: Described, sections: Sequence[memoryview]) -> dic
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
+def replacing(path: Path, *, mode: int = OWNER_ONLY) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place, whole and synced, once it is written.
 
     ``mode`` says who may read it; until it is written, nobody else.
@@ -174,11 +177,17 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def write_whole(path: Path, *parts: Section, mode: int = 0o644) -> None:
+def write_whole(path: Path, *parts: Section, mode: int = OWNER_ONLY) -> None:
     """A file that holds ``parts``, or is as before: :class:`OSError` if it cannot be written."""
     with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
         for part in parts:
             file.write(part)
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder that its owner alone may enter; one that is there stays as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -200,7 +209,7 @@ def lock(path: Path, what: str) -> int:
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
         # Anew each time: whoever has it may remove the file.
-        handle = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, flags | os.O_CLOEXEC, OWNER_ONLY)
         _locks.add(handle)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

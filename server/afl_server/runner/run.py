@@ -22,6 +22,7 @@ from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
+from afl.runs.durable import OWNER_ONLY
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
@@ -198,6 +199,7 @@ def _recorder(run: OpenRun, now: float) -> Recorder | None:
     if not path:
         return None
     try:
+        Path(path).touch(mode=OWNER_ONLY)
         return Recorder(
             Path(path).open("w", encoding="utf-8", buffering=1),
             run_id=run.records.run_id,

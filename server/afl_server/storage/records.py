@@ -23,7 +23,7 @@ from afl.core.engine import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.paths import kind_of, naming_paths
-from afl.runs.durable import replacing, write_whole
+from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
@@ -71,7 +71,7 @@ class RunRecords:
             ConfigError: if it holds a run already, or cannot be made.
         """
         with _making(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            own_folder(directory)
             taken = next((name for name in (CONFIG_FILE, METRICS_FILE) if (directory / name).exists()), None)
         if taken:
             raise ConfigError(
@@ -91,6 +91,7 @@ class RunRecords:
         with _making(directory):
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             # By lines, so that a server that is killed leaves all rounds that it closed.
+            (directory / METRICS_FILE).touch(mode=OWNER_ONLY)
             records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         return records
 
@@ -131,6 +132,7 @@ class RunRecords:
                 ) from error
         records._ahead = _readable(content[metrics_bytes:])
         with records._writing(METRICS_FILE):
+            path.touch(mode=OWNER_ONLY)
             records._file = path.open("r+" if content else "w", encoding="utf-8", buffering=1)
             records._file.seek(whole)
         try:

@@ -108,7 +108,7 @@ class RunStore:
         assert durability != "off"
         self._syncs = durability == "machine"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            durable.own_folder(folder)
             self._lock = durable.lock(folder / "lock", f"the run in {folder.parent}")
         except OSError as error:
             raise ConfigError(
@@ -395,7 +395,7 @@ class RunStore:
 
 
 def _opened(path: Path, flags: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, durable.OWNER_ONLY)
 
 
 def _write(handle: int, parts: Sequence[Section]) -> int:

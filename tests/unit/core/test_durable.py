@@ -189,3 +189,17 @@ def test_a_lock_that_is_given_back_meanwhile_is_taken(tmp_path: Path, monkeypatc
     first = lock(tmp_path / "lock", "the folder")
     monkeypatch.setattr(durable.time, "sleep", lambda _: unlock(first))
     unlock(lock(tmp_path / "lock", "the folder"))
+
+
+def test_files_and_folders_are_their_owners_alone(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        folder = tmp_path / "runs" / "one"
+        durable.own_folder(folder)
+        durable.own_folder(folder)
+        write_whole(folder / "config.yaml", b"seed: 7")
+        unlock(lock(folder / "lock", "it"))
+    finally:
+        os.umask(old)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600, 0o600]

@@ -20,6 +20,7 @@ from afl.config.compare import flat
 from afl.daemon import events
 from afl.errors import AflError, ExitCode, StorageError
 from afl.paths import naming_paths
+from afl.runs.durable import own_folder
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
 from afl.runs.tracking.lines import RoundReader
 from afl.runs.tracking.tracker import Setting, Status, TrackedRound, TrackedRun, Tracker
@@ -111,7 +112,7 @@ class _Follower:
     def _follow(self) -> None:
         try:
             with naming_paths(StorageError):
-                self.folder.mkdir(parents=True, exist_ok=True)
+                own_folder(self.folder)
                 after = self._told_before()
             settings = settings_of(self.config)
             self.tracker.started(TrackedRun(self.run_id, self.directory, self.folder, settings, after))
