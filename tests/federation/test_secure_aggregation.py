@@ -104,6 +104,19 @@ def test_who_has_lost_its_journal_makes_all_take_new_keys(tmp_path: Path) -> Non
             assert [line["epoch"] for line in worker.logged("keys_agreed")] == [1, 2]
 
 
+def test_a_worker_that_knows_its_peers_takes_no_part_without_masks(tmp_path: Path) -> None:
+    identities = Identities(tmp_path / "pki")
+    config = config_of(RAND_K, rounds=10)
+    config["server"] = {"tls": tls(identities.server(), identities.ca)}
+    del config["privacy"]
+    with Federation(config, tmp_path / "run") as federation:
+        known = ("--ca", str(identities.ca), "--peer-ca", str(identities.ca))
+        worker = federation.start("0", *identities.worker("0").worker_options, *known)
+        worker.expect(3)
+        assert "the run has no secure aggregation, and this worker was told how to know" in worker.text
+        federation.server.kill()
+
+
 def test_keys_are_signed_by_the_workers_certificates(tmp_path: Path) -> None:
     identities = Identities(tmp_path / "pki")
     config = config_of(RAND_K, rounds=10)

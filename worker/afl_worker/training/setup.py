@@ -15,7 +15,7 @@ from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.daemon import events
-from afl.errors import ConfigError
+from afl.errors import ConfigError, PeerError
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext, example_count
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
@@ -98,9 +98,20 @@ def set_up(
     gc.collect()
     gc.freeze()
     masking = None
+    if options.peers.authorities or options.peers.keys:
+        _require_masks(run)
     if run.secure_aggregation:
         masking = _masking(options, welcome.run_id, run, journals, kept)
     return Training(participant, journals, realization_digest(side), masking)
+
+
+def _require_masks(run: AlgorithmSettings) -> None:
+    """A server that can turn masks off would need no other way around them."""
+    if not run.secure_aggregation:
+        raise PeerError(
+            "the run has no secure aggregation, and this worker was told how to know its peers; without "
+            "--peer-ca and --peer-keys it takes part, and the server sees each of its updates"
+        )
 
 
 def _masking(
