@@ -1,4 +1,4 @@
-"""``afl certs``: certificates and tokens to begin with."""
+"""``afl certs``: certificates, tokens and signing keys to begin with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import datetime as dt
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,12 +15,12 @@ from afl.errors import AddressError, ConfigError, ExitCode, StorageError, why_un
 from afl.paths import expanded
 from afl.runs.durable import write_whole
 from afl.security.certificates import KeyPair, read_file
-from afl.security.identity import new_token, parse_tokens, token_hash
+from afl.security.identity import HashEntry, new_token, parse_peer_keys, parse_tokens, token_hash
 
 if TYPE_CHECKING:
     from afl.security.issuing import Authority
 
-HELP = "make certificates and tokens for a server and its workers"
+HELP = "make certificates, tokens and signing keys for a server and its workers"
 
 DEFAULT_SERVER = "localhost,127.0.0.1"
 MOST_DAYS, MOST_WORKERS = 3650, 10_000
@@ -32,11 +32,13 @@ _SHOWN: Final = 20
 
 _PUBLIC, _PRIVATE = 0o644, 0o600
 
+_MISSING: Final = "afl certs needs the library cryptography, 45 or newer: pip install 'afl[certs]'"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     directory = "where the files go; an existing authority is used, and no file is overwritten"
-    parser.add_argument("directory", type=expanded, metavar="DIR", help=directory)
+    parser.add_argument("directory", type=expanded, metavar="DIR", nargs="?", help=directory)
     default = f"(default: those of the existing certificate, or {DEFAULT_SERVER})"
     server = f"names and addresses that workers reach the server by {default}"
     parser.add_argument("--server", metavar="HOST[,HOST...]", help=server)
@@ -46,17 +48,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=int, default=90, metavar="N", help=days)
     tokens = "also a token for each worker; the server's file has its hash"
     parser.add_argument("--tokens", action="store_true", help=tokens)
+    signing = (
+        "also a key for each worker with which it signs for its peers, and peers.txt, which every worker "
+        "knows the others by (--peer-keys), for secure aggregation without certificates"
+    )
+    parser.add_argument("--signing-keys", action="store_true", help=signing)
     renew = "make the certificates of the server and of these workers again, with the same authority"
     parser.add_argument("--renew", action="store_true", help=renew)
+    fingerprint = (
+        "make nothing: print the fingerprint of the key in this file (a private or public key or a "
+        "certificate, PEM) as a file for --peer-keys has it"
+    )
+    parser.add_argument("--fingerprint", type=expanded, metavar="FILE", help=fingerprint)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    """Make what is missing."""
+    """Make what is missing, or print a key's fingerprint."""
+    if options.fingerprint is not None:
+        print(_fingerprint(options.fingerprint))
+        return ExitCode.OK
+    if options.directory is None:
+        raise ConfigError("name a directory for the files: afl certs DIR")
     hosts = None if options.server is None else [_host(text.strip()) for text in options.server.split(",")]
     _check_range("--days", options.days, 1, MOST_DAYS)
     _check_range("--workers", options.workers, 0, MOST_WORKERS)
-    if options.tokens and not options.workers:
-        raise ConfigError("--tokens makes tokens for workers; say how many with --workers")
+    for option, what in (("tokens", options.tokens), ("signing-keys", options.signing_keys)):
+        if what and not options.workers:
+            made = option.replace("-", " ")
+            raise ConfigError(f"--{option} makes {made} for workers; say how many with --workers")
     folder = _Folder(options.directory)
     now = dt.datetime.now(dt.UTC)
     authority = folder.authority(now)
@@ -68,6 +87,8 @@ def run(options: argparse.Namespace) -> ExitCode:
             folder.write_pair(f"worker-{worker}", authority.for_worker(worker, now, options.days))
     if options.tokens:
         folder.tokens(range(options.workers))
+    if options.signing_keys:
+        folder.signing_keys(range(options.workers))
     print("\n".join(folder.report()))
     return ExitCode.OK
 
@@ -90,8 +111,7 @@ class _Folder:
         try:
             from afl.security.issuing import Authority  # noqa: PLC0415  # cryptography is optional
         except ImportError as error:
-            missing = "making certificates needs the library cryptography: pip install 'afl[certs]'"
-            raise ConfigError(missing) from error
+            raise ConfigError(_MISSING) from error
         certificate, key = self._path / "ca.pem", self._path / "ca.key"
         if not certificate.exists() and not key.exists():
             authority = Authority.make(now)
@@ -128,19 +148,48 @@ class _Folder:
 
     def tokens(self, workers: Sequence[int]) -> None:
         """A token for each worker that the file of hashes does not name."""
-        path = self._path / "tokens"
-        text = read_file(path, "the tokens file").decode(errors="replace").rstrip() if path.exists() else ""
-        known = [entry.ids for entry in parse_tokens(text, str(path))] if text else []
-        text = text or "# IDS HASH; a worker's token is in token-ID"
-        missing = [worker for worker in workers if not any(worker in ids for ids in known)]
-        self._kept += len(workers) - len(missing)
-        for worker in missing:
+
+        def make(worker: int) -> str:
             token = new_token()
             self._write(f"token-{worker}", f"{token}\n".encode(), _PRIVATE)
-            text += f"\n{worker} {token_hash(token)}"
-        # After the tokens themselves: a hash whose token was not written would be nobody's.
+            return token_hash(token)
+
+        self._complete("tokens", parse_tokens, "# IDS HASH; a worker's token is in token-ID", workers, make)
+
+    def signing_keys(self, workers: Sequence[int]) -> None:
+        """A signing key for each worker that the file of fingerprints does not name."""
+        from afl.security.keys import fingerprint_of_pem, new_signing_key  # noqa: PLC0415  # as above
+
+        def make(worker: int) -> str:
+            path = self._path / f"signing-{worker}.key"
+            if path.exists():
+                return _fingerprint(path)
+            key = new_signing_key()
+            self._write(path.name, key, _PRIVATE)
+            return fingerprint_of_pem(key, path.name)
+
+        header = "# IDS FINGERPRINT; a worker's key is in signing-ID.key"
+        self._complete("peers.txt", parse_peer_keys, header, workers, make)
+
+    def _complete(
+        self,
+        name: str,
+        parse: Callable[[str, str], Sequence[HashEntry]],
+        header: str,
+        workers: Sequence[int],
+        make: Callable[[int], str],
+    ) -> None:
+        """Add a line to a file of hashes for each worker that it lacks, of what ``make`` writes for it."""
+        path = self._path / name
+        text = read_file(path, name).decode(errors="replace").rstrip() if path.exists() else ""
+        known = [entry.ids for entry in parse(text, str(path))] if text else []
+        text = text or header
+        missing = [worker for worker in workers if not any(worker in ids for ids in known)]
+        self._kept += len(workers) - len(missing)
+        # Before the file itself: a hash of what was not written would be nobody's.
+        text += "".join(f"\n{worker} {make(worker)}" for worker in missing)
         if missing:
-            self._write(path.name, f"{text}\n".encode(), _PUBLIC)
+            self._write(name, f"{text}\n".encode(), _PUBLIC)
 
     def report(self) -> list[str]:
         """What was done, and what to do with it."""
@@ -149,7 +198,7 @@ class _Folder:
         pairs = (("--set", f"server.tls.{key}={self._path / name}") for key, name in files)
         settings = shlex.join(itertools.chain.from_iterable(pairs))
         made = [*self._made[:_SHOWN], *(["..."] if len(self._made) > _SHOWN else [])]
-        return [
+        lines = [
             f"made in {self._path}: {', '.join(made) or 'nothing'}{kept * bool(self._kept)}",
             f"keep {self._path / 'ca.key'} to yourself: whoever has it can act as any worker",
             f"for the server: {settings}",
@@ -157,6 +206,9 @@ class _Folder:
             if (self._path / "worker-0.pem").exists()
             else "for workers: name how many with --workers N, and each gets a certificate",
         ]
+        if (self._path / "peers.txt").exists():
+            lines.append("and with secure aggregation: --peer-keys peers.txt --signing-key signing-0.key")
+        return lines
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         try:
@@ -164,6 +216,14 @@ class _Folder:
         except OSError as error:
             raise StorageError(f"{self._path / name} cannot be written: {error.strerror or error}") from error
         self._made.append(name)
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        from afl.security.keys import fingerprint_of_pem  # noqa: PLC0415  # cryptography is optional
+    except ImportError as error:
+        raise ConfigError(_MISSING) from error
+    return fingerprint_of_pem(read_file(path, "--fingerprint"), str(path))
 
 
 def _host(host: str) -> str:

@@ -1,9 +1,10 @@
-"""A certificate authority for development, and what it signs. The only module that needs ``cryptography``."""
+"""A certificate authority for development, and what it signs. Needs ``cryptography``."""
 
 from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from typing import Final, Self
 
@@ -19,6 +20,19 @@ from afl.security.identity import URI_PREFIX
 AUTHORITY_DAYS: Final = 3650
 # How far two machines' clocks may be apart without a new certificate being refused as not yet valid.
 _CLOCKS: Final = dt.timedelta(minutes=5)
+_SERIAL_BITS: Final = 64  # random ones, as CA/Browser Forum's baseline requirements (7.1) ask for
+_OTHER_USAGES: Final = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
+_SIGNS_CERTIFICATES: Final = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USAGES, False)
+)
 
 
 class Authority:
@@ -32,10 +46,11 @@ class Authority:
     def make(cls, now: dt.datetime) -> Self:
         """A new authority, with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("afl development CA")
+        name = _name("afl CA")
         own = (
             (x509.BasicConstraints(ca=True, path_length=0), True),
-            (_usage(signs_certificates=True), True),
+            (_SIGNS_CERTIFICATES, True),
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
         )
         return cls(_signed(name, key, name, key, now, days=AUTHORITY_DAYS, extensions=own), key)
 
@@ -82,9 +97,8 @@ class Authority:
                 " or begin with an authority in a new directory"
             )
         key = ec.generate_private_key(ec.SECP256R1())
+        # No more: with secure aggregation every worker is sent those of all its peers.
         extensions = (
-            (x509.BasicConstraints(ca=False, path_length=None), True),
-            (_usage(signs_certificates=False), True),
             (x509.ExtendedKeyUsage([purpose]), False),
             (x509.SubjectAlternativeName(names), False),
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
@@ -115,16 +129,6 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        **dict.fromkeys((*others, "encipher_only", "decipher_only"), False),
-    )
-
-
 def _signed(
     subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
@@ -136,16 +140,16 @@ def _signed(
     extensions: Sequence[tuple[x509.ExtensionType, bool]],
 ) -> x509.Certificate:
     """A certificate of the subject's key; each extension is critical or not."""
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    serial = 2**_SERIAL_BITS + secrets.randbits(_SERIAL_BITS)
     builder = x509.CertificateBuilder(
         issuer,
         subject,
         key.public_key(),
-        x509.random_serial_number(),
+        serial,
         begin - _CLOCKS,
         begin + dt.timedelta(days),
     )
-    for extension, is_critical in ((identifier, False), *extensions):
+    for extension, is_critical in extensions:
         builder = builder.add_extension(extension, critical=is_critical)
     return builder.sign(issuer_key, hashes.SHA256())
 

@@ -112,7 +112,7 @@ class PeerFiles:
             ConfigError: a file cannot be used, one is missing, or the library cryptography is.
         """
         try:
-            from afl.security import peers  # noqa: PLC0415  # cryptography is optional
+            from afl.security import chains, peers  # noqa: PLC0415  # cryptography is optional
         except ImportError as error:
             raise ConfigError(
                 "a worker that checks who its peers are needs the library cryptography, 45 or newer: "
@@ -121,7 +121,8 @@ class PeerFiles:
         trust: PeerTrust
         if self.authorities is not None:
             pem = certificates.read_authorities(self.authorities, "--peer-ca")
-            trust = peers.TrustInAuthorities(pem, f"--peer-ca {self.authorities}")
+            authorities = chains.Authorities(pem, f"--peer-ca {self.authorities}")
+            trust = peers.TrustInAuthorities(authorities)
         elif self.keys is not None:
             source = f"--peer-keys {self.keys}"
             text = certificates.read_file(self.keys, "--peer-keys").decode(errors="replace")
