@@ -14,6 +14,7 @@ from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
 from afl_cli import certs, check, export, inspect, new, plot, simulate, status, theory
 from afl_cli.federation import demo, run
+from afl_cli.site import capture
 
 
 class _Command(Protocol):
@@ -32,7 +33,9 @@ ENTRY_POINTS = "afl.commands"
 
 def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    ours: list[_Command] = [certs, check, demo, export, inspect, new, plot, run, simulate, status, theory]
+    ours: list[_Command] = [
+        *(capture, certs, check, demo, export, inspect, new, plot, run, simulate, status, theory)
+    ]
     own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))

@@ -12,6 +12,7 @@ from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
 from afl.errors import AflError, ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
 from afl.v1 import federation_pb2 as pb
+from afl.wire.capture import Capture
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
@@ -40,6 +41,7 @@ class Runtime:
         self._options = options
         self._timings = Timings()
         self._conversation = Conversation(options, chosen_device(options.device), self._timings.compute)
+        self._capture = None if options.capture is None else Capture(options.capture)
         self._reconnection = Reconnection(options.give_up_after, time.monotonic())
         self._connection: Connection | None = None
         self._is_welcome = False
@@ -140,6 +142,7 @@ class Runtime:
                 self._options.credentials,
                 use_proxy=self._options.use_proxy,
                 is_careful=self._has_been_cut,
+                capture=self._capture,
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
