@@ -26,12 +26,9 @@ class Capture:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            self._file = os.fdopen(handle, "r+b", buffering=0)
-            with path.open("rb") as written:
-                whole = sum(PREFIX_BYTES + len(message) for message in _messages(written))
-            self._file.truncate(whole)
-            self._file.seek(whole)
+            with self._opened():
+                whole = sum(PREFIX_BYTES + len(message) for message in _messages_of(path))
+            os.truncate(path, whole)
         except ValueError as error:
             raise ConfigError(f"--capture {path} holds something else; name a new file") from error
         except OSError as error:
@@ -40,28 +37,35 @@ class Capture:
     def write(self, message: bytes) -> None:
         """Add one, before it leaves. Raises StorageError."""
         try:
-            self._file.write(b"\0" + len(message).to_bytes(PREFIX_BYTES - 1, "big") + message)
+            with self._opened() as file:
+                file.write(b"\0" + len(message).to_bytes(PREFIX_BYTES - 1, "big") + message)
         except OSError as error:
             raise StorageError(f"--capture {self._path}: {why_unwritable(error)}") from error
+
+    def _opened(self) -> BinaryIO:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self._path, "ab", opener=private)  # the caller closes it
 
 
 def captured(path: Path) -> Iterator[bytes]:
     """The whole messages of a file, in order. Raises DataError if it cannot be read, or holds others."""
     try:
-        with path.open("rb") as file:
-            yield from _messages(file)
+        yield from _messages_of(path)
     except ValueError as error:
         raise DataError(f"{path} is none that afl-worker --capture has written") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _messages(file: BinaryIO) -> Iterator[bytes]:
-    while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES:
-        if prefix[0]:
-            raise ValueError("not a message of gRPC")
-        size = int.from_bytes(prefix[1:], "big")
-        message = file.read(size)
-        if len(message) < size:
-            return
-        yield message
+def _messages_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while prefix := file.read(PREFIX_BYTES):
+            if prefix[0]:
+                raise ValueError("not a message of gRPC")
+            size = int.from_bytes(prefix[1:], "big")
+            message = file.read(size)
+            if len(prefix) < PREFIX_BYTES or len(message) < size:
+                return
+            yield message
