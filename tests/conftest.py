@@ -83,10 +83,12 @@ def one_torch_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_left_open(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """No test module leaves a thread, a child process or a file descriptor behind."""
     if folder_of(request.path) != QUICK:
-        prepare()
+        prepare(tmp_path_factory.getbasetemp() / "compiled")
     before_threads = set(threading.enumerate())
     before_children = set(psutil.Process().children(recursive=True))
     before_files = _descriptors()

@@ -76,24 +76,29 @@ def test_a_link_that_ends_every_connection_after_a_second(tmp_path: Path):
     assert all(worker.logged("cut_short", connections=4) for worker in cut.workers)
 
 
-def test_nginx_as_it_comes(tmp_path: Path):
-    config = config_of(dim=400_000, workers=2, rounds=2)
-    quiet = run(config, tmp_path / "quiet")
-    cut = run(config, tmp_path / "nginx", behind_nginx(tmp_path))
+LARGE = config_of(dim=400_000, workers=2, rounds=2)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Messages of more than a megabyte, with nothing in between."""
+    return run(LARGE, tmp_path_factory.mktemp("quiet"))
+
+
+def test_nginx_as_it_comes(tmp_path: Path, quiet: Result):
+    cut = run(LARGE, tmp_path / "nginx", behind_nginx(tmp_path))
     assert cut.model == quiet.model
     assert cut.connections > 2
     assert cut.moved < 1.3 * quiet.moved
 
 
-def test_proxies_as_the_documentation_sets_them_cut_nothing(tmp_path: Path):
-    config = config_of(dim=400_000, workers=2, rounds=2)
-    quiet = run(config, tmp_path / "quiet")
+def test_proxies_as_the_documentation_sets_them_cut_nothing(tmp_path: Path, quiet: Result):
     for name, before in {
         "nginx": behind_nginx(tmp_path, NO_LIMITS),
         "haproxy-tcp": lambda port: haproxy(port, tmp_path / "tcp", mode="tcp"),
         "haproxy-http": lambda port: haproxy(port, tmp_path / "http", mode="http"),
     }.items():
-        through = run(config, tmp_path / name, before)
+        through = run(LARGE, tmp_path / name, before)
         assert through.model == quiet.model, name
         assert through.connections == 2, name
 

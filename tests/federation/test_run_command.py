@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import pytest
 import yaml
 
 from afl_cli.main import main
+from support.commands import ForkedPopen, interrupted
+
+COMMAND = [sys.executable, "-m", "afl_cli", "run", "server.yaml"]
 
 CONFIG: dict[str, Any] = {
     "workers": 3,
@@ -32,7 +36,8 @@ CONFIG: dict[str, Any] = {
     },
     "evaluation": {"every": 10},
     "run": {"seed": 5},
-    "server": {"http": "127.0.0.1:0"},
+    # Without checkpoints on the way: where the run directory goes, its being gone is what is noticed first.
+    "server": {"http": "127.0.0.1:0", "checkpoint_every": 1_000_000},
 }
 
 TASK = '''
@@ -81,13 +86,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def afl_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "afl_cli", "run", "server.yaml", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def afl_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
+    """The command here; what it starts has imported PyTorch before."""
+
+    def run(*arguments: str) -> Answer:
+        with monkeypatch.context() as patched:
+            patched.setattr("subprocess.Popen", ForkedPopen)
+            code = main(["run", "server.yaml", *arguments])
+        return Answer(code, *capsys.readouterr())
+
+    return run
 
 
 def summary(directory: Path) -> Mapping[str, Any]:
@@ -95,8 +113,9 @@ def summary(directory: Path) -> Mapping[str, Any]:
     return found
 
 
-def test_a_run_from_its_first_process_to_its_last(folder: Path) -> None:
-    answer = afl_run("--workers", "2", "--processes", "1")
+def test_a_run_from_its_first_process_to_its_last(folder: Path, afl_run: Callable[..., Answer]) -> None:
+    arguments = ["--workers", "2", "--processes", "1"]
+    answer = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "a server and 1 worker process for 2 workers" in answer.stdout
     # Thirty rounds may be over before the first look at them; the summary names the worst worker in any case.
@@ -114,7 +133,7 @@ def test_a_run_from_its_first_process_to_its_last(folder: Path) -> None:
     assert "workers" in other.stderr
 
 
-def test_a_worker_that_dies_is_started_again(folder: Path) -> None:
+def test_a_worker_that_dies_is_started_again(folder: Path, afl_run: Callable[..., Answer]) -> None:
     answer = afl_run("--task", "mine.py:Mortal", "--workers", "2", "--processes", "2")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert (folder / "died").exists()
@@ -130,7 +149,9 @@ def test_a_worker_that_dies_is_started_again(folder: Path) -> None:
         ("Wrong", 2, ["a mistake of the user's", "that would happen again"]),
     ],
 )
-def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: int, said: list[str]) -> None:
+def test_a_worker_that_cannot_go_on_ends_the_run(
+    folder: Path, afl_run: Callable[..., Answer], task: str, code: int, said: list[str]
+) -> None:
     answer = afl_run("--task", f"mine:{task}", "--workers", "1", "--restarts", "1")
     assert answer.returncode == code, answer.stdout + answer.stderr
     for words in said:
@@ -144,9 +165,8 @@ def test_a_worker_that_cannot_go_on_ends_the_run(folder: Path, task: str, code: 
 @contextmanager
 def long_run(after: int = 0) -> Iterator[subprocess.Popen[str]]:
     """One that only ends when it is told to; yielded once an evaluation after that round has been shown."""
-    command = [sys.executable, "-m", "afl_cli", "run", "server.yaml", "--processes", "1"]
     with subprocess.Popen(
-        [*command, "--set", "algorithm.rounds=1000000"],
+        [*COMMAND, "--processes", "1", "--set", "algorithm.rounds=1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -166,21 +186,15 @@ def long_run(after: int = 0) -> Iterator[subprocess.Popen[str]]:
 
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     with long_run() as process:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        shown, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, shown + errors
+        shown, errors = interrupted(process, signal.SIGINT)
     assert "Stopping when the open round is closed" in shown
     assert "The same command resumes the run." in shown
-    assert not any(child.is_running() for child in children)
     first = summary(folder / "runs" / "server")
     assert first["result"] == "interrupted"
     assert "SIGINT" in first["reason"]
     assert "afl run: stopped by Ctrl-C" in errors
     with long_run(after=first["rounds"]) as process:
-        process.send_signal(signal.SIGTERM)
-        shown, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, shown + errors
+        _, errors = interrupted(process, signal.SIGTERM)
     assert "afl run: stopped by SIGTERM" in errors
     second = summary(folder / "runs" / "server")
     assert second["run_id"] == first["run_id"]
@@ -189,12 +203,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
 
 def test_a_terminal_that_is_closed_leaves_no_process_behind(folder: Path) -> None:
     with long_run() as process:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGHUP)
-        shown, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, shown + errors
-    assert children
-    assert not any(child.is_running() for child in children)
+        interrupted(process, signal.SIGHUP)
     assert summary(folder / "runs" / "server")["result"] == "interrupted"
 
 
@@ -220,7 +229,7 @@ def test_what_cannot_be_run_is_refused(
     assert not (folder / "runs").exists()
 
 
-def test_numbers_that_are_not_finite_want_another_run(folder: Path) -> None:
+def test_numbers_that_are_not_finite_want_another_run(folder: Path, afl_run: Callable[..., Answer]) -> None:
     answer = afl_run("--task", "mine:Infinite", "--workers", "2", "--processes", "1")
     assert answer.returncode == 5, answer.stdout + answer.stderr
     assert "Another algorithm.eta_w makes another run: name a new run.directory with it." in answer.stdout

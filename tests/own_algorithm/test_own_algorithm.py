@@ -112,13 +112,13 @@ def test_federation_and_simulation_are_the_reference_to_the_bit(
 def test_a_killed_server_goes_on_to_the_bit(installed: dict[str, str], tmp_path: Path) -> None:
     config = {
         **CONFIG,
-        "algorithm": {**CONFIG["algorithm"], "rounds": 1500},
+        "algorithm": {**CONFIG["algorithm"], "rounds": 400},
         "server": {"checkpoint_every": 7, "heartbeat": "100ms"},
     }
     with Federation(config, tmp_path / "run", environment=installed) as federation:
         for ids in ("0", "1-2"):
             federation.start(ids)
-        for reached in (5, 400):
+        for reached in (5, 100):
             federation.wait_until(lambda status, reached=reached: status["round"] >= reached)  # type: ignore[misc]
             port = federation.port
             federation.server.kill()
@@ -160,39 +160,34 @@ for config in json.load(sys.stdin):
 """
 
 
-def loaded(configs: list[dict[str, Any]], installed: dict[str, str]) -> list[str]:
-    """Each configuration's digest, or what is wrong with it."""
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**CONFIG, "algorithm": {**CONFIG["algorithm"], **changes}}
+
+
+def test_its_options_are_checked_and_part_of_the_digest_with_their_defaults(
+    installed: dict[str, str],
+) -> None:
+    without = changed()
+    del without["algorithm"]["momentum"]
     done = subprocess.run(
         [sys.executable, "-c", LOAD],
         env={**os.environ, **installed},
-        input=json.dumps(configs),
+        input=json.dumps(
+            [without, changed(momentum=0.9), CONFIG, *(changed(**changes) for changes, _, _ in MISTAKES)]
+        ),
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    return {**CONFIG, "algorithm": {**CONFIG["algorithm"], **changes}}
-
-
-def test_its_options_are_checked(installed: dict[str, str]) -> None:
-    found = loaded([changed(**changes) for changes, _, _ in MISTAKES], installed)
+    default, written, other, *found = map(json.loads, done.stdout.splitlines())
+    assert default == written != other
+    assert len(default) == 64
     for (_, key, parts), text in zip(MISTAKES, found, strict=True):
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert f"algorithm.{key}" in text
         for part in parts:
             assert any(part in line for line in lines), text
-
-
-def test_its_options_are_part_of_the_digest_with_their_defaults(installed: dict[str, str]) -> None:
-    without = changed()
-    del without["algorithm"]["momentum"]
-    default, written, other = loaded([without, changed(momentum=0.9), CONFIG], installed)
-    assert default == written != other
-    assert len(default) == 64
 
 
 def test_the_help_describes_its_options(installed: dict[str, str], tmp_path: Path) -> None:

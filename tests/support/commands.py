@@ -1,7 +1,8 @@
 """Commands as processes of their own, whose imports of PyTorch are done once for all of them.
 
 A daemon spends three seconds of a core on importing other people's libraries. One process that has done so
-(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each.
+(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each,
+and compiled once.
 """
 
 from __future__ import annotations
@@ -14,27 +15,42 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 
+from afl.errors import ExitCode
 from forked_daemon import become
 
 FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
 """Set it to start every process from nothing."""
 
+END_S = 90.0
+"""A command's end, on a machine busy with others; alone it takes a second."""
+
 _MODULES = ("afl_server", "afl_worker")
-_PREPARED = multiprocessing.get_context("forkserver")
-_PREPARED.set_forkserver_preload(
+_COMPILED: Path | None = None
+PREPARED = multiprocessing.get_context("forkserver")
+PREPARED.set_forkserver_preload(
     [
+        "annotated_types",
+        "constriction.constriction",
         "grpc.aio",
         "grpc_health.v1.health",
+        "isal.isal_zlib",
         "numpy",
-        "prometheus_client",
+        "prometheus_client.core",
+        "pydantic.dataclasses",
+        "pydantic.fields",
+        "pydantic.functional_serializers",
         "pydantic.main",
+        "pydantic.plugin._loader",
+        "pydantic.types",
         "rich.live",
         "safetensors.torch",
         "sklearn.datasets",
@@ -65,8 +81,10 @@ def start(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, s
     return _Spawned(arguments, folder, environment, error)
 
 
-def prepare() -> None:
-    """Start the process that becomes the others, unless it runs."""
+def prepare(compiled: Path) -> None:
+    """Start the process that becomes the others, unless it runs; what they import is ``compiled`` there."""
+    global _COMPILED  # noqa: PLW0603  # as the fork server, there is one
+    _COMPILED = compiled
     multiprocessing.forkserver.ensure_running()
 
 
@@ -98,8 +116,8 @@ class _Forked:
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
     ) -> None:
         with Connection(os.dup(error), readable=False) as log:
-            self._process = _PREPARED.Process(
-                target=become, args=(tuple(arguments), folder, dict(environment), log)
+            self._process = PREPARED.Process(
+                target=become, args=(tuple(arguments), folder, dict(environment), log, _COMPILED)
             )
             self._process.start()
         assert self._process.pid is not None
@@ -119,6 +137,35 @@ class _Forked:
             os.kill(self.pid, number)
 
 
+class ForkedPopen:
+    """What :mod:`afl_cli.federation.children` needs of ``subprocess.Popen``, of a prepared process."""
+
+    def __init__(self, command: Sequence[str], **_: object) -> None:
+        read, write = os.pipe()
+        self.stderr = os.fdopen(read, encoding="utf-8", errors="replace")
+        arguments = command[command.index("-m") + 1 :]
+        self._forked = _Forked(arguments, Path.cwd(), os.environ, write)
+        os.close(write)
+
+    def wait(self, timeout: float = END_S) -> int:
+        status = self._forked.wait(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("a prepared process", timeout)
+        return status
+
+    def poll(self) -> int | None:
+        return self._forked.wait(0.0)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._forked.send_signal(number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 def without_rights() -> list[str]:
     """What is put before a command so that, run by a superuser, it may not look everywhere; else nothing."""
     if os.geteuid() != 0:
@@ -134,7 +181,26 @@ def daemon_without_rights(*arguments: str) -> list[str]:
     return ["-c", f"import os; os.execvp({command[0]!r}, {command!r})"]
 
 
-def started_simulation(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+def started_simulation(
+    arguments: Sequence[str], folder: Path, is_under_way: Callable[[psutil.Process], bool]
+) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """``afl simulate ARGUMENTS`` in ``folder``, from nothing, once it is under way, and the processes below
+    it; its output and errors are to be read."""
+    process = simulation(arguments, folder)
+    try:
+        command, deadline = psutil.Process(process.pid), time.monotonic() + 2 * END_S
+        while not is_under_way(command):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        return process, command.children(recursive=True)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+
+
+def simulation(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """``afl simulate ARGUMENTS`` in ``folder``, from nothing, with its output and errors to be read."""
     return subprocess.Popen(
         [sys.executable, "-m", "afl_cli", "simulate", *arguments],
@@ -144,3 +210,25 @@ def started_simulation(arguments: Sequence[str], folder: Path) -> subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def interrupted(
+    process: subprocess.Popen[str], number: signal.Signals, below: Sequence[psutil.Process] = ()
+) -> tuple[str, str]:
+    """What a command has still shown, and its errors, once a signal has ended it and all ``below`` it; by
+    default what it has started itself."""
+    below = below or psutil.Process(process.pid).children(recursive=True)
+    assert below
+    process.send_signal(number)
+    try:
+        shown, errors = process.communicate(timeout=END_S)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED, shown + errors
+    assert gone(below)
+    return shown, errors
+
+
+def gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether all of them have ended, or soon do."""
+    return not psutil.wait_procs(processes, timeout=END_S)[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 from afl.security.certificates import KeyPair
@@ -109,18 +109,72 @@ class BelowRoot(Identities):
         return self.written(f"{pair.certificate.stem}-whole", KeyPair(chain, pair.key.read_bytes()))
 
 
-def _authority(name: str, above: Authority | None = None) -> Authority:
-    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+Signer = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+CA = x509.BasicConstraints(ca=True, path_length=None)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whoever has a certificate and its key."""
+
+    certificate: x509.Certificate
+    key: Signer
+
+    @property
+    def der(self) -> bytes:
+        """The certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.DER)
+
+    @property
+    def pem(self) -> KeyPair:
+        """Both."""
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        key = self.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        return KeyPair(self.certificate.public_bytes(pem), key)
+
+
+def new_key(kind: str = "p256") -> Signer:
+    """One of p256, p384, p521, rsa, ed25519."""
+    if kind == "rsa":
+        return rsa.generate_private_key(65537, 2048)
+    if kind == "ed25519":
+        return ed25519.Ed25519PrivateKey.generate()
+    curves = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
+    return ec.generate_private_key(curves[kind])
+
+
+def certified(
+    name: str,
+    *extensions: x509.ExtensionType,
+    by: Holder | None = None,
+    key: Signer | None = None,
+    critical: Sequence[type[x509.ExtensionType]] = (x509.BasicConstraints,),
+    begin: dt.datetime | None = None,
+    end: dt.datetime | None = None,
+) -> Holder:
+    """Someone with a certificate of these extensions and no others; self-signed if it is by nobody."""
+    key, now = key or new_key(), dt.datetime.now(dt.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    issuer, signing = subject, key
+    issuer, signer = (subject, key) if by is None else (by.certificate.subject, by.key)
+    public, serial = key.public_key(), x509.random_serial_number()
+    begin, end = begin or now - LONG_AGO, end or now + LONG_AGO
+    builder = x509.CertificateBuilder(issuer, subject, public, serial, begin, end)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=isinstance(extension, tuple(critical)))
+    digest = None if isinstance(signer, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return Holder(builder.sign(signer, digest), key)
+
+
+def _authority(name: str, above: Authority | None = None) -> Authority:
+    signer = None
     if above is not None:
-        issuer = x509.load_pem_x509_certificate(above.own().certificate).subject
-        signing = serialization.load_pem_private_key(above.own().key, None)
-        assert isinstance(signing, ec.EllipticCurvePrivateKey)
-    builder = x509.CertificateBuilder(
-        issuer, subject, key.public_key(), x509.random_serial_number(), now - LONG_AGO, now + LONG_AGO
-    ).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return Authority(builder.sign(signing, hashes.SHA256()), key)
+        own = above.own()
+        key = serialization.load_pem_private_key(own.key, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        signer = Holder(x509.load_pem_x509_certificate(own.certificate), key)
+    made = certified(name, CA, by=signer)
+    assert isinstance(made.key, ec.EllipticCurvePrivateKey)
+    return Authority(made.certificate, made.key)
 
 
 def tls(pair: Pair, client_ca: Path | None = None) -> dict[str, str]:

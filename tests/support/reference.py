@@ -164,7 +164,7 @@ def _fold(values: Doubles) -> np.float64:
 class IntegerGrid:
     """Integers on one grid, for a model of one tensor."""
 
-    def __init__(self, bits: int, shared_by: int) -> None:
+    def __init__(self, bits: int, shared_by: int = 1) -> None:
         self.limit = (2 ** (bits - 1) - 1) // shared_by
         self.range = 0.05
         self.sums: list[int] | None = None

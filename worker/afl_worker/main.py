@@ -159,7 +159,7 @@ def _peer_options(parser: argparse.ArgumentParser) -> None:
         type=expanded,
         metavar="FILE",
         help="believe workers whose key's fingerprint is in this file: lines of IDS sha256:HASH, as "
-        "`afl certs --fingerprint` prints the hash",
+        "`afl certs --fingerprint FILE` prints the hash",
     )
     known_by.add_argument(
         "--trust-server-keys",

@@ -403,7 +403,7 @@ class RoundEngine:
             return self._refuse_number(report, error)
         if self._goes_on(report):
             return None
-        if report.payloads:
+        if report.payloads or not (report.missing or self.step.kind is Kind.EVALUATE):
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)

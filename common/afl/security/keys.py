@@ -22,6 +22,7 @@ UNREADABLE: Final = (
     TypeError,
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
+    x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
 """What the library raises for keys and certificates that are damaged, or of a kind that it does not know."""

@@ -116,7 +116,9 @@ class RunStore:
             ) from error
         self._log = -1
         self._log_bytes = 0
-        self._log_start = 0
+        self._log_name = ""
+        # Not made at each step: pathlib interns each name, and CPython's table of interned strings (100,000
+        # with PyTorch's) is made anew, twice the size, once as many have come and gone as it had room for.
         self._log_limit = largest_log(0)
         self.loss: Loss | None = None
         """What reading the outcomes has found missing or damaged: known once the last of them is read."""
@@ -187,7 +189,7 @@ class RunStore:
         }
         if outcome.payload is not None:
             sections += outcome.payload.sections
-        with self._failing(self._path("log", self._log_start).name):
+        with self._failing(self._log_name):
             try:
                 written = _write(self._log, [durable.record_head(values, sections)])
                 reached("server.mid-log")
@@ -372,7 +374,7 @@ class RunStore:
             handle = _opened(path, os.O_TRUNC | os.O_APPEND)
             if self._log >= 0:
                 os.close(self._log)
-            self._log, self._log_bytes, self._log_start = handle, 0, sequence
+            self._log, self._log_bytes, self._log_name = handle, 0, path.name
             if self._syncs:
                 durable.sync_folder(self._folder)
 

@@ -198,7 +198,7 @@ def both_children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return children
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_leaves_no_process(
     number: signal.Signals, tmp_path: Path, heeded_sigint: None
 ) -> None:

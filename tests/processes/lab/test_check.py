@@ -301,6 +301,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("faulty", None)
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the second process, which imports PyTorch first: where another thing is looked at."""
+    monkeypatch.setattr("afl_lab.check.checker.check_second_process", lambda *_: None)
+
+
 @cache
 def check(name: str, workers: int = 2) -> Report:
     return check_config(configured(None, f"faulty.py:{name}", workers))
@@ -380,6 +386,7 @@ def found(report: Report, level: Level, text: str) -> Finding:
     return matching[0]
 
 
+@pytest.mark.usefixtures("alone")
 def test_what_is_odd_is_said_and_no_error() -> None:
     report = check("Odd", workers=4)
     assert report.exit_code == 0, report
@@ -406,6 +413,7 @@ def test_what_is_odd_is_said_and_no_error() -> None:
     assert report.values["costs"]["up"] > 0
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_factor_that_learns_from_the_second_step_on_is_no_warning() -> None:
     """LoRA's A has no gradient while B is zero."""
     report = check("Adapted")
@@ -413,12 +421,14 @@ def test_a_factor_that_learns_from_the_second_step_on_is_no_warning() -> None:
     assert not [finding for finding in report.findings if finding.where == "the gradient"], report
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_loss_that_is_no_mean_over_the_examples_is_told() -> None:
     text = "is not the mean over its examples: its halves have"
     found(check("Broadcasting"), Level.WARNING, text)
     assert not [finding for finding in check("Squeezed").findings if text in finding.what]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_metric_that_is_no_mean_over_the_examples_is_told(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     text = "the metric rmse: it is not the mean over the examples: 20 test examples of worker 0 have "
@@ -477,6 +487,7 @@ def test_the_parts_are_unequal_and_make_the_whole() -> None:
     assert parts_of(1) == []
 
 
+@pytest.mark.usefixtures("alone")
 def test_probabilities_in_place_of_logits_are_told() -> None:
     found(
         check("Soft"),
@@ -572,6 +583,7 @@ def test_a_good_task_and_what_its_run_really_costs(module: Path, capsys: pytest.
     assert summary["uncompressed_bytes"] > 2 * whole
 
 
+@pytest.mark.usefixtures("alone")
 def test_integers_are_tried_and_what_they_cost_is_what_the_run_then_sends(
     module: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -645,6 +657,7 @@ def test_a_task_of_long_rounds_is_not_tried() -> None:
     assert not report.values
 
 
+@pytest.mark.usefixtures("alone")
 def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import yaml
 
 from afl.errors import ExitCode
 from afl_cli.main import main
-from support.commands import started_simulation
+from support.commands import PREPARED, gone, interrupted, started_simulation
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,9 +69,6 @@ class Slow(Digits):
         return super().loss(model, batch)
 """
 
-DEADLINE_S = 60.0
-"""On a machine busy with others; alone it takes a second."""
-
 
 def written(folder: Path, name: str, **changes: Any) -> str:
     (folder / f"{name}.yaml").write_text(yaml.safe_dump({**DIGITS, **changes}))
@@ -91,8 +87,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def simulate(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Simulate:
-    """The command here, with its runs in processes of their own; its exit code, output and errors."""
+    """The command here, with its runs in processes of their own, which have imported PyTorch before; its exit
+    code, output and errors."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: PREPARED)
 
     def _simulate(*arguments: str) -> tuple[int, str, str]:
         code = main(["simulate", *arguments])
@@ -239,44 +237,25 @@ def going_on(folder: Path, names: Sequence[str]) -> bool:
     return all(path.exists() and len(path.read_text().splitlines()) > 2 for path in paths)
 
 
-def started_slowly(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """A call with one run complete and two that would take hours, and the processes below it: each run's,
+def started_slowly(folder: Path, *names: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A call with one run complete and others that would take hours, and the processes below it: each run's,
     and two that its task has forked."""
-    configs = [written(folder, "quick")]
-    for name in ("slow", "slower"):
-        algorithm = {**DIGITS["algorithm"], "rounds": 10**6}
-        configs.append(written(folder, name, task=task_of("Slow"), algorithm=algorithm))
-    process = started_simulation([*configs, "--seeds", "1", "--jobs", "2"], folder)
-    try:
-        deadline = time.monotonic() + 3 * DEADLINE_S
-        while not going_on(folder, ["slow", "slower"]):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 6
+    algorithm = {**DIGITS["algorithm"], "rounds": 10**6}
+    slow = [written(folder, name, task=task_of("Slow"), algorithm=algorithm) for name in names]
+    process, below = started_simulation(
+        [written(folder, "quick"), *slow, "--seeds", "1", "--jobs", str(len(names))],
+        folder,
+        lambda _: going_on(folder, names),
+    )
+    assert len(below) >= 3 * len(names)
     return process, below
-
-
-def gone(processes: Sequence[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Signals, folder: Path) -> None:
-    process, below = started_slowly(folder)
-    process.send_signal(number)
-    try:
-        out, error = process.communicate(timeout=DEADLINE_S)
-    finally:
-        process.kill()
-    assert process.returncode == ExitCode.INTERRUPTED
+    process, below = started_slowly(folder, "slow", "slower")
+    out, error = interrupted(process, number, below)
     assert error.splitlines() == ["afl simulate: interrupted"]
-    assert gone(below)
     assert "quick, seed 1: ok" in out
     assert summary(folder, "quick")["result"] == "ok"
     assert not list((folder / "simulations" / "slow").glob("*/summary.json"))
@@ -284,21 +263,15 @@ def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Sign
 
 def test_ctrl_c_of_a_terminal_reaches_all_and_is_said_once(folder: Path) -> None:
     """To the children too, who leave it to the command."""
-    process, below = started_slowly(folder)
+    process, below = started_slowly(folder, "slow")
     for one in below:
         os.kill(one.pid, signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    try:
-        _, error = process.communicate(timeout=DEADLINE_S)
-    finally:
-        process.kill()
-    assert process.returncode == ExitCode.INTERRUPTED
+    _, error = interrupted(process, signal.SIGINT, below)
     assert error.splitlines() == ["afl simulate: interrupted"]
-    assert gone(below)
 
 
 def test_no_run_outlives_a_command_that_is_killed(folder: Path) -> None:
-    process, below = started_slowly(folder)
+    process, below = started_slowly(folder, "slow")
     process.kill()
     process.communicate()
     assert gone(below)

@@ -6,20 +6,19 @@ import importlib.util
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from afl.config import config_from_mapping, dump_config
 from afl.errors import ExitCode
+from afl_cli.main import main
 from afl_lab.simulation import cluster
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome, outcome_of
-from support.commands import started_simulation
+from support.commands import interrupted, simulation, started_simulation
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'afl[ray]'")
@@ -65,16 +64,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def simulate(*arguments: str, folder: Path) -> tuple[int, str, str]:
-    process = started_simulation(arguments, folder)
+    process = simulation(arguments, folder)
     out, error = process.communicate()
     return process.returncode, out, error
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_the_extra_is_named(folder: Path) -> None:
-    code, _, error = simulate(written(folder, "a"), "--ray", folder=folder)
-    assert code == ExitCode.CONFIG
-    assert error == "afl simulate: the package ray is needed for --ray: pip install 'afl[ray]'\n"
+def test_without_ray_the_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["simulate", written(folder, "a"), "--ray"]) == ExitCode.CONFIG
+    assert (
+        capsys.readouterr().err
+        == "afl simulate: the package ray is needed for --ray: pip install 'afl[ray]'\n"
+    )
 
 
 @needs_ray
@@ -137,22 +141,13 @@ def test_a_run_that_fits_on_no_node(folder: Path) -> None:
 @needs_ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_local_cluster(number: signal.Signals, folder: Path) -> None:
-    process = started_simulation([written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"], folder)
-    try:
-        command = psutil.Process(process.pid)
-        deadline = time.monotonic() + 120
-        while not any(child.name().startswith("ray::simulate") for child in command.children(True)):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.1)
-        below = command.children(recursive=True)
-        process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == ExitCode.INTERRUPTED
+    process, below = started_simulation(
+        [written(folder, "long", rounds=10**6), "--jobs", "1", "--ray"],
+        folder,
+        lambda command: any(child.name().startswith("ray::simulate") for child in command.children(True)),
+    )
+    _, error = interrupted(process, number, below)
     assert error.splitlines()[-1] == "afl simulate: interrupted"
-    assert not psutil.wait_procs(below, timeout=60)[1]
 
 
 # What a node does and what is made of it, without Ray.

@@ -14,7 +14,14 @@ from cryptography import x509
 from afl.config import load_config
 from afl.errors import ExitCode
 from afl.security.certificates import expires_at, read_pair
-from afl.security.identity import ids_of_hash, ids_of_names, parse_tokens, token_hash
+from afl.security.identity import (
+    ids_of_hash,
+    ids_of_names,
+    parse_peer_keys,
+    parse_tokens,
+    token_hash,
+)
+from afl.security.keys import fingerprint_of_pem
 from afl_cli.main import main
 
 DAY = 24 * 3600
@@ -130,7 +137,8 @@ def test_certificates_are_renewed_by_the_same_authority_for_the_same_hosts(tmp_p
         (["--server", ""], "write the names and addresses"),
         (["--days", "0"], "--days 0: a whole number from 1 to 3650"),
         (["--workers", "-1"], "--workers -1: a whole number from 0 to 10000"),
-        (["--tokens"], "say how many with --workers"),
+        (["--tokens"], "--tokens makes tokens for workers; say how many with --workers"),
+        (["--signing-keys"], "--signing-keys makes signing keys for workers; say how many with --workers"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -162,11 +170,60 @@ def test_an_authority_that_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--days 3650 is longer than the authority lasts" in capsys.readouterr().err
 
 
+def test_signing_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certs", str(tmp_path), "--workers", "2", "--signing-keys"]) == ExitCode.OK
+    assert "and with secure aggregation: --peer-keys peers.txt --signing-key signing-0.key" in (
+        capsys.readouterr().out
+    )
+    before = contents(tmp_path)
+    assert before.keys() >= {"signing-0.key", "signing-1.key", "peers.txt"}
+    assert before["signing-0.key"] != before["signing-1.key"]
+    assert stat.S_IMODE((tmp_path / "signing-1.key").stat().st_mode) == 0o600
+    entries = parse_peer_keys(before["peers.txt"].decode(), "peers.txt")
+    for worker in ("0", "1"):
+        fingerprint = fingerprint_of_pem(before[f"signing-{worker}.key"], "key")
+        assert str(ids_of_hash(fingerprint, entries)) == worker
+
+    # One was taken to its worker, another is there and not listed, the third is new.
+    (tmp_path / "signing-0.key").unlink()
+    (tmp_path / "peers.txt").write_bytes(b"\n".join(before["peers.txt"].splitlines()[:2]))
+    assert main(["certs", str(tmp_path), "--workers", "3", "--signing-keys"]) == ExitCode.OK
+    after = contents(tmp_path)
+    assert after["peers.txt"].startswith(before["peers.txt"])
+    assert after["peers.txt"].count(b"\n") == before["peers.txt"].count(b"\n") + 1
+    assert "signing-0.key" not in after
+    assert after["signing-1.key"] == before["signing-1.key"]
+    assert "signing-2.key" in after
+
+
+def test_the_fingerprint_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["certs", str(tmp_path), "--workers", "1", "--signing-keys"])
+    before = contents(tmp_path)
+    capsys.readouterr()
+    said = []
+    for name in ("signing-0.key", "worker-0.key", "worker-0.pem"):
+        assert main(["certs", "--fingerprint", str(tmp_path / name)]) == ExitCode.OK
+        said.append(capsys.readouterr().out)
+    assert before["peers.txt"].decode().endswith(f"\n0 {said[0]}")
+    assert said[0] != said[1] == said[2]
+    for path in (tmp_path / "peers.txt", tmp_path / "nowhere"):
+        assert main(["certs", "--fingerprint", str(path)]) == ExitCode.CONFIG
+    neither, nowhere = capsys.readouterr().err.splitlines()
+    assert "peers.txt holds neither a key nor a certificate in PEM" in neither
+    assert "nowhere cannot be read: No such file or directory" in nowhere
+    assert contents(tmp_path) == before
+    assert main(["certs"]) == ExitCode.CONFIG
+    assert "name a directory for the files: afl certs DIR" in capsys.readouterr().err
+
+
 def test_without_the_library_it_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "afl.security.issuing", None)
     assert main(["certs", str(tmp_path)]) == ExitCode.CONFIG
+    assert "pip install 'afl[certs]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "afl.security.keys", None)
+    assert main(["certs", "--fingerprint", str(tmp_path / "key")]) == ExitCode.CONFIG
     assert "pip install 'afl[certs]'" in capsys.readouterr().err
 
 

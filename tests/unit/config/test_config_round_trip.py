@@ -155,7 +155,7 @@ def _named(task: str) -> dict[str, Any]:
 
 @settings(
     deadline=None,
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(values=VALUES)

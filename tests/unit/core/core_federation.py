@@ -229,7 +229,7 @@ class Federation:
         self.engine = RoundEngine(
             self.algorithm,
             evaluate_every=evaluate_every,
-            buffer_mean=BufferMean.of(self.vector.buffers, problem.workers),
+            buffer_mean=BufferMean.of(self.vector.buffers, settings),
             model=self.vector,
         )
         self.participants: list[Participant] = []

@@ -133,7 +133,7 @@ def algorithm_2(run: Absences, pair: str) -> Trained:
 
 
 @pytest.mark.parametrize("pair", COMPRESSORS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(seed=SEEDS)
 def test_afl_com_without_the_absent_is_algorithm_2_to_the_bit_and_loses_nothing(pair: str, seed: int) -> None:
     run = Absences(PROBLEM, settings_of(pair), seed).run()

@@ -35,7 +35,7 @@ from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.vectors import Weighted
-from afl.errors import NonFiniteError, ProtocolError
+from afl.errors import NonFiniteError, ProtocolError, TaskError
 
 WORKERS = 3
 BUFFERS = PayloadHeader(Role.BUFFERS, Encoding.DENSE, 2, 2, 8)
@@ -57,7 +57,7 @@ def engine(name: str = "fedavg", every: int = 2, rounds: int = 4) -> tuple[Round
     settings = AlgorithmSettings(WORKERS, rounds, 1, 0.5, 0.25, name=name, local_steps=2)
     algorithm = server_half(settings, torch.zeros(1), SharedRandomness.from_int(3))
     module = nn.BatchNorm1d(1)
-    mean = BufferMean.of(ModuleBuffers(module, averaged=True), WORKERS)
+    mean = BufferMean.of(ModuleBuffers(module, averaged=True), settings)
     return RoundEngine(algorithm, evaluate_every=every, buffer_mean=mean), module
 
 
@@ -142,8 +142,15 @@ def test_the_sum_is_float32_in_ascending_worker_id() -> None:
 
 
 def test_without_floats_to_average_there_is_no_such_step() -> None:
-    assert BufferMean.of(ModuleBuffers(nn.BatchNorm1d(2), averaged=False), 3) is None
-    assert BufferMean.of(ModuleBuffers(nn.Linear(2, 2), averaged=True), 3) is None
+    settings = AlgorithmSettings(WORKERS, 4, 1, 0.5, 0.25)
+    assert BufferMean.of(ModuleBuffers(nn.BatchNorm1d(2), averaged=False), settings) is None
+    assert BufferMean.of(ModuleBuffers(nn.Linear(2, 2), averaged=True), settings) is None
+
+
+def test_a_mean_that_would_tell_each_workers_buffers_is_refused() -> None:
+    settings = AlgorithmSettings(WORKERS, 4, 1, 0.5, 0.25, secure_aggregation=True)
+    with pytest.raises(TaskError, match="which each worker would send without a mask"):
+        BufferMean.of(ModuleBuffers(nn.BatchNorm1d(2), averaged=True), settings)
 
 
 def test_the_buffers_step_may_be_streamed_before_training_closes() -> None:

@@ -271,7 +271,7 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         ("role", 0, "unknown role of a payload: 0"),
         ("role", 5, "unknown role of a payload: 5"),
         ("encoding", 5, "unknown encoding of a payload: 5"),
-        ("value_type", 3, "unknown value type of a payload: 3"),
+        ("value_type", 5, "unknown value type of a payload: 5"),
         ("dim", MAX_DIM + 1, f"a payload of dimension {MAX_DIM + 1}; {MAX_DIM} is the largest"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -374,6 +375,19 @@ def test_two_servers_cannot_have_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.0)
     with RunStore(tmp_path, "process"), pytest.raises(InUseError, match="in use by another process"):
         RunStore(tmp_path, "process")
+
+
+def test_a_step_leaves_nothing_in_the_interpreter_s_table_of_strings(tmp_path):
+    """One string a step would fill it, though each is soon gone: 3.7 MB more after 75,000 steps."""
+    interned = []
+    with RunStore(tmp_path, "process") as store:
+        store.publish(store.write(checkpoint(0)))
+        sys.setprofile(lambda frame, _, what: interned.append(frame) if what is sys.intern else None)
+        try:
+            store.append(entry(0))
+        finally:
+            sys.setprofile(None)
+    assert not interned
 
 
 def test_a_log_that_grows_long_makes_a_checkpoint_due(tmp_path, monkeypatch):

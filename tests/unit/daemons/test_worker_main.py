@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError, SignalError
+from afl.errors import ConfigError, PeerError, SignalError
+from afl.security.keys import fingerprint_of_pem, new_signing_key
 from afl_worker.main import make_worker_parser, worker_options
 from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
 from afl_worker.process import interrupt
-from support.identities import Identities
+from support.identities import Identities, certified, new_key
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -95,3 +98,117 @@ def test_secrets_that_others_can_read_and_a_certificate_that_has_expired_are_log
     assert "worker-0.key can be read by every user of this machine (mode 0644); chmod 600 it" in first
     assert "token-0 can be read by every user of this machine (mode 0604)" in second
     assert "worker-0.pem expired on 2" in third
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> dict[str, str]:
+    """Files by the names that command lines below give them."""
+    ours = Identities(tmp_path)
+    pair = ours.worker("0")
+    key, listed = tmp_path / "signing.key", tmp_path / "peers.txt"
+    key.touch(mode=0o600)
+    key.write_bytes(new_signing_key())
+    listed.write_text(f"0 {fingerprint_of_pem(key.read_bytes(), 'key')}\n")
+    (tmp_path / "odd.key").write_bytes(certified("odd", key=new_key("p521")).pem.key)
+    (tmp_path / "nothing").write_text("nothing")
+    return {
+        "CA": str(ours.ca),
+        "CERTIFICATE": str(pair.certificate),
+        "KEY": str(pair.key),
+        "SIGNING": str(key),
+        "LIST": str(listed),
+        "ODD": str(tmp_path / "odd.key"),
+        "NOTHING": str(tmp_path / "nothing"),
+    }
+
+
+BY_CERTIFICATE = "--ca CA --certificate CERTIFICATE --key KEY"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"{BY_CERTIFICATE} --peer-ca CA",
+        "--signing-key SIGNING --peer-keys LIST",
+        f"{BY_CERTIFICATE} --signing-key SIGNING --peer-keys LIST",
+        f"{BY_CERTIFICATE} --trust-server-keys",
+        "--signing-key SIGNING --trust-server-keys",
+        "--trust-server-keys",
+    ],
+)
+def test_a_worker_believes_another_of_the_same_command_line(peers: dict[str, str], arguments: str) -> None:
+    files = options_of(*(peers.get(word, word) for word in arguments.split())).peers
+    signer, trust = files.read()
+    signed = signer.sign(b"statement")
+    assert bool(signed.certificates) == ("CERTIFICATE" in arguments and "SIGNING" not in arguments)
+    trust.verify([0], b"statement", signed, dt.datetime.now(dt.UTC))
+    if not files.trusts_server:
+        with pytest.raises(PeerError, match="not for worker 1"):
+            trust.verify([1], b"statement", signed, dt.datetime.now(dt.UTC))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--peer-ca CA", "this worker has nothing to show its peers who it is: give --certificate and --key"),
+        ("--peer-keys LIST", "this worker has nothing to show its peers who it is"),
+        (f"{BY_CERTIFICATE} --peer-ca NOTHING", "--peer-ca NOTHING holds no certificate in PEM"),
+        (f"{BY_CERTIFICATE} --peer-ca nowhere", "--peer-ca nowhere cannot be read: No such file"),
+        (f"{BY_CERTIFICATE} --peer-ca CERTIFICATE", "CN=afl worker 0 is no authority"),
+        (f"{BY_CERTIFICATE} --peer-keys nowhere", "--peer-keys nowhere cannot be read: No such file"),
+        (f"{BY_CERTIFICATE} --peer-keys NOTHING", "--peer-keys NOTHING:1: a line is IDS sha256:HASH"),
+        ("--signing-key SIGNING", "--signing-key shows the other workers who this one is; say how"),
+        ("--signing-key nowhere --peer-keys LIST", "--signing-key nowhere cannot be read: No such file"),
+        ("--signing-key NOTHING --peer-keys LIST", "--signing-key NOTHING holds no private key in PEM"),
+        ("--signing-key ODD --peer-keys LIST", "--signing-key ODD cannot sign for a worker: the key is none"),
+        ("--min-workers 1", "--min-workers 1: the sum of one worker is its message; name at least 2"),
+    ],
+)
+def test_what_cannot_be_used_for_peers(peers: dict[str, str], arguments: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options_of(*(peers.get(word, word) for word in arguments.split()))
+    for name, path in peers.items():
+        said = said.replace(f" {name}", f" {path}")
+    assert said in str(caught.value)
+
+
+def test_ways_to_know_peers_exclude_each_other(
+    peers: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options_of("--peer-ca", peers["CA"], "--peer-keys", peers["LIST"])
+    assert "--peer-keys: not allowed with argument --peer-ca" in capsys.readouterr().err
+
+
+def test_peers_need_not_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without secure aggregation nobody needs the library; with it a worker says what is missing."""
+    monkeypatch.setitem(sys.modules, "afl.security.peers", None)
+    options = options_of()
+    assert (options.min_workers, options_of("--min-workers", "2").min_workers) == (3, 2)
+    with pytest.raises(
+        ConfigError, match=r"needs the library cryptography, 45 or newer: pip install 'afl\[pri"
+    ):
+        options_of("--trust-server-keys")
+    monkeypatch.undo()
+    with pytest.raises(
+        ConfigError, match=r"^with secure aggregation a worker must know its peers itself: name"
+    ):
+        options.peers.read()
+
+
+def test_what_is_not_checked_and_what_others_can_read_is_logged(
+    peers: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(peers["SIGNING"]).chmod(0o644)
+    options_of("--trust-server-keys", "--signing-key", peers["SIGNING"])
+    readable, unchecked = caplog.records
+    assert "--signing-key" in readable.getMessage()
+    assert "can be read by every user of this machine (mode 0644)" in readable.getMessage()
+    assert unchecked.getMessage().startswith(
+        "--trust-server-keys: whose keys its peers have, only the server"
+    )
+    assert unchecked.__dict__["event"] == "peers_unchecked"
+    caplog.clear()
+    Path(peers["SIGNING"]).chmod(0o600)
+    options_of("--peer-keys", peers["LIST"], "--signing-key", peers["SIGNING"])
+    assert caplog.records == []

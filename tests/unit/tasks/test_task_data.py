@@ -330,6 +330,7 @@ class TestCifar10InSheets:
         with pytest.raises(DataError, match=r"cifar10-train\.npz is damaged"):
             Cifar10(data_dir=tmp_path).data(0, with_workers(10))
 
+    @pytest.mark.slow  # it decodes all 60,000 images
     def test_the_real_sheets(self, shared_data: Path, context: TaskContext) -> None:
         inputs, labels, test_inputs, test = parts(Cifar10(data_dir=shared_data).data(1, context))
         assert (len(labels), len(test)) == (4000, 1000)

@@ -112,7 +112,8 @@ class PeerFiles:
             ConfigError: a file cannot be used, one is missing, or the library cryptography is.
         """
         try:
-            from afl.security import chains, peers  # noqa: PLC0415  # cryptography is optional
+            from afl.security.chains import Authorities  # noqa: PLC0415  # cryptography is optional
+            from afl.security.peers import TrustInAuthorities, TrustInKeys, TrustInServer  # noqa: PLC0415
         except ImportError as error:
             raise ConfigError(
                 "a worker that checks who its peers are needs the library cryptography, 45 or newer: "
@@ -121,14 +122,13 @@ class PeerFiles:
         trust: PeerTrust
         if self.authorities is not None:
             pem = certificates.read_authorities(self.authorities, "--peer-ca")
-            authorities = chains.Authorities(pem, f"--peer-ca {self.authorities}")
-            trust = peers.TrustInAuthorities(authorities)
+            trust = TrustInAuthorities(Authorities(pem, f"--peer-ca {self.authorities}"))
         elif self.keys is not None:
             source = f"--peer-keys {self.keys}"
             text = certificates.read_file(self.keys, "--peer-keys").decode(errors="replace")
-            trust = peers.TrustInKeys(parse_peer_keys(text, source), source)
+            trust = TrustInKeys(parse_peer_keys(text, source), source)
         elif self.trusts_server:
-            trust = peers.TrustInServer()
+            trust = TrustInServer()
         else:
             raise ConfigError(
                 "with secure aggregation a worker must know its peers itself: name the authority of their "
