@@ -18,8 +18,10 @@ from afl.errors import AflError, ConfigError
 from afl_cli.federation import demo
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import failure_of
+from afl_cli.federation.peers import by_certificates
 from afl_cli.federation.plan import setting
 from afl_cli.main import main, make_afl_parser
+from afl_worker.main import make_worker_parser, worker_options
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -45,6 +47,40 @@ def test_the_configuration_is_valid(compressor: str, rounds: str) -> None:
     assert config.algorithm.uplink_compressor.name == compressor
     assert config.server.listen.is_loopback
     assert config.server.listen.port == 0
+
+
+@pytest.mark.parametrize("compressor", ["rand-k", "identity"])
+def test_a_private_demo_masks_and_hides_all(compressor: str, tmp_path: Path) -> None:
+    chosen = options("--compressor", compressor, "--private")
+    groups = demo.checked_groups(chosen)
+    tls, own = by_certificates(tmp_path, groups)
+    config = config_from_mapping(demo.configuration(chosen, tls))
+    assert config.privacy.secure_aggregation
+    assert config.privacy.losses == "hidden"
+    assert config.algorithm.uplink_compressor.options["bits"] == 16
+    assert config.server.tls is not None
+    assert config.server.tls.client_ca is not None
+    assert set(own) == set(groups)
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    for arguments in own.values():
+        # As the worker itself reads them.
+        worker_options(make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "2"], "at least 3"),
+        (["--processes", "2"], "at least 3"),
+        (["--compressor", "top-k"], "rand-k or identity"),
+    ],
+)
+def test_what_hides_nothing_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--private", *arguments]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
