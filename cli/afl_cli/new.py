@@ -23,19 +23,19 @@ ENDING: Final = ".template"
 """Of the files' names in the package: none of them is a module of it."""
 
 
-_OPEN: Final = {"@BITS@": "4 ", "@PRIVACY@": "", "@KEYS@": "", "@PEERS@": ""}
 _PRIVATE: Final = {
-    "@BITS@": "16",
-    "@PRIVACY@": """\
+    "bits: 4 ": "bits: 16",
+    "\nevaluation:\n": """
 privacy:
   secure_aggregation: true  # the server learns the sum of the workers' messages, and nothing else
   losses: hidden            # nor any worker's loss, metrics or dual weight
 
+evaluation:
 """,
-    "@KEYS@": "afl certs keys --workers 3 --signing-keys\n",
-    "@PEERS@": " --peer-keys keys/peers.txt --signing-key keys/signing-0.key",
+    "\nafl-server --config": "\nafl certs keys --workers 3 --signing-keys\nafl-server --config",
+    "--task task:@CLASS@": "--task task:@CLASS@ --peer-keys keys/peers.txt --signing-key keys/signing-0.key",
 }
-"""What the templates say of masks."""
+"""What the templates say otherwise where messages are masked."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +75,11 @@ def project_files(name: str, *, is_private: bool = False) -> dict[str, str]:
     """The text of each file, for a project of this name."""
     folder = resources.files(TEMPLATES)
     texts = {file: (folder / f"{file}{ENDING}").read_text(encoding="utf-8") for file in FILES}
-    filled = {"@NAME@": name, "@CLASS@": class_name_of(name), **(_PRIVATE if is_private else _OPEN)}
-    return {file: re.sub("|".join(filled), lambda m: filled[m[0]], text) for file, text in texts.items()}
+    filled = {"@NAME@": name, "@CLASS@": class_name_of(name)}
+    for changes in (_PRIVATE if is_private else {}, filled):
+        for before, after in changes.items():
+            texts = {file: text.replace(before, after) for file, text in texts.items()}
+    return texts
 
 
 def class_name_of(name: str) -> str:
