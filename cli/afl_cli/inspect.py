@@ -137,7 +137,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         # Evenly spread, first and last among them.
         shown = [evaluations[index * (len(evaluations) - 1) // (limit - 1)] for index in range(limit)]
     left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)}"]
-    return [about, _evaluations(shown, left_out), *_own_metrics(shown, left_out, limit)]
+    own = _own_metrics(shown, left_out, limit)
+    return [about, _evaluations(shown, left_out), *own, *_residuals(evaluations, limit)]
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:
@@ -176,6 +177,23 @@ def _own_metrics(
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
     if left_out:
         rows.caption = f"{', '.join(left_out)} (--all shows every one)"
+    yield rows
+
+
+def _residuals(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> Iterable[RenderableType]:
+    """What has yet to be sent of each tensor, the largest first, where messages are integers."""
+    told = [entry for entry in evaluations if "tensor_residual_norms" in entry]
+    if not told:
+        return
+    moments = [told[index * (len(told) - 1) // 2] for index in range(3)] if len(told) > 2 else told
+    headings = [f"after round {entry['round']}>" for entry in moments]
+    rows = table("tensor", *headings, title="Residuals: the largest norm of a worker's, by tensor")
+    last = moments[-1]["tensor_residual_norms"]
+    names = sorted(last, key=last.__getitem__, reverse=True)
+    for name in names[:limit]:
+        rows.add_row(name, *(f"{entry['tensor_residual_norms'][name]:.4g}" for entry in moments))
+    if rows.row_count < len(names):
+        rows.caption = f"{rows.row_count} of {len(names)} tensors (--all shows every one)"
     yield rows
 
 

@@ -24,7 +24,7 @@ ENDING: Final = ".template"
 
 
 _PRIVATE: Final = {
-    "bits: 4 ": "bits: 16",
+    "bits: 8 ": "bits: 16",
     "\nevaluation:\n": """
 privacy:
   secure_aggregation: true  # the server learns the sum of the workers' messages, and nothing else

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import errno
+from collections.abc import Sequence
 from typing import Self
 
 
@@ -42,6 +43,7 @@ class ExitCode(enum.IntEnum):
     LOST_WORKERS = 10, "no worker had a session for longer than server.give_up_after"
     IN_USE = 11, "another process has this run, or this worker's journal; the log names it"
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
+    POLICY = 13, "this site's policy forbids what the server asks for; the log names each line of it"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
@@ -145,6 +147,16 @@ class PeerError(AflError):
     """What the server says of other workers, and this one cannot believe: it sends nothing."""
 
     exit_code = ExitCode.REFUSED
+
+
+class PolicyError(AflError):
+    """A run that the site's own policy forbids; ``keys`` are those of the policy."""
+
+    exit_code = ExitCode.POLICY
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message)
+        self.keys = keys
 
 
 class LostServerError(AflError):

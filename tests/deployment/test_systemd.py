@@ -66,7 +66,7 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
 def test_only_what_would_come_again_is_not_tried_again(name: str) -> None:
     """As docs/operations.md says: every exit code but these."""
     settings = unit(name)
-    again = (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DIVERGED, ExitCode.DATA)
+    again = (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DIVERGED, ExitCode.DATA, ExitCode.POLICY)
     assert settings["RestartPreventExitStatus"].split() == [str(int(code)) for code in sorted(again)]
     assert settings["SuccessExitStatus"] == str(int(ExitCode.INTERRUPTED))
     assert settings["StartLimitIntervalSec"] == "0"

@@ -22,7 +22,19 @@ PARSERS = {"afl": make_afl_parser, "afl-server": make_server_parser, "afl-worker
 
 OTHERS = {
     *("cat", "cd", "cp", "curl", "docker", "export", "flower-superlink", "flower-supernode", "flwr"),
-    *("journalctl", "kind", "kubectl", "make", "mkdir", "openssl", "pip", "printf", "prometheus", "python"),
+    *(
+        "journalctl",
+        "kind",
+        "kubectl",
+        "make",
+        "mkdir",
+        "mv",
+        "openssl",
+        "pip",
+        "printf",
+        "prometheus",
+        "python",
+    ),
     *("python3", "ssh", "systemctl", "tr", "useradd", "/opt/afl/bin/pip"),
 }
 """What else pages tell a reader to run; a misspelt one is not among them."""

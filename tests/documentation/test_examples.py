@@ -28,6 +28,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from afl.config import config_from_mapping, load_config
 from afl.runs.tracking.following import Following
+from afl.site.policy import Policy, SitePolicy
 from afl_lab.simulation.run import simulate
 from support.log_lines import check_line
 from support.pages import ROOT, Block, blocks, pages
@@ -87,11 +88,14 @@ def evaluate_text(example: Example) -> None:
 
 
 def evaluate_yaml(example: Example) -> None:
-    """A Kubernetes manifest, or a configuration or a part of one."""
+    """A Kubernetes manifest, a site's policy, or a configuration or a part of one."""
     write(example)
     value = yaml.safe_load(str(example.parsed))
     if "apiVersion" in value:
         kubernetes_validate.validate(value, kubernetes_validate.latest_version(), strict=True)
+    elif value.keys() <= Policy.model_fields.keys():
+        Path("site.yaml").write_text(str(example.parsed), encoding="utf-8")
+        SitePolicy.load(Path("site.yaml"))
     else:
         whole = {"workers", "task", "algorithm"} <= value.keys()
         config_from_mapping(value if whole else merged(MINIMAL, value), example.path)

@@ -74,6 +74,13 @@ def integers(bits: int, scale: float) -> tuple[Compressor, Compressed]:
     return compressor, Compressed(values.astype(np.int32))
 
 
+def wide_sums() -> tuple[Compressor, Compressed]:
+    """Of a thousand workers of one process."""
+    compressor = create("identity", DIM, {"bits": 24})
+    compressor.bits += 10
+    return compressor, Compressed(2**32 + np.arange(DIM) % 5)
+
+
 def worker_frames() -> list[bytes]:
     compressor, message = compressed("top-k")
     payload = pack(compressor, message)
@@ -160,6 +167,8 @@ def readers() -> Iterator[tuple[str, list[bytes], Callable[[bytes], object]]]:
     for name in ("top-k", "rand-k", "scaled-sign", "identity"):
         seed, read = payload_reader(*compressed(name))
         yield f"payloads of {name}", [seed], read
+    seed, read = payload_reader(*wide_sums())
+    yield "sums beyond 32 bits", [seed], read
     for bits, scale in ((4, 2.0), (4, 50.0), (8, 30.0), (24, 1e6)):
         seed, read = payload_reader(*integers(bits, scale))
         yield f"integers of {bits} bits", [seed], read

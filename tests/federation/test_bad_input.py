@@ -153,6 +153,14 @@ BAD_REPORTS: dict[str, tuple[Change, str]] = {
     "no examples": (field("reports.0.examples", 0), "0 examples"),
     "a residual of negative norm": (field("reports.0.residual_norm", -1.0), "a residual of norm -1.0"),
     "a residual without a norm": (field("reports.0.residual_norm", float("nan")), "a residual of norm nan"),
+    "a tensor's residual of negative norm": (
+        lambda frame: frame.reports[0].tensor_residual_norms.extend([0.5, -1.0]),
+        "a residual of norm -1.0",
+    ),
+    "norms where there are no integers": (
+        lambda frame: frame.reports[0].tensor_residual_norms.extend([0.5]),
+        "1 norms of its residual by tensor; here there are 0",
+    ),
     "no payload": (lambda frame: frame.reports[0].ClearField("payloads"), "0 payloads; 1 are due"),
     "two payloads": (
         lambda frame: frame.reports[0].payloads.append(frame.reports[0].payloads[0]),

@@ -51,9 +51,9 @@ def test_the_grouping_changes_no_bit(tmp_path: Path, simulated: dict[str, bytes]
     federation = run_together(CONFIG, tmp_path, groups)
     assert federation.model_bytes() == simulated
     up = federation.summary()["communication"]["uplink"]
-    # A double for each worker's loss in 30 rounds, and its loss, accuracy and norm in 3 evaluations; a
-    # message for each process.
-    assert up["payload_bytes_by_part"]["scalars"] == 8 * 10 * (30 + 3 * 4)
+    # A double for each worker's loss in 30 rounds, and its loss, accuracy and norm, also by the six tensors,
+    # in 3 evaluations; a message for each process.
+    assert up["payload_bytes_by_part"]["scalars"] == 8 * 10 * (30 + 3 * (4 + 6))
     assert up["float_equivalents"] == 10 * 30 + up["payload_bytes_by_part"]["values"] / 4
     most = 1 + (242 * (4 + (10 // len(groups) - 1).bit_length()) + 7) // 8
     assert up["payload_bytes_by_part"]["values"] <= 30 * len(groups) * most

@@ -166,6 +166,7 @@ class IntegerGrid:
 
     def __init__(self, bits: int, shared_by: int = 1) -> None:
         self.limit = (2 ** (bits - 1) - 1) // shared_by
+        self.far = 2.5 * self.limit if self.limit < 15 else self.limit
         self.range = 0.05
         self.sums: list[int] | None = None
         self.is_far = False
@@ -183,7 +184,7 @@ class IntegerGrid:
         values = (analysis @ p.astype(np.float64)).astype(np.float32)
         nearest = [round(float(value) / self.step) for value in values]
         sent = [max(-self.limit, min(self.limit, i)) for i in nearest]
-        self.is_far |= any(abs(i) > 2.5 * self.limit for i in nearest)
+        self.is_far |= any(abs(i) > self.far for i in nearest)
         self.sums = [a + b for a, b in zip(self.sums or [0] * len(sent), sent, strict=True)]
         return (analysis.T @ (np.array(sent) * self.step)).astype(np.float32)
 

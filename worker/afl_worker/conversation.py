@@ -29,6 +29,7 @@ from afl.errors import (
     InternalError,
     NonFiniteError,
     OutOfMemoryError,
+    PolicyError,
     ProtocolError,
     place,
     placed,
@@ -39,6 +40,7 @@ from afl.wire.assembler import StepAssembler
 from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
 from afl.wire.keys import key_offer_message, key_offer_of
 from afl.wire.settings import RunSettings
+from afl_worker.departures import Departures
 from afl_worker.journal import remove_left_behind
 from afl_worker.keys import Standing
 from afl_worker.options import WorkerOptions
@@ -72,12 +74,17 @@ class CannotGoOnError(Exception):
 
 class Conversation:
     """It lasts as long as the process, over any number of connections; ``spent`` is added the time in the
-    task's code."""
+    task's code.
+
+    Raises:
+        StorageError: if the site's audit log cannot be used.
+    """
 
     def __init__(self, options: WorkerOptions, device: torch.device, spent: Spent) -> None:
         self._options = options
         self._device = device
         self._spent = spent
+        self._departures = Departures(options)
         self._incarnation = os.urandom(16)
         self._run_id = ""
         self._settings: RunSettings  # since the first Welcome
@@ -92,6 +99,10 @@ class Conversation:
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
             self._assembler = StepAssembler(self._options.workers, largest)
         return self._assembler
+
+    def check_server(self) -> None:
+        """Raise PolicyError if the server may not be connected to."""
+        self._departures.check_server()
 
     def received(self) -> tuple[Hashable, bool]:
         """How far the steps have come that the server sends, and whether one has come in part."""
@@ -124,13 +135,19 @@ class Conversation:
 
         Raises:
             ProtocolError: if the Welcome cannot be meant for this version.
+            PolicyError: if the site's policy does not allow the run.
             CannotGoOnError: if the task cannot be built, or the run's settings are not those that this
                 process was built for.
         """
+        self._departures.check(welcome.run_id, settings)
         if self._training is None:
             self._begin(welcome, settings)
         else:
             different = self._settings.differences(settings)
+            if welcome.run_id != self._run_id:
+                different.append(
+                    f"run_id is {self._run_id!r} here and {welcome.run_id[:100]!r} at the server"
+                )
             if different:
                 error = ConfigError(
                     "the server's settings are not those that this worker began with: "
@@ -212,8 +229,8 @@ class Conversation:
     def step(self, committed: CommittedStep) -> Iterator[Iterable[Frame]]:
         """Take a step: the reports of the workers that are asked, their frames to be made as they are sent.
 
-        Raises ProtocolError if the step does not follow from where the model is, and CannotGoOnError if the
-        task's code fails or a number is not finite.
+        Raises ProtocolError if the step does not follow from where the model is, PolicyError if it is one too
+        many, and CannotGoOnError if the task's code fails or a number is not finite.
         """
         present = committed.participants
         asked = [worker for worker in self._options.workers if present is None or worker in present]
@@ -229,7 +246,7 @@ class Conversation:
         try:
             for answer in self._sent(answers()):
                 yield self._frames(answer)
-        except (ProtocolError, *STOPS):
+        except (PolicyError, ProtocolError, *STOPS):
             raise
         except BaseException as error:  # whatever a task's code raises, the server must hear of it
             worker = asked[min(answered, len(asked) - 1)]
@@ -281,8 +298,12 @@ class Conversation:
 
     def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
         if self._trained.masking is not None:
-            return self._trained.masking.sent(answers)
-        return joint_reports(answers) if len(self._options.workers) > 1 else answers
+            answers = self._trained.masking.sent(answers)
+        elif len(self._options.workers) > 1:
+            answers = joint_reports(answers)
+        for kind, answer in answers:
+            self._departures.reported(kind, *answer)
+            yield kind, answer
 
     def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:
         kind, (report, payloads) = answer
@@ -299,10 +320,11 @@ class Conversation:
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)
-        except STOPS:
+        except (PolicyError, *STOPS):
             raise
         except BaseException as error:  # a task's data and model may be anything
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
+        self._departures.joined(settings)
 
     def _failure(self, worker: int, position: Position, error: BaseException) -> CannotGoOnError:
         if isinstance(error, NonFiniteError):
@@ -316,6 +338,7 @@ class Conversation:
             message=_told(str(failure)),
             traceback="" if raised is None else _told("".join(traceback.format_exception(raised))),
         )
+        self._departures.failed(told)
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure
         return CannotGoOnError(told, final)

@@ -18,6 +18,7 @@ from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.paths import expanded, from_start, naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
+from afl.site.policy import DEFAULT_MIN_BATCH, SitePolicy
 from afl.terminal.entry import failed
 from afl.terminal.parser import daemon_options, make_parser
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles, PeerFiles
@@ -107,6 +108,20 @@ def make_worker_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
         "for probes; :9091 is all addresses (default: off)",
+    )
+    option(
+        "--policy",
+        type=expanded,
+        metavar="FILE",
+        help="what no server can override (YAML; afl policy new FILE writes one to begin with)",
+    )
+    option(
+        "--min-batch",
+        type=int,
+        metavar="N",
+        help="refuse a run with smaller minibatches or, for a worker with fewer examples than N, with less "
+        "than all of them: a server can compute examples from the gradient of a few (default: "
+        f"{DEFAULT_MIN_BATCH}, or the policy's)",
     )
     option(
         "--give-up-after",
@@ -209,6 +224,8 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
             f"--min-workers {parsed.min_workers}: the sum of one worker is its message; name at least "
             f"{LEAST_MIN_WORKERS}"
         )
+    policy = _policy(parsed)
+    policy.check_server(server, credentials.read().authorities)
     return WorkerOptions(
         workers=parse_ids(parsed.id),
         server=server,
@@ -222,7 +239,22 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         peers=_peers(parsed),
         min_workers=parsed.min_workers,
         capture=parsed.capture,
+        policy=policy,
     )
+
+
+def _policy(parsed: argparse.Namespace) -> SitePolicy:
+    fewest = DEFAULT_MIN_BATCH if parsed.min_batch is None else parsed.min_batch
+    if fewest < 1:
+        raise ConfigError(f"--min-batch {fewest}: a whole number of examples, at least 1")
+    if parsed.policy is None:
+        return SitePolicy(min_batch=fewest)
+    policy = SitePolicy.load(parsed.policy, fewest)
+    if policy.limits.min_batch is not None and parsed.min_batch is not None:
+        raise ConfigError(
+            f"--min-batch {fewest}: the policy says it ({policy.places[('min_batch',)]}); leave one out"
+        )
+    return policy
 
 
 def _address(option: str, text: str, parse: Callable[[str], Address]) -> Address:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
+from afl.site.policy import SitePolicy
 from afl_worker.network.credentials import CredentialFiles, PeerFiles
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,6 +34,7 @@ class WorkerOptions:
         peers: in runs with secure aggregation, how it knows the other workers and they know it.
         min_workers: the fewest workers of a federation whose masked sum this process takes part in.
         capture: where all that is sent is kept too.
+        policy: what this site allows; by default everything.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
     """
 
@@ -48,3 +50,4 @@ class WorkerOptions:
     peers: PeerFiles = field(default_factory=PeerFiles)
     min_workers: int = DEFAULT_MIN_WORKERS
     capture: Path | None = None
+    policy: SitePolicy = field(default_factory=SitePolicy)

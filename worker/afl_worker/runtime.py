@@ -10,7 +10,15 @@ from typing import NoReturn
 from afl.config.quantities import shown_seconds
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
-from afl.errors import AflError, ConfigError, LostServerError, ProtocolError, RefusedError, RunAbortedError
+from afl.errors import (
+    AflError,
+    ConfigError,
+    LostServerError,
+    PolicyError,
+    ProtocolError,
+    RefusedError,
+    RunAbortedError,
+)
 from afl.v1 import federation_pb2 as pb
 from afl.wire.capture import Capture
 from afl.wire.frames import number
@@ -58,6 +66,7 @@ class Runtime:
             RefusedError: if the server refuses this worker.
             LostServerError: if no server could be reached for ``give_up_after``.
             RunAbortedError: if the run was stopped.
+            PolicyError: if the site's policy does not allow what the server asks for.
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
         """
         while True:
@@ -137,6 +146,7 @@ class Runtime:
     def _session(self) -> Ended:
         """One connection, from its beginning to its end; how it ended."""
         try:
+            self._conversation.check_server()
             self._connection = connection = Connection(
                 self._options.server,
                 self._options.credentials,
@@ -156,6 +166,10 @@ class Runtime:
                 return Ended(f"the server broke the protocol: {error}")
             except CannotGoOnError as failed:
                 self._fail(connection, failed)
+            except PolicyError as error:
+                # What the policy says is the site's; the operator of the server hears which keys it is about.
+                self.leave(f"the site's policy forbids it: {', '.join(error.keys)}")
+                raise
             except AflError:
                 raise
             except Exception as error:  # a helper's end, for one, is raised wherever the main thread is

@@ -21,7 +21,9 @@ from afl_cli.status import fetch_status
 TOLD_CODES: Final = frozenset({ExitCode.DIVERGED, ExitCode.ABORTED})
 """What a worker process ends with where the server ends the run, and says why."""
 
-FINAL_CODES: Final = frozenset({ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DATA, *TOLD_CODES})
+FINAL_CODES: Final = frozenset(
+    {ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.DATA, ExitCode.POLICY, *TOLD_CODES}
+)
 """What a worker process would end with again."""
 
 LEAVE_GRACE_S: Final = 15.0

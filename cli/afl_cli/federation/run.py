@@ -47,6 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="where the task looks for data (sets AFL_DATA)")
     option = "an option of the task for this machine only; may be repeated"
     parser.add_argument("--task-option", action="append", default=[], metavar="KEY=VALUE", help=option)
+    policy = "the policy that each worker goes by; without servers, since the port here is any free one"
+    parser.add_argument("--policy", type=expanded, metavar="FILE", help=policy)
     restarts = (
         "how often in a row a dead worker process is restarted without a closed round in between"
         f" (default: {MOST_RESTARTS})"
@@ -120,6 +122,8 @@ def _plan(
         server += setting("server.http", FREE_PORT)
     name = config.task.name
     worker = ["--device", options.device, "--journal", str(directory / "journal")]
+    # Nobody else gets what these workers send, so small minibatches do no harm.
+    worker += ["--min-batch", "1"] if options.policy is None else ["--policy", str(options.policy)]
     worker += ["--task", name] if ":" in name else []
     worker += ["--data-dir", options.data_dir] if options.data_dir else []
     worker += [argument for option in options.task_option for argument in ("--task-option", option)]

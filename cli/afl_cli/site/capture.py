@@ -18,7 +18,7 @@ from afl.terminal.view import facts, make_console, table
 if TYPE_CHECKING:
     from afl_cli.site.sent import Sent, Told
 
-HELP = "check that what a worker has sent (afl-worker --capture) is masked"
+HELP = "check that all that a worker has sent is masked"
 
 _WIDEST: Final = 60
 """Characters of a field's values."""

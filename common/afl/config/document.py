@@ -51,9 +51,9 @@ class Key:
     is_section: bool = False
 
 
-def all_keys() -> list[Key]:
+def all_keys(of: type[BaseModel] = Config) -> list[Key]:
     """Every key, sections before what is in them."""
-    return list(_keys(Config, ""))
+    return list(_keys(of, ""))
 
 
 def help_text(width: int = 100) -> str:

@@ -13,17 +13,19 @@ from pydantic.fields import FieldInfo
 
 from afl.config import describe
 from afl.config.problems import KeyPath, Problem, dotted, nearest, shown
-from afl.config.schema import Config
+from afl.config.schema import Config, Section
 from afl.config.source import resolve_plain
 
 _WORDS_FOR_NONE: Final = frozenset({"off", "no", "none", "false", "never", "disabled"})
 
 
-def explained(location: KeyPath, kind: str, value: object, context: Mapping[str, Any]) -> Problem:
+def explained(
+    location: KeyPath, kind: str, value: object, context: Mapping[str, Any], root: type[Section] = Config
+) -> Problem:
     """One validation error of pydantic's; ``context`` holds ``error`` where a validator of ours raised it."""
-    field, path = field_at(location)
+    field, path = field_at(location, root)
     if kind == "extra_forbidden":
-        return unknown_key(location, value)
+        return unknown_key(location, value, root=root)
     if field is None:
         accepted = "text, a finite number, true, false, null, a list or a mapping"
         return Problem(location, shown(value), accepted)
@@ -45,11 +47,13 @@ def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]
     return "the quotes make it text; leave them out" if is_quoted_number else None
 
 
-def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> Problem:
+def unknown_key(
+    location: KeyPath, value: object, also: Sequence[str] = (), root: type[Section] = Config
+) -> Problem:
     """A key that its section does not have; ``also`` are keys it has besides those of the schema."""
-    section: type[BaseModel] | None = Config
+    section: type[BaseModel] | None = root
     if len(location) > 1:
-        field, _ = field_at(location[:-1])
+        field, _ = field_at(location[:-1], root)
         assert field is not None
         section = describe.section(field)
     assert section is not None
@@ -57,7 +61,7 @@ def unknown_key(location: KeyPath, value: object, also: Sequence[str] = ()) -> P
     name = str(location[-1])
     meant, written = nearest(name, known), name.replace("-", "_")
     if written not in known:
-        elsewhere = [dotted(key) for key in _all_keys(Config) if key[-1] == written]
+        elsewhere = [dotted(key) for key in _all_keys(root) if key[-1] == written]
         meant = elsewhere[0] if elsewhere else meant
     accepted = f"one of {', '.join(known)}"
     return Problem(location, f"{shown(value)}, under an unknown key", accepted, nearest=meant)
@@ -70,12 +74,12 @@ def _all_keys(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _all_keys(inner, (*path, name))
 
 
-def field_at(location: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
+def field_at(location: KeyPath, root: type[Section] = Config) -> tuple[FieldInfo | None, KeyPath]:
     """The deepest field on the way to ``location``, and its path; no field inside a free section.
 
     What pydantic appends to a location to tell the members of a union apart is thereby left out.
     """
-    model: type[BaseModel] | None = Config
+    model: type[BaseModel] | None = root
     field: FieldInfo | None = None
     for depth, part in enumerate(location):
         if model is None:

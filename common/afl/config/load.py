@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from afl.config import describe, explain, rules
 from afl.config.address import Address
 from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, shown
-from afl.config.schema import BROKEN_RULE, Config
+from afl.config.schema import BROKEN_RULE, Config, Section
 from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
 from afl.core.algorithms.algorithm import KEYS
+
+_S = TypeVar("_S", bound=Section)
+
+Rules: TypeAlias = Callable[[Mapping[str, Any]], Iterator[Problem]]
+"""What values, as they are written, break of what several keys demand of each other."""
 
 _SECTIONS: Final = {
     name: model
@@ -61,19 +66,31 @@ def config_from_text(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Config:
     """The configuration in YAML, such as :func:`afl.config.dump_config` gave; else as :func:`load_config`."""
-    tree = read_yaml(text, source, environment)
-    if not isinstance(tree.value, dict):
-        found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
-        accepted = f"sections and keys: {', '.join(Config.model_fields)}"
-        raise _refusal(source, found, accepted, where=tree.origin(()).where)
+    tree = _read(text, source, environment, Config)
     for override in overrides:
         _apply(override, tree, environment)
-    return _validated(tree, source)
+    return _validated(tree, source, Config, _broken_rules)
+
+
+def load_section(path: Path, model: type[_S], broken_rules: Rules) -> tuple[_S, Tree]:
+    """What is no run's configuration but written like one, such as a site's policy, and where each value
+    stands; errors as of :func:`load_config`."""
+    tree = _read(_text(path), str(path), os.environ, model)
+    return _validated(tree, str(path), model, broken_rules), tree
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str = "the configuration") -> Config:
     """The configuration in plain values, nested as in the file; else as :func:`load_config`."""
-    return _validated(Tree(dict(values)), source)
+    return _validated(Tree(dict(values)), source, Config, _broken_rules)
+
+
+def _read(text: str, source: str, environment: Mapping[str, str], model: type[Section]) -> Tree:
+    tree = read_yaml(text, source, environment)
+    if not isinstance(tree.value, dict):
+        found = "an empty file" if tree.value is None else f"{shown(tree.value)} at the top"
+        accepted = f"sections and keys: {', '.join(model.model_fields)}"
+        raise _refusal(source, found, accepted, where=tree.origin(()).where)
+    return tree
 
 
 def _text(path: Path) -> str:
@@ -160,25 +177,26 @@ def _takes_only_text(path: KeyPath) -> bool:
     return field is not None and {NoneType, *describe.types_of(field)} <= {NoneType, str, Path, Address}
 
 
-def _validated(tree: Tree, source: str) -> Config:
+def _validated(tree: Tree, source: str, model: type[_S], broken_rules: Rules) -> _S:
     assert isinstance(tree.value, dict)
-    config = None
+    made = None
     # A section without a line in it is null to YAML.
-    values = {key: {} if value is None and key in _SECTIONS else value for key, value in tree.value.items()}
-    problems = [*tree.problems, *_broken_rules(values)]
+    sections = _SECTIONS if model is Config else {}
+    values = {key: {} if value is None and key in sections else value for key, value in tree.value.items()}
+    problems = [*tree.problems, *broken_rules(values)]
     try:
-        config = Config.model_validate(values)
+        made = model.model_validate(values)
     except ValidationError as error:
         problems += [
-            explain.explained(line["loc"], line["type"], line["input"], line.get("ctx", {}))
+            explain.explained(line["loc"], line["type"], line["input"], line.get("ctx", {}), model)
             for line in error.errors(include_url=False)
             if line["type"] != BROKEN_RULE
         ]
-    problems += _ambiguous(tree)
-    if problems or config is None:
+    problems += _ambiguous(tree, model)
+    if problems or made is None:
         assert problems, "a rule of a model that was not checked on the values as written"
         raise InvalidConfigError(source, _arranged(problems, tree))
-    return config
+    return made
 
 
 def _arranged(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
@@ -211,10 +229,10 @@ def _preorder(value: Value, path: KeyPath = ()) -> Iterator[KeyPath]:
         yield from _preorder(child, (*path, key))
 
 
-def _ambiguous(tree: Tree) -> Iterator[Problem]:
+def _ambiguous(tree: Tree, model: type[Section]) -> Iterator[Problem]:
     """Unquoted on, off, yes and no where any value goes, so that no type can tell which was meant."""
     for path, origin in tree.origins.items():
-        if origin.word is not None and explain.field_at(path)[0] is None:
+        if origin.word is not None and explain.field_at(path, model)[0] is None:
             found = f"{origin.word}, a boolean to some readers of YAML and text to others"
             accepted = f'true or false, or "{origin.word}" in quotes if the text is meant'
             yield Problem(path, found, accepted)

@@ -65,7 +65,8 @@ def _each_once(names: list[str]) -> list[str]:
     return names
 
 
-def _installed_algorithm(name: str) -> str:
+def installed_algorithm(name: str) -> str:
+    """The name; raises what pydantic takes for a wrong one if no such algorithm is installed."""
     if not is_installed(name):
         raise PydanticCustomError("not_installed", "not installed")
     return name
@@ -159,7 +160,7 @@ class Algorithm(Section):
 
     __pydantic_extra__: dict[str, Option]
 
-    name: Annotated[str, OneOf(algorithm_names), AfterValidator(_installed_algorithm)]
+    name: Annotated[str, OneOf(algorithm_names), AfterValidator(installed_algorithm)]
     """afl-br sends whole vectors; afl-com compresses both ways; sgda, drfa and fedavg are for comparison; or
     an installed one of your own"""
     rounds: Annotated[Count, Unit("rounds")]

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.codecs.integers import integer_type, integers, sum_bits
+from afl.core.codecs.integers import integers, sum_bits
 from afl.core.codecs.modular import modular, signed, word_type
 from afl.core.codecs.payload import codec_of, joint_header, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
-from afl.core.grid import counted_integers
+from afl.core.grid import counted_integers, integer_type
 from afl.core.messages import MOST_JOINED, Kind, Payload, PayloadHeader, Report, Share, ValueType
 from afl.core.sums import Sum, checked_sum
 from afl.errors import DivergedError, ProtocolError
@@ -98,6 +98,12 @@ class WholeMessages(Sum):
     def waiting_bytes(self) -> int:
         """Of messages that are incomplete."""
         return sum(map(len, self._arriving.values()))
+
+    def would_wait(self, worker: int) -> bool:
+        """Whether more has come of another message: where too much is incomplete, one is brought to its end
+        after the other, so that what is held gets less."""
+        longest = max(self._arriving, key=lambda other: len(self._arriving[other]), default=worker)
+        return longest != worker
 
     def vector(self, realization: Realization, dim: int) -> Tensor:
         """What the sum of the integers stands for."""

@@ -72,6 +72,8 @@ class Evaluation:
         means: of the workers' metrics by name, where those are not told.
         smooth_worst: the smooth worst loss (:data:`afl.core.secrecy.fixed_point.SHARPNESS`), where the
             workers' are not told.
+        tensor_residual_norms: for each parameter tensor, by its name, the largest of the norms of its part of
+            the workers' residuals; empty where these are not told.
     """
 
     round: int
@@ -84,6 +86,7 @@ class Evaluation:
     residual_norms: tuple[float, ...] = ()
     means: Mapping[str, float] | None = None
     smooth_worst: float | None = None
+    tensor_residual_norms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -100,6 +103,7 @@ class Evaluation:
             residual_norms=tuple(values.get("residual_norms", ())),
             means=values.get("means"),
             smooth_worst=values.get("smooth_worst"),
+            tensor_residual_norms=values.get("tensor_residual_norms", {}),
         )
 
 
@@ -717,12 +721,22 @@ class RoundEngine:
             expected = self.collector.expected_payloads(self.step.position)
         if is_evaluation and "loss" not in report.metrics:
             raise ProtocolError(f"{where}: an evaluation without the metric loss")
+        self._check_norms(report)
         if len(report.payloads) != len(expected):
             raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
         if report.others and not (expected and all(right.bits for right in expected)):
             raise ProtocolError(f"{where}: a joint report, where only integers can be added before they come")
         for header, right in zip(report.payloads, expected, strict=True):
             check_header(header, joint_header(right, len(report.workers)) if report.others else right)
+
+    def _check_norms(self, report: Report) -> None:
+        norms, due = len(report.tensor_residual_norms), 0
+        if self.step.kind is Kind.EVALUATE and self.algorithm.grid is not None:
+            # Without a model nobody asks what they are.
+            due = norms if self._model is None else len(self._model.tensors)
+        if norms not in {0, due}:
+            where = self._where(report)
+            raise ProtocolError(f"{where}: {norms} norms of its residual by tensor; here there are {due}")
 
     def _accept(self, report: Report) -> Ack:
         for own in report.of_each():
@@ -822,4 +836,11 @@ class RoundEngine:
             residual_norms=tuple(report.residual_norm for report in by_worker),
             means=means,
             smooth_worst=smooth_worst,
+            tensor_residual_norms=self._largest_norms(reports),
         )
+
+    def _largest_norms(self, reports: Sequence[Report]) -> dict[str, float]:
+        told = [report.tensor_residual_norms for report in reports if report.tensor_residual_norms]
+        if self._model is None or not told:
+            return {}
+        return dict(zip(self._model.names, map(max, *told, told[0]), strict=True))

@@ -16,11 +16,16 @@ from afl.errors import ProtocolError
 FIRST_RANGE = 0.05
 """The largest value of the first round's grid."""
 
+WIDE = 15
+"""From this L on, each value that does not fit asks for a larger range: clipping delays the largest values,
+and with large steps a run then diverges (docs/decisions.md). With a smaller L, steps that reach all values
+would be too coarse for most."""
+
 FAR, FAR_SMALL = 2.5, 8.0
-"""A value of more than so many ranges asks for a larger one. What lies between is clipped, and the rest of it
-sent with the next message that has the coordinate. Small groups get the finer steps of a smaller range: they
-cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows without end
-(docs/decisions.md)."""
+"""With a smaller L, a value of more than so many ranges asks for a larger one. What lies between is clipped,
+and the rest of it sent with the next message that has the coordinate. Small groups get the finer steps of a
+smaller range: they cost little. Sixteen ranges, at four bits, are clipped for so long that the residual grows
+without end (docs/decisions.md)."""
 
 SMALL_SHARE = 0.25
 """The smallest groups, as far as they have no more than this share of all values together, are small."""
@@ -68,10 +73,13 @@ class Grid:
         self.limit = ((1 << (bits - 1)) - 1) // shared_by
         assert self.limit >= 1
         self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
-        ascending = np.argsort(sizes, kind="stable")
-        is_small = np.empty(len(sizes), dtype=np.bool_)
-        is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
-        self.far: NDArray[np.float64] = self.limit * np.where(is_small, FAR_SMALL, FAR)
+        self._bounds = self.limit * 2.0**LEAST_EXPONENT, self.limit * 2.0**MOST_EXPONENT
+        self.far: NDArray[np.float64] = np.full(len(sizes), float(self.limit))
+        if self.limit < WIDE:
+            ascending = np.argsort(sizes, kind="stable")
+            is_small = np.empty(len(sizes), dtype=np.bool_)
+            is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
+            self.far = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
     def content(self) -> bytes:
         """:attr:`ranges` as they travel, little-endian."""
@@ -105,10 +113,13 @@ class Grid:
         """
         sent = counts > 0
         starts = (np.cumsum(counts) - counts)[sent]
-        is_empty = ~np.logical_or.reduceat(sums[: -len(counts)], starts)
+        is_empty = np.bitwise_or.reduceat(sums[: -len(counts)], starts) == 0
         is_far = sums[-len(counts) :][sent] > 0
         self.ranges[sent] *= np.where(is_far, GROWTH, np.where(is_empty, EMPTY_DECAY, DECAY))
         np.maximum(self.ranges, DEEPEST * self.ranges.max(), out=self.ranges)
+        # Where steps go no further, ranges must not either: a model at rest for a thousand rounds would have
+        # ranges of zero, and each round of it would take another to come back.
+        self.ranges.clip(*self._bounds, out=self.ranges)
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,11 @@ class IntegerRound:
     largest_exponent: int
 
 
+def integer_type(bits: int) -> type[np.signedinteger[Any]]:
+    """The narrowest type that holds integers of ``bits`` bits."""
+    return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if bits <= 8 * kind().itemsize)
+
+
 def counted_integers(integers: NDArray[Any], limit: int) -> NDArray[np.int64]:
     """How many integers there are, how many of them are 0, and how many are ``limit`` or ``-limit``."""
     zeros = at_limit = 0
@@ -151,9 +167,9 @@ def rounded(
     counts: NDArray[np.int64],
     limit: int,
     far: NDArray[np.float64],
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """The integers i nearest to ``p / 2^s`` within ``-limit..limit``, ties to even, and behind them the
-    groups' own, int32 ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
+    groups' own, in their :func:`integer_type`, ``[k + groups]``; and c = ``i 2^s``, float32 ``[k]``.
 
     ``p - c`` is a float32 itself wherever ``|p| <= 2^23 L 2^s``. To that end i is rounded towards zero, to a
     multiple of p's last place, where that is coarser than the grid. Beyond, c is ``L 2^s`` and not as much as
@@ -165,7 +181,7 @@ def rounded(
         counts: how many values each group has.
         far: beyond which integer, before it is clipped, a value makes its group's own integer 1.
     """
-    integers = np.empty(len(values) + len(counts), dtype=np.int32)
+    integers = np.empty(len(values) + len(counts), dtype=integer_type(limit.bit_length() + 1))
     is_far = integers[len(values) :]
     is_far.fill(0)
     sent = np.empty_like(values)

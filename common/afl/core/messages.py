@@ -198,6 +198,8 @@ class Report:
         missing: why the worker has nothing to report for this step, which is then all there is; else empty.
         residual_norm: the Euclidean norm of the worker's residual (evaluation), 0 if it keeps none; nothing
             is computed from it.
+        tensor_residual_norms: those of its parts by parameter tensor, in order, where messages are integers
+            and a residual is kept (evaluation); else empty.
         others: of a joint report, the other workers that it stands for, ascending and after ``worker``: the
             payloads are the sums of all these workers' integers.
     """
@@ -213,6 +215,7 @@ class Report:
     missing: str = ""
     residual_norm: float = 0.0
     others: tuple[Share, ...] = ()
+    tensor_residual_norms: tuple[float, ...] = ()
 
     @property
     def workers(self) -> tuple[int, ...]:

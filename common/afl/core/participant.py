@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -312,6 +313,12 @@ class Participant:
             self.vector.publish()
         self.applied = step.position
 
+    def _norms_by_tensor(self, residual: Tensor | None) -> tuple[float, ...]:
+        """Where messages are integers: on a grid that is too coarse for a tensor, its part alone grows."""
+        if residual is None or self._side.grid is None:
+            return ()
+        return tuple(map(norm, torch.split(residual, list(self.vector.tensors))))
+
     def _finite_answer(self, worker: int, committed: CommittedStep, digest: bytes) -> Answer:
         try:
             return self._answer(worker, committed, digest)
@@ -341,6 +348,7 @@ class Participant:
                 metrics=metrics,
                 model_digest=digest,
                 residual_norm=0.0 if residual is None else norm(residual),
+                tensor_residual_norms=self._norms_by_tensor(residual),
             )
             return report, []
         if committed.step.kind is Kind.BUFFERS:

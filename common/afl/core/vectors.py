@@ -181,6 +181,16 @@ def take_out(vector: Tensor, places: Tensor) -> NDArray[np.float32]:
     return taken
 
 
+def put_at(vector: Tensor, places: Tensor, values: NDArray[np.float32]) -> None:
+    """``vector[places] = values``, each place at most once."""
+    if vector.device.type != "cpu":
+        vector.index_copy_(0, places.to(vector.device), torch.from_numpy(values.copy()).to(vector.device))
+        return
+    array, indices = vector.numpy(), places.numpy()
+    for start in range(0, len(indices), _PLACES):
+        array[indices[start : start + _PLACES]] = values[start : start + _PLACES]
+
+
 def add_at(total: Tensor, places: Tensor | None, values: NDArray[np.float32]) -> None:
     """``total[places] += values``, each place at most once; all places where ``places`` is ``None``."""
     with np.errstate(over="ignore", invalid="ignore"):

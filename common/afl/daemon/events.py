@@ -376,6 +376,17 @@ class JournalDamaged(_OfWorker):
     """An entry of a journal is incomplete; the one before it is used, if there is one."""
 
 
+class AuditOpened(_OfFile):
+    """What leaves the site is logged from here on (audit, in a policy)."""
+
+    lines: Annotated[int, "that are there"]
+    hash: Annotated[str, "of the last of them, SHA-256"]
+
+
+class AuditCut(_OfFile):
+    """The last line of an audit log was not written to its end, and is cut off."""
+
+
 class Timings(Event):
     """Where the process's time went, at the end of the run; in seconds of wall-clock and of CPU time."""
 

@@ -106,6 +106,15 @@ def load_task(
     return _made(cls, name, options)
 
 
+def local_options(name: str) -> frozenset[str]:
+    """The options that are each machine's own; none of a class that is named by its module, whose code is not
+    loaded for it, or of a task that is not installed here."""
+    path = known_tasks().get(name)
+    return (
+        frozenset() if path is None else _checked_class(name, _imported(f"task {name}", path)).local_options
+    )
+
+
 def make_task(cls: type[Task], options: Mapping[str, Any]) -> Task:
     """A task of a class that the caller has, made with its options.
 

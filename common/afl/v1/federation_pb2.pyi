@@ -357,7 +357,7 @@ class Commit(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., dual_weights: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing", "residual_norm", "others")
+    __slots__ = ("worker", "position", "loss", "examples", "payloads", "metrics", "model_digest", "weight", "missing", "residual_norm", "others", "tensor_residual_norms")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class Report(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_NORM_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_RESIDUAL_NORMS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     position: Position
     loss: float
@@ -380,7 +381,8 @@ class Report(_message.Message):
     missing: str
     residual_norm: float
     others: _containers.RepeatedCompositeFieldContainer[Share]
-    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ..., residual_norm: _Optional[float] = ..., others: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+    tensor_residual_norms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., model_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., missing: _Optional[str] = ..., residual_norm: _Optional[float] = ..., others: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., tensor_residual_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("worker", "loss", "examples")

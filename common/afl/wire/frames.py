@@ -314,8 +314,9 @@ def report_of(message: pb.Report) -> Report:
     metrics = {metric.name: metric.value for metric in message.metrics}
     if len(metrics) != len(message.metrics):
         raise ProtocolError(f"worker {message.worker} reports a metric twice")
-    if not 0 <= message.residual_norm < math.inf:
-        raise ProtocolError(f"worker {message.worker} reports a residual of norm {message.residual_norm}")
+    for norm in (message.residual_norm, *message.tensor_residual_norms):
+        if not 0 <= norm < math.inf:
+            raise ProtocolError(f"worker {message.worker} reports a residual of norm {norm}")
     return Report(
         worker=message.worker,
         position=position_of(message.position),
@@ -327,6 +328,7 @@ def report_of(message: pb.Report) -> Report:
         weight=message.weight,
         missing=message.missing,
         residual_norm=message.residual_norm,
+        tensor_residual_norms=tuple(message.tensor_residual_norms),
         others=tuple(Share(share.worker, share.loss, share.examples) for share in message.others),
     )
 
@@ -394,7 +396,9 @@ def _scalars(report: Report | pb.Report) -> int:
         report.metrics.values() if isinstance(report, Report) else (metric.value for metric in report.metrics)
     )
     losses = (report.loss, *(share.loss for share in report.others))
-    return sum(map(is_sent, (*losses, report.weight, report.residual_norm, *metrics)))
+    single = sum(map(is_sent, (*losses, report.weight, report.residual_norm, *metrics)))
+    # In a list a zero travels too.
+    return single + len(report.tensor_residual_norms)
 
 
 def position_message(position: Position) -> pb.Position:

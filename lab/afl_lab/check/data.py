@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from afl.errors import ExitCode
+from afl.site.policy import DEFAULT_MIN_BATCH
 from afl.tasks import Task
 from afl_lab.check.examples import Part
 from afl_lab.check.findings import Report
@@ -56,6 +57,9 @@ def _check_sizes(report: Report, where: str, train: Part, test: Part) -> None:
 
 
 def _check_batch(report: Report, where: str, count: int, batch_size: int, *, allows_smaller: bool) -> None:
+    if batch_size < min(count, DEFAULT_MIN_BATCH):
+        what = f"minibatches of {batch_size} examples, from whose gradients a server can compute examples"
+        report.note(where, f"{what}: a worker refuses them unless started with --min-batch {batch_size}")
     if not 0 < count < batch_size:
         return
     if allows_smaller:

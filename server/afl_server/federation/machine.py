@@ -226,8 +226,8 @@ class Federation(Rounds):
             return False
         if collector.waiting_bytes <= self._run.config.server.reorder_buffer:
             return False
-        pending = next((worker for worker in member.workers if self.engine.awaits(worker)), None)
-        return pending is not None and collector.would_wait(pending)
+        pending = [worker for worker in member.workers if self.engine.awaits(worker)]
+        return bool(pending) and all(map(collector.would_wait, pending))
 
     def _relieve(self) -> None:
         """Read on from members whose turn in the sum has come."""

@@ -250,6 +250,7 @@ class RunRecords:
             workers=evaluation.metrics,
             examples=evaluation.examples,
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
         self._show_evaluation(summary, evaluation)
         LOG.info(

@@ -616,10 +616,10 @@ def tried_integers(task: str, *overrides: str, dry_seconds: float = 0.1) -> Repo
 
 
 def test_integers_are_proposed_where_they_save_and_the_loss_falls_alike() -> None:
-    note = found(tried_integers("faulty.py:Wide"), Level.NOTE, "with bits: 4 a round sends")
-    assert note.advice == "add bits: 4 to algorithm.uplink"
+    note = found(tried_integers("faulty.py:Wide"), Level.NOTE, "with bits: 8 a round sends")
+    assert note.advice == "add bits: 8 to algorithm.uplink"
     identity = tried_integers("faulty.py:Wide", "algorithm.uplink={name: identity}")
-    note = found(identity, Level.NOTE, "with bits: 4 a round sends")
+    note = found(identity, Level.NOTE, "with bits: 8 a round sends")
     assert "each worker then keeps a residual of 22.41 kB" in note.advice
 
 
@@ -653,7 +653,7 @@ def test_integers_that_are_too_coarse_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_task_of_long_rounds_is_not_tried() -> None:
     report = tried_integers("faulty.py:Wide", dry_seconds=9.9)
-    assert report.facts["Integers"] == {"bits: 4": "not tried: 20 rounds take 10.1 s here"}
+    assert report.facts["Integers"] == {"bits: 8": "not tried: 20 rounds take 10.1 s here"}
     assert not report.values
 
 
@@ -662,6 +662,7 @@ def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))
     assert not report.errors, report
+    found(report, Level.NOTE, "a worker refuses them unless started with --min-batch 1")
 
 
 @pytest.mark.parametrize(

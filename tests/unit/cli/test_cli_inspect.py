@@ -140,6 +140,33 @@ def test_metrics_of_the_task_s_own(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--all" not in everything
 
 
+def test_metrics_with_residuals_by_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics_lines(5)]
+    for line in lines[1::2]:
+        norms = {f"layers.{index}.weight": 10.0 * index * line["round"] for index in range(30)}
+        line["tensor_residual_norms"] = {**norms, "layers.7.weight": 0.125}
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out.partition("Residuals: the largest norm")[2]
+    assert [f"after round {round_}" in " ".join(shown.split()) for round_ in range(1, 6)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    rows = [line.replace("│", "").split() for line in shown.splitlines() if "layers" in line]
+    assert rows[0] == ["layers.29.weight", "290", "870", "1450"]
+    assert len(rows) == 20
+    assert "20 of 30 tensors (--all shows every one)" in shown
+    assert main(["inspect", "--all", str(path)]) == 0
+    everything = capsys.readouterr().out.partition("Residuals: the largest norm")[2]
+    assert ["layers.7.weight", *["0.125"] * 3] in [
+        line.replace("│", "").split() for line in everything.splitlines()
+    ]
+
+
 def test_metrics_of_a_loss_that_has_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics_lines(3)]

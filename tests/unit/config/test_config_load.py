@@ -53,7 +53,7 @@ ALGORITHM_KEYS = (
     "one of name, rounds, block, eta_w, eta_q, local_steps, sampled, weighting, smoothness, sigma_q, uplink, "
     "downlink"
 )
-ROOT_KEYS = "one of workers, task, algorithm, evaluation, run, server, worker, faults"
+ROOT_KEYS = "one of workers, task, algorithm, evaluation, run, server, worker, faults, privacy"
 LISTEN = "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"
 DURATION = "a duration (250ms, 30s, 5m, 1h, or a number of seconds)"
 SIZE = "a size (64KiB, 1MiB, 2GB, or a number of bytes)"
@@ -641,7 +641,7 @@ def test_one_mistake_is_one_problem(problems: Problems, written: str, instead: s
 
 
 # Files of which nothing can be made.
-AT_THE_TOP = "sections and keys: workers, task, algorithm, evaluation, run, server, worker, faults"
+AT_THE_TOP = "sections and keys: workers, task, algorithm, evaluation, run, server, worker, faults, privacy"
 YAML = "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
 
 

@@ -230,6 +230,9 @@ def test_what_is_written_out() -> None:
         "    policy: wait\n"
         "  non_finite: abort\n"
         "  lost_residual: restart\n"
+        "privacy:\n"
+        "  secure_aggregation: false\n"
+        "  losses: shown\n"
     )
 
 

@@ -175,6 +175,7 @@ def test_reports_of_several_workers_join_into_one_frame() -> None:
         st.builds(Share, st.integers(0, 2**32 - 1), st.floats(allow_nan=False), st.integers(0, 2**64 - 1)),
         max_size=3,
     ),
+    norms=st.lists(st.floats(0, 1e300), max_size=4),
 )
 @settings(deadline=None)
 def test_a_report_crosses_the_wire_unchanged(
@@ -186,18 +187,20 @@ def test_a_report_crosses_the_wire_unchanged(
     metrics: dict[str, float],
     digest: bytes,
     others: list[Share],
+    norms: list[float],
 ) -> None:
     position = Position(round_, phase)
-    headers, shares = (INDEXED, DENSE), tuple(others)
-    report = Report(worker, position, loss, examples, headers, metrics, digest, others=shares)
+    headers, own = (INDEXED, DENSE), {"others": tuple(others), "tensor_residual_norms": tuple(norms)}
+    report = Report(worker, position, loss, examples, headers, metrics, digest, **own)
     frame = report_frame(report, Kind.EVALUATE)
     (read,) = parse_worker_frame(frame.data).reports
     assert report_of(read) == report
     # protobuf leaves a zero out, but not a negative one.
     losses = [loss, *(share.loss for share in others)]
     sent = [number for number in (*losses, *metrics.values()) if struct.pack("<d", number) != bytes(8)]
-    assert content_of_worker_frame(parse_worker_frame(frame.data), lambda *_: None).scalars == 8 * len(sent)
-    assert frame.content == FrameContent(Traffic.EVALUATION, scalars=8 * len(sent))
+    scalars = 8 * (len(sent) + len(norms))
+    assert content_of_worker_frame(parse_worker_frame(frame.data), lambda *_: None).scalars == scalars
+    assert frame.content == FrameContent(Traffic.EVALUATION, scalars=scalars)
 
 
 @given(

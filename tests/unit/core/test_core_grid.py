@@ -33,9 +33,9 @@ def values_near(draw: st.DrawFn, bits: int, exponent: int) -> float:
         st.integers(-2 * limit, 2 * limit),
         st.sampled_from([limit, limit * 2**23, limit * 2**22, 2**24, 2**25]),
     )
-    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25]))) * 2.0**exponent
+    nudged = np.float32(draw(places) + draw(st.sampled_from([0.0, 0.5, -0.5, 0.25])))
     with np.errstate(over="ignore"):
-        value = np.float32(nudged)
+        value = nudged * np.float32(2.0**exponent)
     return float(value) if np.isfinite(value) else 0.0
 
 
@@ -132,6 +132,11 @@ def test_the_smallest_groups_with_a_quarter_of_the_values_are_small() -> None:
     assert Grid([100], 2).far.tolist() == [2.5]
 
 
+def test_five_bits_and_more_have_a_range_for_all_values() -> None:
+    assert Grid([70, 20, 10], 5).far.tolist() == [15, 15, 15]
+    assert Grid([100, 1], 24).far.tolist() == [2**23 - 1] * 2
+
+
 def test_a_silent_group_does_not_fall_out_of_reach() -> None:
     own = Grid([1, 1], 4)
     for _ in range(500):
@@ -139,6 +144,24 @@ def test_a_silent_group_does_not_fall_out_of_reach() -> None:
         own.ranges[0] = 1.0
     own.move(np.array([1, 0, 0, 0]), np.array([1, 1]))
     assert own.ranges.tolist() == [0.95, 0.95 * 2.0**-20]
+
+
+@pytest.mark.parametrize("bits", BIT_WIDTHS)
+@pytest.mark.parametrize(
+    ("is_far", "last"), [(0, grid.LEAST_EXPONENT), (1, grid.MOST_EXPONENT)], ids=["at rest", "far"]
+)
+def test_ranges_go_as_far_as_steps_and_come_back_at_once(bits: int, is_far: int, last: int) -> None:
+    own, counts = Grid([3, 2], bits), np.array([3, 2])
+    silence, turned = np.array([0] * 5 + [is_far] * 2), np.array([1] * 5 + [1 - is_far] * 2)
+    for _ in range(1500):
+        own.move(silence, counts)
+    assert own.exponents.tolist() == [last, last]
+    newcomer = Grid([3, 2], bits)
+    newcomer.load(own.content())
+    assert newcomer.ranges.tolist() == own.ranges.tolist()
+    own.move(turned, counts)
+    assert own.exponents.tolist() == [last if is_far else last + 1] * 2
+    assert (own.ranges < newcomer.ranges).all() if is_far else (own.ranges == 2 * newcomer.ranges).all()
 
 
 @pytest.mark.parametrize("bits", BIT_WIDTHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import os
 import signal
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError, PeerError, SignalError
+from afl.errors import ConfigError, PeerError, PolicyError, SignalError
+from afl.security.certificates import pem_certificates
 from afl.security.keys import fingerprint_of_pem, new_signing_key
+from afl.site.policy import DEFAULT_MIN_BATCH
+from afl_worker.departures import Departures
 from afl_worker.main import make_worker_parser, worker_options
 from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
@@ -212,3 +216,32 @@ def test_what_is_not_checked_and_what_others_can_read_is_logged(
     Path(peers["SIGNING"]).chmod(0o600)
     options_of("--peer-keys", peers["LIST"], "--signing-key", peers["SIGNING"])
     assert caplog.records == []
+
+
+def test_the_policy_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    assert options_of().policy.min_batch == DEFAULT_MIN_BATCH
+    assert options_of("--min-batch", "3").policy.min_batch == 3
+    path.write_text("max_rounds: 5\n", encoding="utf-8")
+    read = options_of("--policy", str(path), "--min-batch", "3").policy
+    assert (read.limits.max_rounds, read.min_batch) == (5, 3)
+    path.write_text("min_batch: 5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--min-batch 3: the policy says it \(.*:1\); leave one out"):
+        options_of("--policy", str(path), "--min-batch", "3")
+    with pytest.raises(ConfigError, match="--min-batch 0: a whole number of examples, at least 1"):
+        options_of("--min-batch", "0")
+    path.write_text("servers: [127.0.0.1:2]\n", encoding="utf-8")
+    with pytest.raises(PolicyError, match=r"site.yaml:1: servers\n    found:     127.0.0.1:1"):
+        options_of("--policy", str(path))
+
+
+def test_an_authority_that_is_exchanged_is_noticed_at_the_next_connection(tmp_path: Path) -> None:
+    ours, theirs = Identities(tmp_path / "ours"), Identities(tmp_path / "theirs")
+    (der,) = pem_certificates(ours.ca.read_bytes())
+    path = tmp_path / "site.yaml"
+    path.write_text(f"authorities: [{hashlib.sha256(der).hexdigest()}]\n", encoding="utf-8")
+    departures = Departures(options_of("--policy", str(path), "--ca", str(ours.ca)))
+    departures.check_server()
+    ours.ca.write_bytes(theirs.ca.read_bytes())
+    with pytest.raises(PolicyError, match=r"site.yaml:1: authorities"):
+        departures.check_server()

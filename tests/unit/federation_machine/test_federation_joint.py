@@ -163,3 +163,31 @@ def test_a_late_one_is_late_for_all_its_workers(has_begun: bool) -> None:
     assert late.goodbye is None
     assert late.steps[-1][0].step.position == engine.step.position
     assert "absent" in names(world.log)
+
+
+def test_messages_are_brought_to_their_end_one_after_the_other_where_too_much_has_begun() -> None:
+    world = world_of(task={"options": {"dim": 20_000}})
+    groups = ((0, 3), (1,), (2,))
+    peers = [joined(world, *workers, process=b"%d" % workers[0]) for workers in groups]
+    collector, limit = world.federation.engine.collector, world.config.server.reorder_buffer
+    for peer, workers in zip(peers, groups, strict=True):
+        world.queue_all(peer, workers, FIRST, Kind.TRAIN)
+        for _ in range(2):
+            world.handle(peer.said.popleft())
+    assert collector.waiting_bytes > 2 * limit
+    assert world.paused == {peer.member for peer in peers[1:]}
+    world.handle(peers[0].said.popleft())
+    assert collector.waiting_bytes > limit
+    # How far each has come depends on how long its integers are coded.
+    (last,) = [peer for peer in peers[1:] if peer.member in world.paused]
+    gone, own = (peers[1], groups[1]) if last is peers[2] else (peers[2], groups[2])
+    # What has come of a message outlives its session, but not the process's memory of it.
+    world.leave(gone)
+    assert world.paused == {last.member}
+    newcomer = joined(world, *own, process=b"another")
+    assert not world.paused
+    world.handle(last.said.popleft())
+    assert world.federation.engine.missing() == list(own)
+    while world.say(newcomer):
+        pass
+    assert world.federation.engine.step.position > FIRST

@@ -134,8 +134,8 @@ def test_integers_are_apart_from_the_papers_methods_and_have_rand_k_s_steps() ->
     variants = experiment.variants("integers")
     assert {variant.method for variant in variants.values()} == {"afl-com-rand-k"}
     assert (part.search, part.steps, part.seeds) == (None, "main", experiment.parts["main"].seeds)
-    config = experiment.config("afl-com-rand-k", variants["bits-4"].set).algorithm
-    assert config.uplink_compressor.options == {"ratio": 0.1, "bits": 4}
+    config = experiment.config("afl-com-rand-k", variants["bits-8"].set).algorithm
+    assert config.uplink_compressor.options == {"ratio": 0.1, "bits": 8}
     assert config.downlink_compressor == config.uplink_compressor
 
 

@@ -21,6 +21,7 @@ TABLES: Mapping[Path, Tables] = {
     REFERENCE / "exit-codes.md": {"exit codes": tables.exit_codes_table},
     REFERENCE / "events.md": {"events": logged.events_table},
     REFERENCE / "messages.md": {"messages": protocol.messages_sections},
+    ROOT / "docs" / "policy.md": {"policy": tables.policy_table},
     ROOT / "docs" / "observability.md": {"alerts": rules.alerts_table},
 }
 """What is made anew within each document, between its markers."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from afl.config.document import all_keys
+from afl.config.schema import Config, Section
 from afl.errors import ExitCode
+from afl.site.policy import Policy
 from afl_server.pages.metrics import FAMILIES
 
 
-def config_table() -> str:
-    """Every key of the configuration."""
+def config_table(of: type[Section] = Config) -> str:
+    """Every key of the configuration, or of another file like it."""
     rows = ["| key | meaning | accepted | default | unit |", "|---|---|---|---|---|"]
-    for key in all_keys():
+    for key in all_keys(of):
         default = key.default if key.default in {"", "required"} else f"`{key.default}`"
         cells = [f"`{key.name}`", key.description, key.accepts, default, key.unit]
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def policy_table() -> str:
+    """Every key of a site's policy."""
+    return config_table(Policy)
 
 
 def metrics_table() -> str:

@@ -17,7 +17,7 @@ from afl.core.randomness import SharedRandomness
 from afl.daemon import events
 from afl.errors import ConfigError
 from afl.security.identity import WorkerIds
-from afl.tasks.base import TaskContext
+from afl.tasks.base import TaskContext, example_count
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
@@ -53,7 +53,8 @@ def set_up(
     """Build the task, its data and its model, and go on from the workers' journals if there are any.
 
     The welcome's seed and run id were checked. Raises whatever the task's own code raises, and an AflError if
-    the task, the algorithm's compressors or the journals cannot be used.
+    the task, the algorithm's compressors or the journals cannot be used; a PolicyError if minibatches are too
+    small.
     """
     run, workers, skips = settings.parameters, options.workers, settings.skips_non_finite
     randomness = SharedRandomness(welcome.seed)
@@ -66,10 +67,13 @@ def set_up(
     )
     vector = build_vector(task, randomness, device)
     context = TaskContext(run.workers, randomness)
+    data = {worker: worker_data(task, worker, context) for worker in workers}
+    examples = {worker: example_count(own.train) for worker, own in data.items()}
+    options.policy.check_batch(settings.batch_size, examples)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
-        {worker: worker_data(task, worker, context) for worker in workers},
+        data,
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,

@@ -68,7 +68,8 @@ class Realizations:
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device
-        self._drawn: dict[tuple[int, bool], Realization] = {}
+        self._drawn: dict[tuple[int, bool], tuple[Realization, NDArray[np.int64] | None]] = {}
+        """By round, and whether it is the uplink's; with integers, how many values each group has."""
         self._latest: tuple[tuple[Realization, bytes], OnGrid] | None = None
         """On the grid as it was then."""
 
@@ -104,8 +105,8 @@ class Realizations:
         return b"".join(
             (
                 stream.words(4).astype("<u8").tobytes(),
-                self._draw(self.uplink, 1).digest_material(),
-                self._draw(self.downlink, 1).digest_material(),
+                self._draw(self.uplink, 1)[0].digest_material(),
+                self._draw(self.downlink, 1)[0].digest_material(),
                 b"" if self.grid is None else self._grid_material,
             )
         )
@@ -113,8 +114,8 @@ class Realizations:
     def _of(
         self, compressor: Compressor, round_: int, exponents: NDArray[np.int32] | None = None
     ) -> Realization:
-        drawn = self._draw(compressor, round_)
-        if not compressor.bits:
+        drawn, lengths = self._draw(compressor, round_)
+        if lengths is None:
             return drawn
         assert self.grid is not None
         # All workers of a process ask for the same in a round.
@@ -122,14 +123,13 @@ class Realizations:
         if exponents is None and self._latest is not None and self._latest[0] == key:
             return self._latest[1]
         exact = compressor.in_coordinates
-        lengths = drawn.counts(self._offsets) if exact else np.array([compressor.count])
         if exponents is not None:
             return OnGrid(drawn, lengths, self.grid, exponents, is_exact=exact)
         made = OnGrid(drawn, lengths, self.grid, self.grid.exponents, is_exact=exact)
         self._latest = key, made
         return made
 
-    def _draw(self, compressor: Compressor, round_: int) -> Realization:
+    def _draw(self, compressor: Compressor, round_: int) -> tuple[Realization, NDArray[np.int64] | None]:
         key = (round_, compressor is self.uplink)
         if key not in self._drawn:
             # Room is made first: the round asked for may be the oldest of all.
@@ -138,5 +138,9 @@ class Realizations:
             # A downlink of its own is independent of what it compresses, as Theorem 2's proof has it.
             purpose = Purpose.COMPRESSOR if compressor is self.uplink else Purpose.DOWNLINK_COMPRESSOR
             stream = self._randomness.stream(purpose, round_)
-            self._drawn[key] = compressor.realize(stream, self._device)
+            drawn, lengths = compressor.realize(stream, self._device), None
+            if compressor.bits:
+                in_coordinates = compressor.in_coordinates
+                lengths = drawn.counts(self._offsets) if in_coordinates else np.array([compressor.count])
+            self._drawn[key] = drawn, lengths
         return self._drawn[key]

@@ -74,23 +74,36 @@ def write_fixed(
         stream[offset : offset + packed.size] = packed
 
 
-def read_fixed(stream: NDArray[np.uint8], start: int, stop: int, count: int, width: int) -> NDArray[np.int64]:
-    """The integers from place ``start``, a multiple of 8, to ``stop`` that :func:`write_fixed` wrote, of at
-    most 63 bits: int64 ``[stop - start]``."""
+def read_fixed(
+    stream: NDArray[np.uint8],
+    start: int,
+    stop: int,
+    count: int,
+    width: int,
+    *,
+    kind: type[np.signedinteger[Any]] = np.int64,
+) -> NDArray[Any]:
+    """The integers from place ``start``, a multiple of 8, to ``stop`` that :func:`write_fixed` wrote:
+    ``[stop - start]``, of a type of at least ``width`` bits, whose sign is a bit like the others."""
     planes, rest = divmod(width, 8)
-    values = np.zeros(stop - start, dtype=np.int64)
+    values = np.zeros(stop - start, dtype=kind)
     for plane in range(planes):
         part = stream[plane * count + start : plane * count + stop]
-        values |= part.astype(np.int64) << (8 * plane)
+        values |= part.astype(kind) << (8 * plane)
     if rest:
         offset = planes * count + start * rest // 8
         packed = stream[offset : offset + bytes_for((stop - start) * rest)]
-        values |= _unpack(packed, stop - start, rest).astype(np.int64) << (8 * planes)
+        values |= _unpack(packed, stop - start, rest).astype(kind) << (8 * planes)
     return values
 
 
 def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Pack integers of 1 to 7 bits; uint8 ``[n]`` to uint8 ``[bytes_for(n * width)]``, padded with zeros."""
+    if width == 4:
+        pairs = np.zeros(values.size + values.size % 2, dtype=np.uint8)
+        pairs[: values.size] = values
+        both: NDArray[np.uint16] = pairs.view("<u2")
+        return (both | both >> 4).astype(np.uint8)
     bits = np.empty((values.size, width), dtype=np.uint8)
     for place in range(width):
         np.bitwise_and(values >> place, 1, out=bits[:, place])
@@ -99,6 +112,10 @@ def _pack(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 def _unpack(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.uint8]:
     """The inverse of :func:`_pack`: uint8 ``[bytes_for(count * width)]`` to uint8 ``[count]``."""
+    if width == 4:
+        spread = packed.astype("<u2")
+        pairs: NDArray[np.uint8] = ((spread | spread << 4) & 0x0F0F).view(np.uint8)
+        return pairs[:count]
     bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
     values = bits[:, 0].copy()
     for place in range(1, width):

@@ -137,6 +137,14 @@ class Realization(abc.ABC):
         """
         return self.split(vector.clone()).values
 
+    def subtract(self, vector: Tensor, values: NDArray[np.float32], sent: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """``vector -= decode(sent)``, as :meth:`step` with 1 does it.
+
+        Args:
+            values: the vector's own, as :meth:`values` has them.
+        """
+        self.step(vector, Compressed(sent), 1.0)
+
     def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002
         """How many values lie in each stretch of coordinates; for a compressor in coordinates.
 

@@ -44,7 +44,7 @@ class OnGrid(Realization):
         """The integers; the vector loses what they stand for."""
         values = self._inner.values(vector)
         integers, sent = rounded(values, self.exponents, self.lengths, self._limit, self._far)
-        self._inner.step(vector, Compressed(sent), 1.0)
+        self._inner.subtract(vector, values, sent)
         if not self._is_exact and not is_finite(vector):
             raise NonFiniteError("the residual of the update overflows float32")
         return Compressed(integers)

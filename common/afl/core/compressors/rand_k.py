@@ -10,7 +10,7 @@ from torch import Tensor
 from afl.core.compressors.base import Compressed, RatioCompressor, Realization, Selection
 from afl.core.messages import Encoding
 from afl.core.randomness import Stream
-from afl.core.vectors import take_out
+from afl.core.vectors import put_at, take_out
 
 
 class RandK(RatioCompressor):
@@ -41,7 +41,13 @@ class _Support(Selection):
         return self._support
 
     def values(self, vector: Tensor) -> NDArray[np.float32]:
-        return vector.index_select(0, self._support).cpu().numpy()
+        if vector.device.type != "cpu":
+            return vector.index_select(0, self._support).cpu().numpy()
+        return vector.numpy().take(self._support.numpy())
+
+    def subtract(self, vector: Tensor, values: NDArray[np.float32], sent: NDArray[np.float32]) -> None:
+        # The vector is not read again.
+        put_at(vector, self._support, values - sent)
 
     def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.diff(np.searchsorted(self._support.cpu().numpy(), offsets))

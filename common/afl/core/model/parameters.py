@@ -42,6 +42,7 @@ class ParameterVector:
 
     Attributes:
         tensors: how many values each trainable parameter has, in order.
+        names: theirs.
         buffers: the module's buffers, a set for each hosted worker.
 
     Raises:
@@ -68,6 +69,7 @@ class ParameterVector:
         self._frozen = [p for _, p in named if not p.requires_grad and p.numel()]
         sizes = [p.numel() for _, p in trainable]
         self.tensors = tuple(sizes)
+        self.names = tuple(name for name, _ in trainable)
         self.dim = sum(sizes)
         if self.dim == 0:
             raise TaskError(
