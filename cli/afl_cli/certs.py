@@ -20,7 +20,7 @@ from afl.security.identity import HashEntry, new_token, parse_peer_keys, parse_t
 if TYPE_CHECKING:
     from afl.security.issuing import Authority
 
-HELP = "make certificates, tokens and signing keys for a server and its workers"
+HELP = "make certificates, tokens and signing keys"
 
 DEFAULT_SERVER = "localhost,127.0.0.1"
 MOST_DAYS, MOST_WORKERS = 3650, 10_000
