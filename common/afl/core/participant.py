@@ -340,7 +340,7 @@ class Participant:
                 examples,
                 metrics=metrics,
                 model_digest=digest,
-                residual_norm=0.0 if residual is None else norm(residual),
+                residual_norm=0.0 if residual is None or self._side.hides_norms else norm(residual),
             )
             return report, []
         if committed.step.kind is Kind.BUFFERS:
