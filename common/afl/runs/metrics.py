@@ -10,6 +10,9 @@ from typing import Any, Final, TypeAlias
 # that go well also end above their first evaluation now and then, by a third, and at up to three times their
 # lowest: the largest loss over the workers goes up and down while the dual weights follow it.
 GROWN_TIMES: Final = 5.0
+HIDDEN: Final = (
+    "hidden: only means, and the smooth worst loss (at most ln(m)/50 above the largest), are known"
+)
 ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
 # What workers are ranked by; it is shown in places of its own.
 RANKING: Final = frozenset({"loss", "accuracy"})
