@@ -55,6 +55,26 @@ def test_a_masked_run_passes_at_every_worker(tmp_path: Path, capsys: pytest.Capt
         }
 
 
+def test_of_a_run_with_hidden_losses_only_names_and_numbers_of_messages_are_in_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of({"secure_aggregation": True, "losses": "hidden"})
+    for file in captures(config, tmp_path / "run"):
+        code, found, err = checked(file, capsys, "--losses", "hidden")
+        assert (code, err) == (0, "")
+        assert [(each["role"], each["payloads"]) for each in found["masked"]] == [
+            ("UPDATE", 40),
+            ("WEIGHT", 40),
+            ("METRICS", 2),
+        ]
+        told = {name for name in found["in_clear"] if name.startswith("reports.")}
+        of_payloads = {name for name in told if name.startswith("reports.payloads.")}
+        assert told - of_payloads <= {
+            *("reports.worker", "reports.position.round", "reports.position.phase", "reports.examples"),
+            *("reports.metrics.name", "reports.model_digest"),
+        }
+
+
 def test_an_unmasked_run_of_integers_fails_and_it_is_said_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

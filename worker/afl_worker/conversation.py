@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import traceback
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -97,7 +98,9 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
-            self._assembler = StepAssembler(self._options.workers, largest)
+            # Of hidden dual weights their sum comes, which is of any size.
+            most = sys.float_info.max if self._settings.parameters.hides_losses else 1.0
+            self._assembler = StepAssembler(self._options.workers, largest, most_weight=most)
         return self._assembler
 
     def check_server(self) -> None:

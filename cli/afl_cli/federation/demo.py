@@ -23,6 +23,7 @@ from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
 from afl.paths import as_argument, expanded
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
+from afl.runs.metrics import hidden_figures
 from afl.security.identity import WorkerIds
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
@@ -177,11 +178,12 @@ def result_table(directory: Path, *, seconds: float) -> RenderableType:
     evaluations = of_event(entries, "evaluation")
     first, last = evaluations[0], evaluations[-1]
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
+    whom = "all workers" if hidden_figures(first) else "worst worker"
     uncompressed = compared(sent, summary["uncompressed_bytes"])
     return facts(
         {
-            "worst worker, at the start": _worst(first),
-            "worst worker, at the end": _worst(last),
+            f"{whom}, at the start": _worst(first),
+            f"{whom}, at the end": _worst(last),
             "mean over the workers": f"from {first['mean_accuracy']:.3f} to {last['mean_accuracy']:.3f}",
             "time": f"{shown_seconds(seconds)} in all, most of it to start the processes",
             "on the wire": f"{shown_bytes(sent)}; uncompressed: {uncompressed}",
@@ -193,6 +195,8 @@ def result_table(directory: Path, *, seconds: float) -> RenderableType:
 
 def _worst(evaluation: Mapping[str, Any]) -> str:
     """How the worst worker stood."""
+    if known := hidden_figures(evaluation):
+        return f"{known} (after round {evaluation['round']})"
     worst = f"(worker {evaluation['worst_worker']}, after round {evaluation['round']})"
     return f"accuracy {evaluation['worst_accuracy']:.3f} {worst}"
 

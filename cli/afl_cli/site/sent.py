@@ -17,7 +17,9 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.capture import PREFIX_BYTES, captured
 from afl.wire.frames import parse_worker_frame, report_of
 
-OF_LOSSES: Final = frozenset({"loss", "others.loss", "metrics.value", "residual_norm", "weight"})
+OF_LOSSES: Final = frozenset(
+    {"loss", "others.loss", "metrics.value", "residual_norm", "tensor_residual_norms", "weight"}
+)
 """Fields of a report that tell what hidden losses keep back."""
 
 MOST_VALUES: Final = 3

@@ -144,6 +144,19 @@ def test_a_childs_log_is_kept_and_followed(on_path: Path) -> None:
     assert (on_path / "log").read_text().endswith("plain words\n")
 
 
+def test_a_real_private_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "kept"
+    arguments = ["--private", "--workers", "4", "--processes", "3", "--rounds", "6", "--keep", str(directory)]
+    assert main(["demo", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "the server learns their sums" in shown
+    assert f"afl capture {directory}/sent-by-0" in shown
+    for log in directory.glob("workers-*.log"):
+        assert '"event": "keys_agreed"' in log.read_text()
+        assert '"event": "peers_unchecked"' not in log.read_text()
+    assert main(["capture", str(directory / "sent-by-0"), "--losses", "hidden"]) == 0
+
+
 SLEEPER = "import time\ntime.sleep(600)\n"
 
 STUBBORN = (
