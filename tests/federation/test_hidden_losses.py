@@ -65,7 +65,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def shown(parts: list[Any]) -> str:
-    console = Console(width=200, record=True, quiet=True)
+    console = Console(width=200)
     with console.capture() as capture:
         for part in parts:
             console.print(part)
