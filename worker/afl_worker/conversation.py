@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 import traceback
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -19,6 +18,7 @@ from afl.core.aggregation import joint_reports
 from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
 from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
+from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import (
@@ -98,9 +98,10 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
-            # Of hidden dual weights their sum comes, which is of any size.
-            most = sys.float_info.max if self._settings.parameters.hides_losses else 1.0
-            self._assembler = StepAssembler(self._options.workers, largest, most_weight=most)
+            hides = self._settings.parameters.hides_losses
+            # Then it is the sum that each worker divides its own weight by.
+            weight = LARGEST_TOTAL if hides else 1.0
+            self._assembler = StepAssembler(self._options.workers, largest, weight)
         return self._assembler
 
     def check_server(self) -> None:
