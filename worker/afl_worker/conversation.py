@@ -18,6 +18,7 @@ from afl.core.aggregation import joint_reports
 from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
 from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
+from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import (
@@ -97,7 +98,10 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
-            self._assembler = StepAssembler(self._options.workers, largest)
+            hides = self._settings.parameters.hides_losses
+            # Then it is the sum that each worker divides its own weight by.
+            weight = LARGEST_TOTAL if hides else 1.0
+            self._assembler = StepAssembler(self._options.workers, largest, weight)
         return self._assembler
 
     def check_server(self) -> None:

@@ -126,7 +126,8 @@ class Grid:
 class IntegerRound:
     """What the integer messages of a round were like.
 
-    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's. The
+    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's; of
+    D's too where the workers' are masked, although those were what was rounded and clipped. The
     groups' own integers are not counted, but the bits that they take are.
 
     Attributes:
@@ -136,6 +137,7 @@ class IntegerRound:
         at_limit: the share that are L or -L, most of them clipped.
         smallest_exponent: s of the finest group; its step is ``2^s``.
         largest_exponent: of the coarsest.
+        of_update: whether the shares are D's.
     """
 
     uplink_bits: float | None
@@ -144,6 +146,7 @@ class IntegerRound:
     at_limit: float
     smallest_exponent: int
     largest_exponent: int
+    of_update: bool = False
 
 
 def integer_type(bits: int) -> type[np.signedinteger[Any]]:

@@ -73,6 +73,7 @@ class Watched(Federation):
                 float(np.mean(np.abs(seen) == limit)),
                 int(min(exponents)),
                 int(max(exponents)),
+                of_update=not has_uplink,
             )
         )
         assert engine.last_round is not None
