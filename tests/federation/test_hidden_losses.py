@@ -17,6 +17,7 @@ from afl_cli.inspect import described
 from afl_lab.plots.points import hides_losses, points_of
 from afl_lab.simulation.run import simulate
 from support import Federation
+from support.browser import Visit, chromium, drawn, fact
 from support.federation import free_port
 
 CONFIG: dict[str, Any] = {
@@ -166,3 +167,27 @@ def test_the_tools_say_what_is_known(federation: Federation, tmp_path: Path) -> 
     assert "only sums over all workers of their masked gradients, losses and metrics, and no examples" in page
     assert "| loss | " in page
     strict((tmp_path / "exported" / "card.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_shows_all_workers_together(tmp_path: Path) -> None:
+    config = {**CONFIG, "algorithm": {**CONFIG["algorithm"], "rounds": 1_000_000}}
+    with chromium() as browser, Federation(config, tmp_path) as federation:
+        federation.start("0-2", "--trust-server-keys")
+        federation.wait_until(lambda status: status["last"] is not None and status["round"] > 60)
+        port = federation.server.wait_for("listening")["http_port"]
+        with Visit(browser, f"http://127.0.0.1:{port}/#worker=1", expects_cuts=True) as page:
+            drawn(page)
+            page.locator("[data-fact=measure]", has_text="smooth worst test loss").wait_for()
+            assert float(fact(page, "worst_figure")) > 0
+            assert " %, loss " in fact(page, "mean_figure")
+            assert page.locator("#hidden").is_visible()
+            assert page.locator("#loss, #served").evaluate_all("found => found.every((one) => !one.hidden)")
+            for name in ("#weights", "#worst-link", "th[data-column=loss]", "#rows td.of-each"):
+                assert not page.locator(name).first.is_visible(), name
+            assert page.locator("#rows tr").first.inner_text().split()[0] == "0"
+            assert "smooth worst" in page.locator("#loss .keys").inner_text()
+            page.locator("#worker-facts", has_text="Last report after").wait_for()
+            assert "Dual weight" not in page.locator("#worker-facts").inner_text()
+            for text in ("NaN", "null", "undefined"):
+                assert text not in page.locator("main").inner_text()
+            page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
