@@ -166,7 +166,7 @@ class IntegerGrid:
     def __init__(self, bits: int) -> None:
         self.limit = 2 ** (bits - 1) - 1
         self.far = 2.5 * self.limit if bits <= 4 else self.limit
-        self.range = 0.05
+        self.range = 0.05 if bits <= 4 else 1.6
         self.sums: list[int] | None = None
         self.is_far = False
 
