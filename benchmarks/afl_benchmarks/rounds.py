@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> No
     parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--bits", type=int, help="of an integer on a grid; without it, values are float32")
+    parser.add_argument("--masked", action="store_true", help="with secure aggregation; it needs --bits")
     parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
@@ -80,7 +81,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "processes": options.processes,
         "compressor": f"{options.compressor}"
         + ("" if options.compressor == "identity" else f" {options.ratio}")
-        + ("" if options.bits is None else f", {options.bits} bits"),
+        + ("" if options.bits is None else f", {options.bits} bits")
+        + (", masked" if options.masked else ""),
         "bytes up, a process and round": up,
         "bytes down, a process and round": down,
         **measured,
@@ -108,10 +110,16 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
             "eta_q": 0.1,
             "uplink": compressor,
         },
+        "privacy": {"secure_aggregation": options.masked},
         "evaluation": {"every": options.rounds},
         "run": {"seed": 1, "directory": str(folder / "run")},
         "server": {"listen": "127.0.0.1:0", "http": None, "chunk_bytes": options.chunk_bytes, **server},
     }
+
+
+def worker_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command line's, of a worker of such a federation."""
+    return ("--task", TASK, *(["--trust-server-keys"] if options.masked else []))
 
 
 def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -120,7 +128,7 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         peak = _Peak(daemons.server.pid)
         try:
             for ids in _groups(options.workers, options.processes):
-                daemons.start_worker(ids, f"127.0.0.1:{daemons.port}", ("--task", TASK))
+                daemons.start_worker(ids, f"127.0.0.1:{daemons.port}", worker_options(options))
             daemons.join()
         finally:
             peak.stop()
