@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from afl.core.algorithms.settings import CompressorChoice
 from afl_benchmarks import floor
 from afl_benchmarks.daemons import Daemons
 
@@ -93,13 +94,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def compressor_of(options: argparse.Namespace) -> CompressorChoice:
+    """The one that the options name."""
+    own = {} if options.compressor == "identity" else {"ratio": options.ratio}
+    return CompressorChoice(
+        options.compressor, own if options.bits is None else {**own, "bits": options.bits}
+    )
+
+
 def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[str, Any]:
     """The configuration of a federation on the no-op task, with more in its section ``server``."""
-    compressor: dict[str, Any] = {"name": options.compressor}
-    if options.compressor != "identity":
-        compressor["ratio"] = options.ratio
-    if options.bits is not None:
-        compressor["bits"] = options.bits
+    compressor = compressor_of(options)
     return {
         "workers": options.workers,
         "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
@@ -108,7 +113,7 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
             "rounds": options.rounds,
             "eta_w": 0.01,
             "eta_q": 0.1,
-            "uplink": compressor,
+            "uplink": {"name": compressor.name, **compressor.options},
         },
         "privacy": {"secure_aggregation": options.masked},
         "evaluation": {"every": options.rounds},
