@@ -145,4 +145,4 @@ def test_an_offer_signed_by_a_certificate_has_the_certificate_with_it(tmp_path: 
     offer = keyring.offer(1)
     (certificate,) = offer.certificates
     assert key_offer_message(offer).ByteSize() - len(certificate) <= 130
-    assert len(certificate) <= 460
+    assert len(certificate) <= 380
