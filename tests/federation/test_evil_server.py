@@ -1,23 +1,29 @@
-"""A server that does not follow the protocol: a worker refuses with its own error, and nothing more leaves it."""
+"""A server that does not follow the protocol: a worker refuses with its own error; nothing more leaves it."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from afl.core.codecs.modular import signed
 from afl.core.messages import Kind, Position
-from afl.core.secrecy.keys import KeyOffer, statement
+from afl.core.secrecy.keyring import Keyring
+from afl.core.secrecy.keys import KeyOffer, OwnKey, statement
+from afl.core.secrecy.masks import Masks
 from afl.errors import ExitCode
 from afl.security.certificates import read_pair
 from afl.security.peers import PeerSigner
 from afl.v1 import federation_pb2 as pb
+from afl.wire.keys import key_offer_of
 from support.evil_server import FIRST, RUN_ID, EvilServer, Peer, Session
 from support.identities import Identities, Pair
 from support.process import Process
@@ -413,11 +419,11 @@ def test_what_no_masked_run_asks_for_is_not_answered(
 
 
 def test_a_loss_too_large_to_hide_is_not_told_either(victim: Victim, pki: Pki) -> None:
-    with EvilServer(HIDDEN, pki.server) as server:
+    # So large a step size makes any loss too large.
+    config = {**HIDDEN, "algorithm": {**CONFIG["algorithm"], "eta_q": 1e6}}
+    with EvilServer(config, pki.server) as server:
         process = victim.start(server)
         session = taken(victim, server)
-        # So large a step size makes any loss too large.
-        server.send_model(session, FIRST, 1e6)
         server.send_step(session, FIRST)
         failure: pb.Failure = session.receive_part("failure")
         process.wait()
@@ -426,3 +432,125 @@ def test_a_loss_too_large_to_hide_is_not_told_either(victim: Victim, pki: Pki) -
             "a loss, a metric or a gradient is not finite or too large; the worker's own log has which"
         )
         assert not failure.traceback
+
+
+# What it can compute from what it has got.
+
+BITS = 16
+MANY = {**CONFIG, "workers": 4, "task": {**CONFIG["task"], "options": {"dim": 20_000}}}
+"""Each message has 4001 integers."""
+
+
+def residues(payload: bytes) -> NDArray[np.int64]:
+    """Little-endian integers of 16 bits."""
+    return np.frombuffer(payload, "<u2").astype(np.int64)
+
+
+def secrets_of(peer: Peer, offers: Sequence[KeyOffer], epoch: int = 1) -> Masks:
+    """All of a colluder's masks, as its own code makes them."""
+    store = KeyStoreOf({peer.worker: OwnKey(epoch, peer.private.private_bytes_raw())})
+    ring = Keyring(
+        RUN_ID,
+        [peer.worker],
+        len(offers),
+        least=2,
+        sign=lambda _: (b"", (), b""),
+        verify=lambda _: None,
+        random=os.urandom,
+        store=store,
+    )
+    return ring.take(epoch, offers)
+
+
+@dataclass
+class KeyStoreOf:
+    """Keys that are there already."""
+
+    kept: dict[int, OwnKey]
+
+    def read(self) -> dict[int, OwnKey]:
+        return self.kept
+
+    def write(self, keys: Mapping[int, OwnKey]) -> None:
+        self.kept.update(keys)
+
+
+def looks_random(words: NDArray[np.int64]) -> bool:
+    """Bits, bytes and neighbours as of coins: each statistic within five standard deviations."""
+    bits = (words[:, None] >> np.arange(BITS)) & 1
+    deviations = [np.abs(bits.mean(axis=0) - 0.5).max() * 2 * np.sqrt(len(words))]
+    for byte in (words & 0xFF, words >> 8):
+        counts, expected = np.bincount(byte, minlength=256), len(words) / 256
+        chi = ((counts - expected) ** 2 / expected).sum()
+        deviations.append(abs(chi - 255) / np.sqrt(2 * 255))
+    unit = words / 2.0**BITS - 0.5
+    deviations.append(abs((unit[1:] * unit[:-1]).mean()) * 12 * np.sqrt(len(words)))
+    return max(deviations) < 5
+
+
+def same_distribution(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+    """Two-sample Kolmogorov-Smirnov test at 1e-6."""
+    points = np.sort(np.concatenate([one, other]))
+    gap = np.abs(
+        np.searchsorted(np.sort(one), points, "right") / len(one)
+        - np.searchsorted(np.sort(other), points, "right") / len(other)
+    ).max()
+    return bool(gap < np.sqrt(np.log(2e6) / 2 * (1 / len(one) + 1 / len(other))))
+
+
+def captured(
+    victim: Victim, pki: Pki, peers: Sequence[Peer], factor: float
+) -> tuple[NDArray[np.int64], list[KeyOffer]]:
+    """The message of round 1 as it has left the worker, at a model with these parameters; and the roster."""
+    with EvilServer(MANY, pki.server) as server:
+        process = victim.start(server, "--journal", f"journal-{factor}")
+        session, ready = server.session()
+        offers = [peer.offer() for peer in peers]
+        server.send_roster(session, ready, *offers)
+        server.send_model(session, FIRST, factor)
+        server.send_step(session, FIRST)
+        _, (payload,) = session.report()
+        process.kill()
+        return residues(payload), [key_offer_of(ready.keys), *offers]
+
+
+def test_what_all_but_one_other_know_does_not_open_a_message_and_what_all_others_know_does(
+    victim: Victim, pki: Pki
+) -> None:
+    peers = [Peer(worker, signer_of(pki.workers[worker])) for worker in (1, 2, 3)]
+    opened = []
+    for factor in (0.0, 50.0):
+        sent, offers = captured(victim, pki, peers, factor)
+        left = sent.copy()
+        assert looks_random(left)
+        for peer in peers:
+            if peer.worker == 3:
+                # Of the two who do not tell, nothing but their sum is known.
+                assert looks_random(left)
+            masks = secrets_of(peer, offers)
+            every = masks.draw(FIRST, 0, len(sent), BITS, [peer.worker]).astype(np.int64)
+            among = [
+                masks_with(masks, peer.worker, other, len(sent))
+                for other in (1, 2, 3)
+                if other != peer.worker
+            ]
+            # What this colluder shares with the victim, and takes away from its message.
+            left = (left + every - sum(among)) % (1 << BITS)
+        opened.append(signed(left.astype(np.uint16), BITS))
+    assert not any(looks_random(one % (1 << BITS)) for one in opened)
+    # The integers of either data: small, and not alike.
+    assert all(np.abs(one).max() < 1 << (BITS - 3) for one in opened)
+
+
+def masks_with(masks: Masks, worker: int, other: int, count: int) -> NDArray[np.int64]:
+    """The stream that a worker shares with another, with its sign."""
+    alone = Masks({worker: {other: masks._secrets[worker][other]}})  # noqa: SLF001  # what a colluder knows
+    return alone.draw(FIRST, 0, count, BITS, [worker]).astype(np.int64)
+
+
+def test_what_is_sent_does_not_depend_on_the_data_as_far_as_can_be_seen(victim: Victim, pki: Pki) -> None:
+    peers = [Peer(worker, signer_of(pki.workers[worker])) for worker in (1, 2, 3)]
+    one, _ = captured(victim, pki, peers, 0.0)
+    other, _ = captured(victim, pki, peers, 50.0)
+    assert same_distribution(one, other)
+    assert looks_random((one - other) % (1 << BITS))
