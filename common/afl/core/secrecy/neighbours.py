@@ -16,7 +16,7 @@ COLLUDING_SHARE = 1 / 3
 
 SECURITY_BITS = 80
 """With a probability of more than ``1 - 2^-80`` over the drawing, the others' sum is then all that it learns.
-Who offers its key last knows all others', and may try keys until the ring suits: so many tries are too many."""
+Who offers its key last may try keys until the ring suits: so many tries are too many."""
 
 
 def degree(workers: int) -> int:
