@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from afl.core.codecs.modular import signed
-from afl.core.messages import Kind, Position
+from afl.core.messages import EVALUATION_PHASE, Kind, Position
 from afl.core.secrecy.keyring import Keyring
 from afl.core.secrecy.keys import KeyOffer, OwnKey, statement
 from afl.core.secrecy.masks import Masks
@@ -432,6 +432,17 @@ def test_a_loss_too_large_to_hide_is_not_told_either(victim: Victim, pki: Pki) -
             "a loss, a metric or a gradient is not finite or too large; the worker's own log has which"
         )
         assert not failure.traceback
+
+
+def test_an_evaluation_tells_nothing_of_what_is_yet_to_be_sent(victim: Victim, server: EvilServer) -> None:
+    victim.start(server)
+    session, _ = reported(victim, server)
+    server.send_step(session, Position(1, EVALUATION_PHASE), Kind.EVALUATE)
+    report, payloads = session.report()
+    assert report.metrics
+    assert not payloads
+    assert not report.residual_norm
+    assert not report.tensor_residual_norms
 
 
 # What it can compute from what it has got.

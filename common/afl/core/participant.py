@@ -339,7 +339,7 @@ class Participant:
                 names = dict.fromkeys(metrics, 0.0)
                 told = Report(worker, position, 0.0, 1, (payload.header,), names, model_digest=digest)
                 return told, [payload]
-            residual = self._side.halves[worker].residual
+            residual = None if self._side.is_masked else self._side.halves[worker].residual
             report = Report(
                 worker,
                 position,

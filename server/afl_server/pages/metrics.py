@@ -202,7 +202,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
         if s.last.worst_accuracy is not None:
             values["afl_worker_accuracy"] = [entry.get("accuracy", math.nan) for entry in evaluation.metrics]
             values["afl_worst_worker_accuracy"] = s.last.worst_accuracy
-        if run.keeps_residuals:
+        if run.keeps_residuals and any(evaluation.residual_norms):
             values["afl_uplink_residual_norm"] = evaluation.residual_norms
     if s.last_round is not None and (integers := s.last_round.integers) is not None:
         values["afl_integer_bits"] = {
