@@ -60,6 +60,8 @@ _CAUSES = {
 MOST_TOLD = 32 * 1024
 """Characters of a failure that the server is told: the server takes no message over its limit."""
 
+_NOT_TOLD = "a loss, a metric or a gradient is not finite or too large; the worker's own log has which"
+
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
 
@@ -342,6 +344,9 @@ class Conversation:
             message=_told(str(failure)),
             traceback="" if raised is None else _told("".join(traceback.format_exception(raised))),
         )
+        if isinstance(error, NonFiniteError) and self._settings.parameters.hides_losses:
+            # It says what the number is.
+            told.message, told.traceback = _NOT_TOLD, ""
         self._departures.failed(told)
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure

@@ -117,7 +117,7 @@ def test_the_degree_is_the_least_even_one_for_which_colluding_runs_are_as_rare_a
     for workers in (65, 100, 1000, 10_000):
         near = degree(workers)
         assert near % 2 == 0
-        assert workers**2 / 2 * 3.0**-near < 2.0**-40 <= workers**2 / 2 * 3.0 ** -(near - 2)
+        assert workers**2 / 2 * 3.0**-near < 2.0**-80 <= workers**2 / 2 * 3.0 ** -(near - 2)
 
 
 def test_a_mask_that_is_left_in_a_sum_is_told() -> None:
