@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from afl.core.algorithms.settings import CompressorChoice
 from afl_benchmarks import floor
 from afl_benchmarks.daemons import Daemons
 
@@ -52,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser, *, dim: int, rounds: int) -> No
     parser.add_argument("--compressor", default="rand-k", choices=["identity", "rand-k", "top-k"])
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--bits", type=int, help="of an integer on a grid; without it, values are float32")
+    parser.add_argument("--masked", action="store_true", help="with secure aggregation; it needs --bits")
     parser.add_argument("--chunk-bytes", type=int, default=1 << 20)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the run's configuration"
@@ -80,7 +82,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "processes": options.processes,
         "compressor": f"{options.compressor}"
         + ("" if options.compressor == "identity" else f" {options.ratio}")
-        + ("" if options.bits is None else f", {options.bits} bits"),
+        + ("" if options.bits is None else f", {options.bits} bits")
+        + (", masked" if options.masked else ""),
         "bytes up, a process and round": up,
         "bytes down, a process and round": down,
         **measured,
@@ -91,13 +94,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def compressor_of(options: argparse.Namespace) -> CompressorChoice:
+    """The one that the options name."""
+    own = {} if options.compressor == "identity" else {"ratio": options.ratio}
+    return CompressorChoice(
+        options.compressor, own if options.bits is None else {**own, "bits": options.bits}
+    )
+
+
 def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[str, Any]:
     """The configuration of a federation on the no-op task, with more in its section ``server``."""
-    compressor: dict[str, Any] = {"name": options.compressor}
-    if options.compressor != "identity":
-        compressor["ratio"] = options.ratio
-    if options.bits is not None:
-        compressor["bits"] = options.bits
+    compressor = compressor_of(options)
     return {
         "workers": options.workers,
         "task": {"name": TASK, "options": {"dim": options.dim}, "batch_size": 1},
@@ -106,12 +113,18 @@ def config_of(options: argparse.Namespace, folder: Path, **server: Any) -> dict[
             "rounds": options.rounds,
             "eta_w": 0.01,
             "eta_q": 0.1,
-            "uplink": compressor,
+            "uplink": {"name": compressor.name, **compressor.options},
         },
+        "privacy": {"secure_aggregation": options.masked},
         "evaluation": {"every": options.rounds},
         "run": {"seed": 1, "directory": str(folder / "run")},
         "server": {"listen": "127.0.0.1:0", "http": None, "chunk_bytes": options.chunk_bytes, **server},
     }
+
+
+def worker_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command line's, of a worker of such a federation."""
+    return ("--task", TASK, *(["--trust-server-keys"] if options.masked else []))
 
 
 def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -120,7 +133,7 @@ def _federation(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         peak = _Peak(daemons.server.pid)
         try:
             for ids in _groups(options.workers, options.processes):
-                daemons.start_worker(ids, f"127.0.0.1:{daemons.port}", ("--task", TASK))
+                daemons.start_worker(ids, f"127.0.0.1:{daemons.port}", worker_options(options))
             daemons.join()
         finally:
             peak.stop()

@@ -9,6 +9,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, ExitCode
 from afl.paths import expanded
 from afl.runs.files import MODEL_NAMES
+from afl.runs.metrics import hidden_figures, worst_loss
 from afl.terminal.view import facts, make_console
 
 HELP = "hand over a run's model, with a card that describes it"
@@ -69,11 +70,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     }
     if evaluation is not None:
         worst = evaluation["worst_accuracy"]
-        figure = f"accuracy {worst:.4f}" if worst is not None else f"loss {evaluation['max_loss']:.5g}"
+        figure = f"accuracy {worst:.4f}" if worst is not None else f"loss {worst_loss(evaluation)[1]:.5g}"
         where = (
             "" if evaluation["is_of_this_model"] else f", at round {evaluation['round']}, not of this model"
         )
-        rows["worst worker"] = f"{evaluation['worst_worker']}, {figure}{where}"
+        known = hidden_figures(evaluation)
+        rows["all workers" if known else "worst worker"] = (
+            known or f"{evaluation['worst_worker']}, {figure}"
+        ) + where
     if sent is not None:
         rows["on the wire"] = shown_bytes(sent["uplink_bytes"] + sent["downlink_bytes"])
     for program in card["programs"]:

@@ -20,7 +20,16 @@ from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
-from afl.runs.metrics import MOST_SHOWN, growth, own_metrics, own_number
+from afl.runs.metrics import (
+    HIDDEN,
+    MOST_SHOWN,
+    OwnMetrics,
+    growth,
+    hidden_figures,
+    own_means,
+    own_metrics,
+    own_number,
+)
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_tensors
 
@@ -37,6 +46,22 @@ _KINDS: Final = (
 )
 
 _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "seconds", "last", "communication"})
+
+
+_HIDDEN_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
+    "mean_accuracy": ("mean accuracy>", ".4f"),
+    "smooth_worst_loss": ("smooth worst loss>", ".5g"),
+    "mean_loss": ("mean loss>", ".5g"),
+}
+"""Of an evaluation, by its keys: heading and format."""
+
+_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
+    "worst_worker": ("worst worker>", "d"),
+    "worst_accuracy": ("its accuracy>", ".4f"),
+    "mean_accuracy": ("mean accuracy>", ".4f"),
+    "max_loss": ("largest loss>", ".5g"),
+    "mean_loss": ("mean loss>", ".5g"),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +143,15 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
     }
     if rounds:
         last = rounds[-1]
+        hides = last["loss_max"] is None
         rows["last round"] = (
-            f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
+            f"mean loss {last['loss_mean']:.5g}"
+            if hides
+            else f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
+        if hides:
+            rows["losses"] = HIDDEN
         if "integers" in last:
             rows["its integers"] = describe_integers(last["integers"])
         median = statistics.median_high(entry["seconds"] for entry in rounds)
@@ -143,17 +173,17 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:
-    has_accuracy = evaluations[-1]["worst_accuracy"] is not None
-    accuracy = ["its accuracy>", "mean accuracy>"] if has_accuracy else []
-    losses = ["largest loss>", "mean loss>", "bytes up>", "bytes down>"]
-    found = table("round>", "worst worker>", *accuracy, *losses, title="Evaluations")
+    last = evaluations[-1]
+    figures = _HIDDEN_FIGURES if hidden_figures(last) else _FIGURES
+    figures = {
+        name: shown for name, shown in figures.items() if "accuracy" not in name or last[name] is not None
+    }
+    headings = (heading for heading, _ in figures.values())
+    found = table("round>", *headings, "bytes up>", "bytes down>", title="Evaluations")
     for entry in evaluations:
-        accuracies = [entry["worst_accuracy"], entry["mean_accuracy"]] if has_accuracy else []
         found.add_row(
             str(entry["round"]),
-            str(entry["worst_worker"]),
-            *(f"{value:.4f}" for value in accuracies),
-            *(f"{entry[name]:.5g}" for name in ("max_loss", "mean_loss")),
+            *(format(entry[name], form) for name, (_, form) in figures.items()),
             *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
         )
     found.caption = "".join(f"{part} (--all shows every one)" for part in left_out) or None
@@ -164,16 +194,19 @@ def _own_metrics(
     evaluations: Sequence[Mapping[str, Any]], left_out: list[str], limit: int | None
 ) -> Iterable[RenderableType]:
     """What the task measures besides loss and accuracy, in a table of its own; nothing if there is none."""
-    found = [own_metrics(entry.get("workers", ()), entry["worst_worker"]) for entry in evaluations]
+    found = [_own_of(entry) for entry in evaluations]
     names = sorted({name for own in found for name in own})
     if not names:
         return
     columns = names if limit is None else names[:MOST_SHOWN]
-    headings = [f"{which} {name}>" for name in columns for which in ("its", "mean")]
-    rows = table("round>", "worst worker>", *headings, title="The task's own metrics")
+    hides = bool(hidden_figures(evaluations[-1]))
+    which_ones = {"mean": "mean"} if hides else {"worst_worker": "its", "mean": "mean"}
+    headings = [f"{which} {name}>" for name in columns for which in which_ones.values()]
+    rows = table("round>", *([] if hides else ["worst worker>"]), *headings, title="The task's own metrics")
     for entry, own in zip(evaluations, found, strict=True):
-        values = [own.get(name, {}).get(which) for name in columns for which in ("worst_worker", "mean")]
-        rows.add_row(str(entry["round"]), str(entry["worst_worker"]), *map(own_number, values))
+        values = [own.get(name, {}).get(which) for name in columns for which in which_ones]
+        worst = [] if hides else [str(entry["worst_worker"])]
+        rows.add_row(str(entry["round"]), *worst, *map(own_number, values))
     left_out = [f"{part} evaluations" for part in left_out]
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
     if left_out:
@@ -196,6 +229,12 @@ def _residuals(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> I
     if rows.row_count < len(names):
         rows.caption = f"{rows.row_count} of {len(names)} tensors (--all shows every one)"
     yield rows
+
+
+def _own_of(entry: Mapping[str, Any]) -> OwnMetrics:
+    if "means" in entry:
+        return own_means(entry["means"])
+    return own_metrics(entry.get("workers", ()), entry["worst_worker"])
 
 
 def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
@@ -232,6 +271,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
         "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
+        **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
         "seed": "a fresh one" if config.run.seed is None else str(config.run.seed),
         "listens": f"{_listening(server.listen)}; {http}",
     }
@@ -245,6 +285,10 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     rows["results"] = str(config.run.directory or "runs/ and the run id")
     rows["digest"] = f"{config_digest(config)} (of what defines the result)"
     return [facts(rows, title=f"Configuration {path}: valid")]
+
+
+def _privacy(config: Config) -> str:
+    return f"secure aggregation, losses {config.privacy.losses}"
 
 
 def _listening(address: Address) -> str:
@@ -310,7 +354,10 @@ def _directory(path: Path, limit: int | None) -> list[RenderableType]:
     for file in sorted(path.glob("model-*.safetensors")):
         model = read_model(file)
         said = model.metadata
-        served = f"loss {float(said['max_loss']):.5g}" if "max_loss" in said else "not evaluated"
+        losses = {"max_loss": "loss", "smooth_worst_loss": "smooth worst loss"}
+        served = next(
+            (f"{losses[key]} {float(said[key]):.5g}" for key in losses if key in said), "not evaluated"
+        )
         if accuracy := said.get("worst_accuracy"):
             served = f"accuracy {float(accuracy):.4f}"
         found.add_row(file.name, said.get("rounds_applied", "?"), served, model.digest)

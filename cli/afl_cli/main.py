@@ -14,6 +14,7 @@ from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
 from afl_cli import audit, certs, check, export, inspect, new, plot, policy, simulate, status, theory
 from afl_cli.federation import demo, run
+from afl_cli.site import capture
 
 
 class _Command(Protocol):
@@ -32,7 +33,7 @@ ENTRY_POINTS = "afl.commands"
 
 def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
-    ours: list[_Command] = [audit, certs, check, demo, export, inspect, new, plot, policy, run]
+    ours: list[_Command] = [audit, capture, certs, check, demo, export, inspect, new, plot, policy, run]
     ours += [simulate, status, theory]
     own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}

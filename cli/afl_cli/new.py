@@ -23,10 +23,27 @@ ENDING: Final = ".template"
 """Of the files' names in the package: none of them is a module of it."""
 
 
+_PRIVATE: Final = {
+    "bits: 8 ": "bits: 16",
+    "\nevaluation:\n": """
+privacy:
+  secure_aggregation: true  # the server learns the sum of the workers' messages, and nothing else
+  losses: hidden            # nor any worker's loss, metrics or dual weight
+
+evaluation:
+""",
+    "\nafl-server --config": "\nafl certs keys --workers 3 --signing-keys\nafl-server --config",
+    "--task task:@CLASS@": "--task task:@CLASS@ --peer-keys keys/peers.txt --signing-key keys/signing-0.key",
+}
+"""What the templates say otherwise where messages are masked."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     folder = "the new folder; letters, digits and underscores, such as my_study"
     parser.add_argument("name", metavar="NAME", help=folder)
+    private = "the server learns only sums: of the workers' updates, losses and metrics"
+    parser.add_argument("--private", action="store_true", help=private)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -35,7 +52,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     folder = Path(name)
     try:
         folder.mkdir()
-        for file, text in project_files(name).items():
+        for file, text in project_files(name, is_private=options.private).items():
             write_whole(folder / file, text.encode(), mode=0o644)
     except FileExistsError as error:
         exists = f"{folder} already exists, and nothing is overwritten"
@@ -54,12 +71,15 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def project_files(name: str) -> dict[str, str]:
+def project_files(name: str, *, is_private: bool = False) -> dict[str, str]:
     """The text of each file, for a project of this name."""
     folder = resources.files(TEMPLATES)
     texts = {file: (folder / f"{file}{ENDING}").read_text(encoding="utf-8") for file in FILES}
     filled = {"@NAME@": name, "@CLASS@": class_name_of(name)}
-    return {file: re.sub("|".join(filled), lambda m: filled[m[0]], text) for file, text in texts.items()}
+    for changes in (_PRIVATE if is_private else {}, filled):
+        for before, after in changes.items():
+            texts = {file: text.replace(before, after) for file, text in texts.items()}
+    return texts
 
 
 def class_name_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,22 @@ def test_the_first_hour(rounds: int | None, accuracy: float, tmp_path: Path) -> 
     assert {name: value.numpy().tobytes() for name, value in own.items()} == {
         name: value.numpy().tobytes() for name, value in separate.items()
     }
+
+
+def test_the_page_on_privacy(tmp_path: Path) -> None:
+    """Its five commands run a private federation, whose other workers start as the page says."""
+
+    class Reader(Shell):
+        def give(self, line: str) -> None:
+            super().give(line)
+            if line.startswith("afl-worker"):
+                for worker in (1, 2):
+                    another = re.sub(r"(--id |worker-|sent-)0", rf"\g<1>{worker}", line)
+                    super().give(another)
+
+    shell = Reader(tmp_path, ROUNDS)
+    shell.follow("docs/privacy.md")
+    assert [run.name for run in shell.runs] == ["private"]
 
 
 def test_the_guide(tmp_path: Path) -> None:

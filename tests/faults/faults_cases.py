@@ -19,10 +19,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rand-k": {**_COM, "uplink": _RAND_K},
     "integers": {**_COM, "uplink": {**_RAND_K, "bits": 4}},
     "masked": {**_COM, "uplink": {**_RAND_K, "bits": 16}},
+    "hidden": {**_COM, "uplink": {**_RAND_K, "bits": 16}},
     "drfa": {"name": "drfa", "rounds": 60, "eta_w": 0.3, "eta_q": 0.05, "local_steps": 3},
     "fedavg": {"name": "fedavg", "rounds": 60, "eta_w": 0.3, "local_steps": 2, "weighting": "samples"},
 }
 
+
+PRIVACY = {
+    "masked": {"secure_aggregation": True},
+    "hidden": {"secure_aggregation": True, "losses": "hidden"},
+}
 
 BATCH_NORM = {"mean-norm": "tests_tasks:PartlyFrozen", "local-norm": "tests_tasks:LocalNorm"}
 
@@ -37,7 +43,6 @@ def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
     task = {"name": TASK, "batch_size": 8, "options": {"pause": 0.01}}
     if algorithm in BATCH_NORM:
         task = {"name": BATCH_NORM[algorithm], "batch_size": 6, "evaluation_batch_size": 4}
-    privacy = {"privacy": {"secure_aggregation": True}} if algorithm == "masked" else {}
     own = {"checkpoint_every": 10, "heartbeat": "0.2s", "peer_timeout": "5s", **server}
     return {
         "workers": 3,
@@ -45,7 +50,7 @@ def config_of(algorithm: str, **server: Any) -> dict[str, Any]:
         "algorithm": ALGORITHMS.get(algorithm, {**ALGORITHMS["top-k"], "eta_w": 0.05}),
         "evaluation": {"every": 7},
         "server": own,
-        **privacy,
+        "privacy": PRIVACY.get(algorithm, {}),
     }
 
 

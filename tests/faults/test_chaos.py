@@ -11,7 +11,10 @@ from faults_cases import ALGORITHMS, GROUPS, config_of
 from support import Drill, Faults, result_of, run_together
 
 
-@pytest.mark.parametrize("algorithm", ["top-k", "masked", pytest.param("integers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["top-k", "hidden", *(pytest.param(name, marks=pytest.mark.slow) for name in ("integers", "masked"))],
+)
 def test_twenty_kills_and_five_cuts(tmp_path: Path, algorithm):
     config = config_of(algorithm, checkpoint_every=25)
     config["algorithm"] = {**ALGORITHMS[algorithm], "rounds": 200}

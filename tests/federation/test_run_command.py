@@ -267,3 +267,30 @@ def test_a_server_that_is_killed_is_named(folder: Path) -> None:
         shown, errors = process.communicate(timeout=120)
     assert process.returncode == 1, shown + errors
     assert "afl run: the server process was ended by SIGKILL; its log (runs/server/logs/server.log)" in errors
+
+
+PRIVATE = {
+    **CONFIG,
+    "algorithm": {**CONFIG["algorithm"], "uplink": {"name": "rand-k", "ratio": 0.5, "bits": 16}},
+    "privacy": {"secure_aggregation": True},
+}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_private_run_makes_the_key_that_its_workers_know_each_other_by(
+    workers: int, folder: Path, afl_run: Callable[..., Answer]
+) -> None:
+    (folder / "server.yaml").write_text(yaml.safe_dump({**PRIVATE, "workers": workers}))
+    answer = afl_run("--processes", "2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    keys = folder / "runs" / "server" / "peers"
+    assert "Messages are masked; the workers know each other by a key of this command's" in answer.stdout
+    assert {path.name: path.stat().st_mode & 0o777 for path in keys.iterdir()} == {
+        "peers.txt": 0o600,
+        "signing.key": 0o600,
+    }
+    logs = [path.read_text() for path in (folder / "runs" / "server" / "logs").glob("workers-*.log")]
+    assert len(logs) == 2
+    for log in logs:
+        assert '"event": "keys_agreed"' in log
+        assert '"event": "peers_unchecked"' not in log

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support import Federation, Reference, run_together
+from support.drill import Drill, Faults
 from support.identities import Identities, tls
 
 
@@ -102,6 +103,28 @@ def test_who_has_lost_its_journal_makes_all_take_new_keys(tmp_path: Path) -> Non
         assert [line["epoch"] for line in federation.server.logged("key_epoch")] == [2]
         for worker in others:
             assert [line["epoch"] for line in worker.logged("keys_agreed")] == [1, 2]
+
+
+def test_a_worker_that_knows_its_peers_takes_no_part_without_masks(tmp_path: Path) -> None:
+    identities = Identities(tmp_path / "pki")
+    config = config_of(RAND_K, rounds=10)
+    config["server"] = {"tls": tls(identities.server(), identities.ca)}
+    del config["privacy"]
+    with Federation(config, tmp_path / "run") as federation:
+        known = ("--ca", str(identities.ca), "--peer-ca", str(identities.ca))
+        worker = federation.start("0", *identities.worker("0").worker_options, *known)
+        worker.expect(3)
+        assert "the run has no secure aggregation, and this worker was told how to know" in worker.text
+        federation.server.kill()
+
+
+def test_whoever_loses_its_keys_at_any_time_the_run_goes_on(tmp_path: Path) -> None:
+    config = {**slow_config(journal="off"), "evaluation": {"every": 10}}
+    config["algorithm"] = {**config["algorithm"], "rounds": 40}
+    drill = Drill(config, tmp_path, ["0", "1,2"])
+    federation = drill.run(Faults(kills=5, cuts=2, pause=4.0, seed=3))
+    assert federation.summary()["result"] == "ok"
+    assert drill.kills
 
 
 def test_keys_are_signed_by_the_workers_certificates(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ SESSION = "/afl.v1.Federation/Session"
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER_BYTES = 9
+_PREFIX_BYTES = 5
+"""Of a message of gRPC: whether it is compressed, and its length."""
+
 _DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
 _PADDED, _END_HEADERS, _PRIORITY = 0x8, 0x4, 0x20
 
@@ -28,16 +31,26 @@ class _Connection:
     paths: dict[int, str] = field(default_factory=dict)
     buffers: dict[Way, bytearray] = field(default_factory=lambda: {way: bytearray() for way in Way})
     preface_left: int = len(_PREFACE)
+    unread: dict[tuple[int, Way], bytearray] = field(default_factory=dict)
     block: bytearray = field(default_factory=bytearray)
     block_stream: int = 0
     decoder: hpack.Decoder = field(default_factory=hpack.Decoder)
 
 
 class Http2Observer(Proxy):
-    """Counts the payload of the DATA frames of one gRPC method's streams, without their padding."""
+    """Counts the payload of the DATA frames of one gRPC method's streams, without their padding.
 
-    def __init__(self, target: int | None = None, method: str = SESSION) -> None:
+    Args:
+        keeps: whether the messages are kept.
+
+    Attributes:
+        messages: by direction, those that have passed.
+    """
+
+    def __init__(self, target: int | None = None, method: str = SESSION, *, keeps: bool = False) -> None:
         self.method = method
+        self.messages: dict[Way, list[bytes]] = {way: [] for way in Way}
+        self._keeps = keeps
         self.streams = 0
         self._bytes = dict.fromkeys(Way, 0)
         self._connections: dict[Link, _Connection] = {}
@@ -84,10 +97,12 @@ class Http2Observer(Proxy):
         self, connection: _Connection, way: Way, kind: int, flags: int, stream: int, payload: bytes
     ) -> None:
         if kind == _DATA:
-            length = len(payload) - (1 + payload[0] if flags & _PADDED else 0)
+            content = payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
             if connection.paths.get(stream) == self.method:
                 with self._lock:
-                    self._bytes[way] += length
+                    self._bytes[way] += len(content)
+                    if self._keeps:
+                        self._keep(connection.unread.setdefault((stream, way), bytearray()), way, content)
         elif way is Way.UP and kind in {_HEADERS, _CONTINUATION}:
             if kind == _HEADERS:
                 padding = payload[0] if flags & _PADDED else 0
@@ -98,6 +113,16 @@ class Http2Observer(Proxy):
             connection.block += payload
             if flags & _END_HEADERS:
                 self._headers(connection)
+
+    def _keep(self, unread: bytearray, way: Way, content: bytes) -> None:
+        unread += content
+        while len(unread) >= _PREFIX_BYTES:
+            end = _PREFIX_BYTES + int.from_bytes(unread[1:_PREFIX_BYTES], "big")
+            if len(unread) < end:
+                return
+            assert not unread[0], "a compressed message"
+            self.messages[way].append(bytes(unread[_PREFIX_BYTES:end]))
+            del unread[:end]
 
     def _headers(self, connection: _Connection) -> None:
         decoded = connection.decoder.decode(bytes(connection.block), raw=True)

@@ -167,7 +167,7 @@ class IntegerGrid:
     def __init__(self, bits: int, shared_by: int = 1) -> None:
         self.limit = (2 ** (bits - 1) - 1) // shared_by
         self.far = 2.5 * self.limit if self.limit < 15 else self.limit
-        self.range = 0.05
+        self.range = 0.05 if self.limit < 15 else 1.6
         self.sums: list[int] | None = None
         self.is_far = False
 

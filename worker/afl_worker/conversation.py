@@ -18,6 +18,7 @@ from afl.core.aggregation import joint_reports
 from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
 from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
+from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import (
@@ -59,6 +60,8 @@ _CAUSES = {
 MOST_TOLD = 32 * 1024
 """Characters of a failure that the server is told: the server takes no message over its limit."""
 
+_NOT_TOLD = "a loss, a metric or a gradient is not finite or too large; the worker's own log has which"
+
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
 
@@ -97,7 +100,10 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
-            self._assembler = StepAssembler(self._options.workers, largest)
+            hides = self._settings.parameters.hides_losses
+            # Then it is the sum that each worker divides its own weight by.
+            weight = LARGEST_TOTAL if hides else 1.0
+            self._assembler = StepAssembler(self._options.workers, largest, weight)
         return self._assembler
 
     def check_server(self) -> None:
@@ -338,6 +344,9 @@ class Conversation:
             message=_told(str(failure)),
             traceback="" if raised is None else _told("".join(traceback.format_exception(raised))),
         )
+        if isinstance(error, NonFiniteError) and self._settings.parameters.hides_losses:
+            # It says what the number is.
+            told.message, told.traceback = _NOT_TOLD, ""
         self._departures.failed(told)
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afl.core.messages import Position
-from afl.core.secrecy.keys import KEY_BYTES, OwnKey
+from afl.core.secrecy.keys import DIGEST_BYTES, KEY_BYTES, LARGEST_EPOCH, OwnKey
 from afl.daemon import events
-from afl.errors import StorageError
+from afl.errors import PeerError, StorageError
 from afl.paths import from_start
 from afl.runs import durable
 from afl_worker.journal import KEYS_SUFFIX
 
 LOG = logging.getLogger("afl.worker")
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,50 @@ class Standing:
 
 
 class KeyFiles:
-    """One file a worker, which only its user can read: ``folder/RUN_ID/worker-ID.keys``."""
+    """One file a worker, which only its user can read: ``folder/RUN_ID/worker-ID.keys``.
 
-    def __init__(self, folder: Path, run_id: str, workers: Sequence[int]) -> None:
+    Args:
+        level: what the journals beside them survive, ``process`` or ``machine``.
+        hides_losses: whether the run's losses are hidden.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str,
+        workers: Sequence[int],
+        level: str = "machine",
+        *,
+        hides_losses: bool = False,
+    ) -> None:
         self._folder = from_start(folder) / run_id
         self._workers = workers
+        self._boot = "" if level == "machine" else _boot_id()
+        self._hides_losses = hides_losses
+
+    def check(self, *, is_masked: bool) -> None:
+        """Raise PeerError if the run tells more now than it did when the keys were made: whoever starts this
+        process again must not be able to ask for what has left it masked."""
+        for worker, (_, _, losses_were_hidden) in self._found().items():
+            if is_masked and (self._hides_losses or not losses_were_hidden):
+                continue
+            what = "worker {}'s losses" if is_masked else "messages without masks"
+            raise PeerError(
+                f"the server asks for {what.format(worker)}, which this run has kept from it until now "
+                f"({self._path(worker)}); a run that tells more needs another run id"
+            )
 
     def read(self) -> dict[int, OwnKey]:
         """Those that are there; one that is damaged is as good as none. Raises StorageError if one cannot be
         read."""
+        return {worker: key for worker, (key, _, _) in self._found().items()}
+
+    def of_another_boot(self) -> list[int]:
+        """Workers whose journal may have lost its last entries with the machine's memory."""
+        kept = {self._boot, _boot_id()}
+        return [worker for worker, (_, boot, _) in self._found().items() if boot not in kept]
+
+    def _found(self) -> dict[int, tuple[OwnKey, str, bool]]:
         found = {}
         for worker in self._workers:
             path = self._path(worker)
@@ -44,7 +81,7 @@ class KeyFiles:
                 found[worker] = _parsed(path.read_text(encoding="utf-8"))
             except FileNotFoundError:
                 continue
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
                 event = events.JournalDamaged(worker=worker)
                 LOG.warning("%s holds no key; another is made", path, extra=event.extra)
             except OSError as error:
@@ -55,7 +92,13 @@ class KeyFiles:
         """Make keys durable. Raises StorageError if they cannot be written."""
         for worker, key in keys.items():
             path = self._path(worker)
-            values = {"epoch": key.epoch, "private": key.private.hex(), "roster": key.roster.hex()}
+            values = {
+                "epoch": key.epoch,
+                "private": key.private.hex(),
+                "roster": key.roster.hex(),
+                "boot": self._boot,
+                "hides_losses": self._hides_losses,
+            }
             try:
                 durable.write_whole(path, json.dumps(values).encode(), mode=0o600)
             except OSError as error:
@@ -76,9 +119,15 @@ class KeysInMemory:
         """They are kept by whoever made them."""
 
 
-def _parsed(text: str) -> OwnKey:
+def _parsed(text: str) -> tuple[OwnKey, str, bool]:
     values = json.loads(text)
     key = OwnKey(int(values["epoch"]), bytes.fromhex(values["private"]), bytes.fromhex(values["roster"]))
-    if key.epoch < 1 or len(key.private) != KEY_BYTES:
+    is_key = 1 <= key.epoch <= LARGEST_EPOCH and len(key.private) == KEY_BYTES
+    if not is_key or len(key.roster) not in {0, DIGEST_BYTES}:
         raise ValueError("not a key")
-    return key
+    return key, str(values["boot"]), bool(values["hides_losses"])
+
+
+def _boot_id() -> str:
+    """Which of the machine's lives this is."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()

@@ -197,6 +197,13 @@ def _peer_options(parser: argparse.ArgumentParser) -> None:
         help="take part only if the sum that the server learns is of at least N workers "
         f"(default: {DEFAULT_MIN_WORKERS})",
     )
+    group.add_argument(
+        "--capture",
+        type=expanded,
+        metavar="FILE",
+        help="keep a copy of every byte that this process sends there, for `afl capture`; of a file that is "
+        "there, go on at its end",
+    )
 
 
 def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
@@ -231,6 +238,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         credentials=credentials,
         peers=_peers(parsed),
         min_workers=parsed.min_workers,
+        capture=parsed.capture,
         policy=policy,
     )
 

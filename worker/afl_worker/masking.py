@@ -101,6 +101,11 @@ class Masking:
 
     def _watched(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterator[tuple[Kind, Answer]]:
         for kind, (report, payloads) in answers:
+            if kind not in {Kind.TRAIN, Kind.EVALUATE} or (kind is Kind.TRAIN and not payloads):
+                raise PeerError(
+                    f"the server asks worker {report.worker} for {kind.name} without a mask, which no run "
+                    "with secure aggregation needs"
+                )
             if payloads:
                 worker, position = report.worker, report.position
                 last, before = self._last.get(worker, (NOWHERE, b""))

@@ -22,6 +22,7 @@ from afl.errors import (
 )
 from afl.outside import MOST_OF_REASON, words
 from afl.v1 import federation_pb2 as pb
+from afl.wire.capture import Capture
 from afl.wire.frames import number
 from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
@@ -50,6 +51,7 @@ class Runtime:
         self._options = options
         self._timings = Timings()
         self._conversation = Conversation(options, chosen_device(options.device), self._timings.compute)
+        self._capture = None if options.capture is None else Capture(options.capture)
         self._reconnection = Reconnection(options.give_up_after, time.monotonic())
         self._connection: Connection | None = None
         self._is_welcome = False
@@ -152,6 +154,7 @@ class Runtime:
                 self._options.credentials,
                 use_proxy=self._options.use_proxy,
                 is_careful=self._has_been_cut,
+                capture=self._capture,
             )
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.

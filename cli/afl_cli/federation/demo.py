@@ -23,9 +23,12 @@ from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
 from afl.paths import as_argument, expanded
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
+from afl.runs.metrics import hidden_figures
+from afl.security.identity import WorkerIds
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
 from afl_cli.federation.local import federate
+from afl_cli.federation.peers import MASKED_BITS, by_certificates
 from afl_cli.federation.plan import FederationPlan, groups_of, processes_option, setting
 
 HELP = "run a real federation on this machine, without a network"
@@ -41,11 +44,22 @@ _COMPRESSORS: Final[Mapping[str, str]] = {
     IDENTITY: "whole updates, uncompressed",
 }
 
+FEWEST_PRIVATE: Final = 3
+"""Worker processes of a private demo: of the sum of two, each knows the other's part."""
+
+MASKED: Final = ("rand-k", IDENTITY)
+"""Of these, those whose messages can be masked."""
+
 _INTRODUCTION: Final = """\
 {workers} workers hold handwritten digits that never leave them{skew}. They and a server
 are separate processes ({processes} for the workers, {hosting}), which talk over real sockets.
 The server gives the workers that the model serves worst the most weight.
 What travels: {compressor}.
+"""
+
+_PRIVATE: Final = """\
+Updates, losses and metrics are masked: the server learns their sums, and no worker's
+own. Each worker process has a certificate of its own, by which the others know it.
 """
 
 
@@ -58,6 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compressor", choices=[*_COMPRESSORS], default="rand-k", help=compressor)
     processes_option(parser)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same model (default: 1)")
+    private = "mask what workers send: the server learns sums only"
+    parser.add_argument("--private", action="store_true", help=private)
     keep = "write models, metrics and logs here (default: a new temporary directory)"
     parser.add_argument("--keep", type=expanded, metavar="DIR", help=keep)
 
@@ -72,28 +88,46 @@ def checked_groups(options: argparse.Namespace) -> tuple[range, ...]:
         raise ConfigError(f"--seed {options.seed}: a whole number, at least 0")
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigError(f"the demo's images come with scikit-learn, which is not installed: {INSTALL_HINT}")
-    return groups_of(options.workers, options.processes)
+    groups = groups_of(options.workers, options.processes)
+    if options.private:
+        if options.compressor not in MASKED:
+            raise ConfigError(
+                f"--compressor {options.compressor}: masks are added to integers at places that all workers "
+                f"share; with --private take {' or '.join(MASKED)}"
+            )
+        if len(groups) < FEWEST_PRIVATE:
+            raise ConfigError(
+                f"--private with {len(groups)} worker process{'es' * (len(groups) != 1)}: at least "
+                f"{FEWEST_PRIVATE}, or one knows the other's part of the sum; give more --workers or more "
+                "--processes"
+            )
+    return groups
 
 
-def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """The run's configuration."""
+def configuration(options: argparse.Namespace, tls: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The run's configuration, with the section ``server.tls``."""
     algorithm = {"name": "afl-br", "rounds": options.rounds, "eta_w": 0.1, "eta_q": 0.1}
     if options.compressor != IDENTITY:
         algorithm |= {"name": "afl-com", "uplink": {"name": options.compressor, "ratio": 0.1}}
+    privacy = {}
+    if options.private:
+        algorithm["name"] = "afl-com"
+        algorithm["uplink"] = {"name": IDENTITY, **algorithm.get("uplink", {}), "bits": MASKED_BITS}
+        privacy = {"secure_aggregation": True, "losses": "hidden"}
     return {
         "workers": options.workers,
         "task": {"name": "digits"},
         "algorithm": algorithm,
         "evaluation": {"every": max(1, options.rounds // EVALUATIONS)},
         "run": {"seed": options.seed},
-        "server": {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "start_timeout": "120s"},
+        "privacy": privacy,
+        "server": {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "start_timeout": "120s", "tls": tls},
     }
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Run the federation and print what came of it."""
     groups = checked_groups(options)
-    config = dump_config(config_from_mapping(configuration(options), "the demo"))
     console = make_console()
     console.print(
         _INTRODUCTION.format(
@@ -104,15 +138,25 @@ def run(options: argparse.Namespace) -> ExitCode:
             compressor=_COMPRESSORS[options.compressor],
         )
     )
+    if options.private:
+        console.print(_PRIVATE)
     started = time.monotonic()
     with _directory(options.keep) as directory:
+        tls: Mapping[str, str] | None = None
+        own: dict[range, list[str]] = {}
+        capture = directory / f"sent-by-{WorkerIds.of(groups[0])}"
+        if options.private:
+            tls, known = by_certificates(directory / "certificates", groups)
+            own = {**known, groups[0]: [*known[groups[0]], "--capture", str(capture)]}
         path = directory / "demo.yaml"
+        config = dump_config(config_from_mapping(configuration(options, tls), "the demo"))
         path.write_text(config, encoding="utf-8")
         plan = FederationPlan(
             server=["--config", str(path), *setting("run.directory", str(directory))],
             groups=groups,
             worker=["--device", "cpu", "--give-up-after", "30s", "--journal", str(directory / "journal")],
             logs=directory,
+            own=own,
         )
         ending = federate(plan, RunDisplay(console, hint="Ctrl-C ends it.", is_transient=True))
     if ending.code is not ExitCode.OK:
@@ -120,6 +164,9 @@ def run(options: argparse.Namespace) -> ExitCode:
         return ending.code
     console.print(result_table(directory, seconds=time.monotonic() - started))
     console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
+    if options.private:
+        what = "was all that it has sent masked?"
+        console.print(f"       afl capture {as_argument(capture)}  {what}", soft_wrap=True)
     console.print("       afl new NAME, for a model of your own")
     return ExitCode.OK
 
@@ -131,11 +178,12 @@ def result_table(directory: Path, *, seconds: float) -> RenderableType:
     evaluations = of_event(entries, "evaluation")
     first, last = evaluations[0], evaluations[-1]
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
+    whom = "all workers" if hidden_figures(first) else "worst worker"
     uncompressed = compared(sent, summary["uncompressed_bytes"])
     return facts(
         {
-            "worst worker, at the start": _worst(first),
-            "worst worker, at the end": _worst(last),
+            f"{whom}, at the start": _worst(first),
+            f"{whom}, at the end": _worst(last),
             "mean over the workers": f"from {first['mean_accuracy']:.3f} to {last['mean_accuracy']:.3f}",
             "time": f"{shown_seconds(seconds)} in all, most of it to start the processes",
             "on the wire": f"{shown_bytes(sent)}; uncompressed: {uncompressed}",
@@ -147,6 +195,8 @@ def result_table(directory: Path, *, seconds: float) -> RenderableType:
 
 def _worst(evaluation: Mapping[str, Any]) -> str:
     """How the worst worker stood."""
+    if known := hidden_figures(evaluation):
+        return f"{known} (after round {evaluation['round']})"
     worst = f"(worker {evaluation['worst_worker']}, after round {evaluation['round']})"
     return f"accuracy {evaluation['worst_accuracy']:.3f} {worst}"
 

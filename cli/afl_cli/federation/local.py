@@ -161,7 +161,7 @@ class _Federation:
         return self._children.start(
             f"worker{'s' * (len(ids) > 1)} {text}",
             afl_worker.__name__,
-            ["--id", text, "--server", self._address, *self._plan.worker],
+            ["--id", text, "--server", self._address, *self._plan.worker, *self._plan.own.get(ids, ())],
             self._plan.logs / f"workers-{text}.log",
         )
 

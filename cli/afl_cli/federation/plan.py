@@ -6,8 +6,8 @@ import argparse
 import itertools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ class FederationPlan:
         server: arguments of ``afl-server``.
         groups: the worker ids of each worker process.
         worker: arguments of each ``afl-worker``, but for its ids and the server.
+        own: further ones, of each group's process.
         logs: the folder for their logs.
         http_host: where the server's status is asked for.
         restarts: how often in a row a worker process that dies is started again; 0: its death ends the run.
@@ -42,6 +43,7 @@ class FederationPlan:
     http_host: str = "127.0.0.1"
     restarts: int = 0
     stops_softly: bool = False
+    own: Mapping[range, Sequence[str]] = field(default_factory=dict)
 
 
 def processes_option(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
 from afl.user_code import as_module_path
 from afl_cli.federation.local import Ending, federate
+from afl_cli.federation.peers import by_key
 from afl_cli.federation.plan import (
     MOST_RESTARTS,
     FederationPlan,
@@ -78,6 +80,11 @@ def run(options: argparse.Namespace) -> ExitCode:
     except OSError as error:
         where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
         raise ConfigError(f"{where}; name another directory") from error
+    if config.privacy.secure_aggregation:
+        keys = directory / "peers"
+        plan = replace(plan, worker=[*plan.worker, *by_key(keys, config.workers)])
+        told = f"Messages are masked; the workers know each other by a key of this command's, in {keys}"
+        console.print(told, soft_wrap=True)
     ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
     _report(console, ending, directory)
     return ending.code

@@ -70,8 +70,9 @@ class Evaluation:
         diverged: workers whose copy of the model is not the server's.
         absent: workers that it was closed without, whose metrics are empty.
         non_finite: those of them that had metrics which are not finite.
+        examples: how many each was tested on; empty where losses are hidden.
         residual_norms: the Euclidean norms of the workers' residuals; 0 for a worker that keeps none, or is
-            absent.
+            absent; empty with secure aggregation, where they are not told.
         means: of the workers' metrics by name, where those are not told.
         smooth_worst: the smooth worst loss (:data:`afl.core.secrecy.fixed_point.SHARPNESS`), where the
             workers' are not told.
@@ -827,6 +828,7 @@ class RoundEngine:
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)
         by_worker = [present.get(worker, nothing) for worker in range(self.workers)]
+        is_secure = self.algorithm.settings.secure_aggregation
         means, smooth_worst = None, None
         if self._metric_sums is not None:
             means, smooth_worst = self._metric_sums.means_of(reports)
@@ -834,11 +836,11 @@ class RoundEngine:
             round=self.algorithm.settings.updates_after(self.step.position.round),
             synchronization=self.step.position.round,
             metrics=tuple({} if means else dict(report.metrics) for report in by_worker),
-            examples=tuple(report.examples for report in by_worker),
+            examples=() if means else tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
             non_finite=tuple(report.worker for report in self._non_finite()),
-            residual_norms=tuple(report.residual_norm for report in by_worker),
+            residual_norms=() if is_secure else tuple(report.residual_norm for report in by_worker),
             means=means,
             smooth_worst=smooth_worst,
             tensor_residual_norms=self._largest_norms(reports),

@@ -21,6 +21,10 @@ WIDE = 15
 and with large steps a run then diverges (docs/decisions.md). With a smaller L, steps that reach all values
 would be too coarse for most."""
 
+WIDE_FIRST = 32.0
+"""There, the first range is so many times :data:`FIRST_RANGE`: one that is too large is halved in each round
+whose values are all 0, and one that is too small clips, which some models do not bear."""
+
 FAR, FAR_SMALL = 2.5, 8.0
 """With a smaller L, a value of more than so many ranges asks for a larger one. What lies between is clipped,
 and the rest of it sent with the next message that has the coordinate. Small groups get the finer steps of a
@@ -75,7 +79,9 @@ class Grid:
         self.ranges: NDArray[np.float64] = np.full(len(sizes), FIRST_RANGE)
         self._bounds = self.limit * 2.0**LEAST_EXPONENT, self.limit * 2.0**MOST_EXPONENT
         self.far: NDArray[np.float64] = np.full(len(sizes), float(self.limit))
-        if self.limit < WIDE:
+        if self.limit >= WIDE:
+            self.ranges *= WIDE_FIRST
+        else:
             ascending = np.argsort(sizes, kind="stable")
             is_small = np.empty(len(sizes), dtype=np.bool_)
             is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
@@ -126,7 +132,8 @@ class Grid:
 class IntegerRound:
     """What the integer messages of a round were like.
 
-    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's. The
+    The shares are of what was rounded: the workers' values or, where only the downlink has integers, D's; of
+    D's too where the workers' are masked, although those were what was rounded and clipped. The
     groups' own integers are not counted, but the bits that they take are.
 
     Attributes:
@@ -136,6 +143,7 @@ class IntegerRound:
         at_limit: the share that are L or -L, most of them clipped.
         smallest_exponent: s of the finest group; its step is ``2^s``.
         largest_exponent: of the coarsest.
+        of_update: whether the shares are D's.
     """
 
     uplink_bits: float | None
@@ -144,6 +152,7 @@ class IntegerRound:
     at_limit: float
     smallest_exponent: int
     largest_exponent: int
+    of_update: bool = False
 
 
 def integer_type(bits: int) -> type[np.signedinteger[Any]]:

@@ -347,8 +347,8 @@ class Participant:
                 examples,
                 metrics=metrics,
                 model_digest=digest,
-                residual_norm=0.0 if residual is None else norm(residual),
-                tensor_residual_norms=self._norms_by_tensor(residual),
+                residual_norm=0.0 if residual is None or self._side.hides_norms else norm(residual),
+                tensor_residual_norms=() if self._side.hides_norms else self._norms_by_tensor(residual),
             )
             return report, []
         if committed.step.kind is Kind.BUFFERS:

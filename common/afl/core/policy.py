@@ -52,22 +52,30 @@ class DivergenceWatch:
         self._other_remedy = ""
 
     def see(
-        self, round_: int, metrics: Sequence[Mapping[str, float]], non_finite: Sequence[int] = ()
+        self,
+        round_: int,
+        metrics: Sequence[Mapping[str, float]],
+        non_finite: Sequence[int] = (),
+        smooth_worst: float | None = None,
     ) -> None:
         """Take the next evaluation.
 
         Args:
             metrics: of each worker; those of an absent one are empty and say nothing.
             non_finite: workers whose metrics were not finite, which exceeds every bound.
+            smooth_worst: the smooth worst loss, where the workers' own are not told.
         """
-        losses = {worker: entry["loss"] for worker, entry in enumerate(metrics) if entry}
-        losses.update(dict.fromkeys(non_finite, math.inf))
-        worst = max(losses, key=lambda worker: losses[worker])
+        own = {worker: entry["loss"] for worker, entry in enumerate(metrics) if entry}
+        own.update(dict.fromkeys(non_finite, math.inf))
+        losses = {f"the loss of worker {worker}": loss for worker, loss in own.items()}
+        if smooth_worst is not None:
+            losses["the smooth worst loss"] = smooth_worst
+        worst = max(losses, key=lambda whose: losses[whose])
         self._in_a_row = self._in_a_row + 1 if losses[worst] > self._max_loss else 0
         is_finite = math.isfinite(losses[worst])
         shown = f"is {losses[worst]:g}" if is_finite else "is not finite"
         self._other_remedy = ", or raise max_loss if such a loss is right" if is_finite else ""
-        self._last = f"after round {round_} the loss of worker {worst} {shown}"
+        self._last = f"after round {round_} {worst} {shown}"
 
     def require(self) -> None:
         """All is well, or else:

@@ -228,9 +228,15 @@ class Evaluation(Event):
     """All workers have evaluated the model."""
 
     round: Annotated[int, "the update rounds that led to the model"]
-    worst_worker: Annotated[int, "of lowest accuracy, or of highest loss where there is no accuracy"]
-    worst_accuracy: Annotated[float | None, "its accuracy; null where the task has none"]
-    max_loss: Annotated[float, "the highest loss"]
+    worst_worker: Annotated[
+        int | None,
+        "of lowest accuracy, or of highest loss where there is no accuracy; null if losses are hidden",
+    ]
+    worst_accuracy: Annotated[
+        float | None, "its accuracy; null where the task has none, or losses are hidden"
+    ]
+    max_loss: Annotated[float | None, "the highest loss; null if losses are hidden"]
+    smooth_worst_loss: Annotated[float | None, "in its place if losses are hidden, else null"]
 
 
 class Absent(Event):

@@ -10,11 +10,15 @@ from typing import Any, Final, TypeAlias
 # that go well also end above their first evaluation now and then, by a third, and at up to three times their
 # lowest: the largest loss over the workers goes up and down while the dual weights follow it.
 GROWN_TIMES: Final = 5.0
+HIDDEN: Final = (
+    "hidden: only means, and the smooth worst loss (at most ln(m)/50 above the largest), are known"
+)
 ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
 # What workers are ranked by; it is shown in places of its own.
 RANKING: Final = frozenset({"loss", "accuracy"})
 MOST_SHOWN: Final = 4  # own metrics in one line; a task may have 62
-# By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one.
+# By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one; with
+# hidden losses the mean alone.
 OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
 
 
@@ -34,25 +38,49 @@ def growth(
 
     The last evaluation is compared with the first, or with the line of the first round, whose loss is of the
     model that nobody has trained, whichever was lower. A loss below 0 has grown if it has risen by four times
-    its absolute value, as one above 0 has that is five times as large.
+    its absolute value, as one above 0 has that is five times as large. With hidden losses these are the
+    smooth worst losses, and of the first round the mean, which is compared with the mean.
     """
     if last is None:
         return ""
     beginnings = []
     if first_round is not None:
-        beginnings.append((first_round["loss_max"], f"in round {first_round['round']}"))
+        when = f"in round {first_round['round']}"
+        if first_round["loss_max"] is None:
+            beginnings.append((first_round["loss_mean"], when, "mean loss", last["mean_loss"]))
+        else:
+            beginnings.append((first_round["loss_max"], when, *worst_loss(last)))
     if first is not None and first["round"] < last["round"]:
-        beginnings.append((first["max_loss"], f"after round {first['round']}"))
+        beginnings.append((worst_loss(first)[1], f"after round {first['round']}", *worst_loss(last)))
     if not beginnings:
         return ""
-    lowest, when = min(beginnings)
-    end = last["max_loss"]
+    lowest, when, name, end = min(beginnings)
     if end - lowest <= (GROWN_TIMES - 1) * abs(lowest):
         return ""
     return (
-        f"the largest loss has grown from {lowest:.5g} {when} to {end:.5g} after round {last['round']}; "
+        f"the {name} has grown from {lowest:.5g} {when} to {end:.5g} after round {last['round']}; "
         f"{ADVICE_GROWN}"
     )
+
+
+def worst_loss(standing: Mapping[str, Any]) -> tuple[str, float]:
+    """What is known of the largest loss at an evaluation, by its name: itself, or the smooth worst."""
+    smooth = standing.get("smooth_worst_loss")
+    return ("largest loss", standing["max_loss"]) if smooth is None else ("smooth worst loss", smooth)
+
+
+def hidden_figures(standing: Mapping[str, Any]) -> str:
+    """All that is known of an evaluation with hidden losses, in a few words; empty if they are shown."""
+    if standing.get("smooth_worst_loss") is None:
+        return ""
+    accuracy = standing["mean_accuracy"]
+    figures = [
+        "{} {:.4g}".format(*worst_loss(standing)),
+        f"mean loss {standing['mean_loss']:.4g}",
+        *([] if accuracy is None else [f"mean accuracy {accuracy:.4f}"]),
+    ]
+    own = own_metrics_line(standing.get("own_metrics", {}))
+    return ", ".join(figures + [own] * bool(own))
 
 
 def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> OwnMetrics:
@@ -69,10 +97,17 @@ def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> Ow
     return found
 
 
+def own_means(means: Mapping[str, float]) -> OwnMetrics:
+    """The same with hidden losses, of the ``means`` of all metrics: nothing is known of the worst worker."""
+    return {name: {"mean": means[name]} for name in sorted(means.keys() - RANKING)}
+
+
 def own_metrics_line(own: OwnMetrics) -> str:
-    """``mae 0.52 (mean 0.31)`` and so on; empty if there are none."""
+    """``mae 0.52 (mean 0.31)``, or ``mean mae 0.31``, and so on; empty if there are none."""
     shown = [
         f"{name} {own_number(own[name]['worst_worker'])} (mean {own_number(own[name]['mean'])})"
+        if "worst_worker" in own[name]
+        else f"mean {name} {own_number(own[name]['mean'])}"
         for name in sorted(own)[:MOST_SHOWN]
     ]
     left = len(own) - len(shown)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.outside import lines
-from afl.runs.metrics import growth, own_metrics_line
+from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
@@ -85,15 +85,18 @@ class RunView:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
+        hides = state.get("losses") == "hidden"
         left = f", {shown_seconds(state['seconds_left'])} left" if state["seconds_left"] else ""
         rows = {
             "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}",
             "round": f"{state['round']} of {state['rounds']}{left}",
             "workers": describe_workers(state),
-            "worst worker": describe_standing(state["last"]),
+            "all workers" if hides else "worst worker": describe_standing(state["last"]),
             "best so far": describe_standing(state["best"]),
             "on the wire": _describe_bytes(state),
         }
+        if hides:
+            rows["losses"] = HIDDEN
         if state.get("integers"):
             rows["integers"] = describe_integers(state["integers"])
         for row in rows.items():
@@ -143,8 +146,9 @@ def run_line(state: Mapping[str, Any]) -> str:
         # For how long would be news at every look.
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
-    figures = _figures(last, at_length=False)
-    return f"round {last['round']} of {state['rounds']}: worst worker {last['worst_worker']}, {figures}"
+    known = hidden_figures(last)
+    known = known or f"worst worker {last['worst_worker']}, {_figures(last, at_length=False)}"
+    return f"round {last['round']} of {state['rounds']}: {known}"
 
 
 def _describe_bytes(state: Mapping[str, Any]) -> str:
@@ -162,7 +166,9 @@ def describe_integers(integers: Mapping[str, Any]) -> str:
     up, down = integers["uplink_bits"], integers["downlink_bits"]
     above = "float32 up" if up is None else f"{up:.3g} bits a value up"
     steps = " to ".join(f"2^{integers[f'{end}_exponent']}" for end in ("smallest", "largest"))
-    shares = f"{100 * integers['zeros']:.3g} % are 0, {100 * integers['at_limit']:.2g} % the largest there is"
+    whose = "of the update's, " if integers.get("of_update") else ""
+    zeros, at_limit = 100 * integers["zeros"], 100 * integers["at_limit"]
+    shares = f"{whose}{zeros:.3g} % are 0, {at_limit:.2g} % the largest there is"
     return f"{above}, {down:.3g}{' bits a value' * (up is None)} down; {shares}; steps {steps}"
 
 
@@ -193,6 +199,8 @@ def describe_standing(standing: Mapping[str, Any] | None) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
+    if known := hidden_figures(standing):
+        return f"round {standing['round']}: {known}"
     figures = _figures(standing, at_length=True)
     return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
 
@@ -211,11 +219,15 @@ def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
 
 def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     """A run's end (its ``summary.json``); of one by an older version, what it lacks is left out."""
+    hides = bool(hidden_figures(summary["last"] or {}))
+    whom = "all workers" if hides else "worst worker"
     rows: dict[str, RenderableType] = {
         "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
-        "worst worker, last model": describe_standing(summary["last"]),
-        "worst worker, best model": describe_standing(summary["best"]),
+        f"{whom}, last model": describe_standing(summary["last"]),
+        f"{whom}, best model": describe_standing(summary["best"]),
     }
+    if hides:
+        rows["losses"] = HIDDEN
     # A run that faults.divergence has ended says so itself.
     if summary.get("result") != "diverged" and (
         grown := growth(summary.get("first_round"), summary.get("first"), summary["last"])

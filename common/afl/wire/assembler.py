@@ -20,11 +20,13 @@ class StepAssembler:
     Args:
         workers: the process's workers, in the order of its Join.
         largest: the most payload bytes a step may have; checked before anything is allocated.
+        largest_weight: of what a worker is told of its dual weight.
     """
 
-    def __init__(self, workers: tuple[int, ...], largest: int) -> None:
+    def __init__(self, workers: tuple[int, ...], largest: int, largest_weight: float = 1.0) -> None:
         self._workers = workers
         self._largest = largest
+        self._largest_weight = largest_weight
         self._step: Step | None = None
         self._buffers: list[bytes | memoryview | bytearray] = []
         self._filled: list[int] = []
@@ -124,8 +126,8 @@ class StepAssembler:
         if step.kind is Kind.TRAIN and weights:
             if len(weights) != len(self._workers):
                 raise ProtocolError(f"{len(weights)} dual weights for {len(self._workers)} workers")
-            if not all(0.0 <= weight <= 1.0 for weight in weights):
-                raise ProtocolError("a dual weight outside [0, 1]")
+            if not all(0.0 <= weight <= self._largest_weight for weight in weights):
+                raise ProtocolError(f"a dual weight outside [0, {self._largest_weight:g}]")
         asked = frozenset(commit.workers) or None
         if asked and not asked.issubset(self._workers):
             raise ProtocolError(f"a step for workers {sorted(asked)}, not all of this session")

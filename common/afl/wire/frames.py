@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from afl.core.codecs.indices import MAX_DIM
 from afl.core.messages import (
+    EVALUATION_PHASE,
     MAX_METRICS,
     MOST_JOINED,
     Ack,
@@ -312,8 +313,10 @@ def position_of(message: pb.Position) -> Position:
 
 def step_of(message: pb.Step) -> Step:
     """A step's opening. Raises ProtocolError if it is not one this version knows."""
-    kind = member(Kind, message.kind, "kind of step")
-    return Step(position_of(message.position), kind, tuple(map(payload_header_of, message.payloads)))
+    kind, position = member(Kind, message.kind, "kind of step"), position_of(message.position)
+    if position.phase > EVALUATION_PHASE or position.round >= 1 << 63:
+        raise ProtocolError(f"a step of round {position.round}, phase {position.phase}; there is none")
+    return Step(position, kind, tuple(map(payload_header_of, message.payloads)))
 
 
 def report_of(message: pb.Report) -> Report:

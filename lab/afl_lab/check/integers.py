@@ -18,8 +18,7 @@ from afl_lab.check.findings import Report, blaming
 from afl_lab.simulation.driver import metered
 
 PROPOSED_BITS = 8
-"""As good as float32 wherever it was measured; fewer are not at large steps or with many workers
-(docs/compressors.md)."""
+"""Fewer are less accurate than float32 at large steps and with many workers (docs/compressors.md)."""
 
 MOST_ROUNDS, FEWEST_ROUNDS = 40, 20
 """The grid starts at a range of its own, and halves or doubles it each round until it fits the gradients."""

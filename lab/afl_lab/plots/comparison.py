@@ -16,7 +16,7 @@ from afl.paths import kind_of
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE
 from afl.terminal.view import make_console, table
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
-from afl_lab.plots.points import COSTS, Measure, Point, points_of
+from afl_lab.plots.points import COSTS, Measure, Point, hides_losses, points_of
 
 _MOST_HINTED = 5
 
@@ -49,7 +49,8 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
         except (KeyError, TypeError) as error:
             raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
         is_over = (file.parent / SUMMARY_FILE).exists()
-        found[label if is_over or not points else f"{label} (unfinished)"] = points
+        name = label if is_over or not points else f"{label} (unfinished)"
+        found[f"{name} (smooth worst)" if hides_losses(file) else name] = points
     runs = {label: points for label, points in found.items() if points}
     if not runs:
         raise ConfigError(f"nothing to draw: no evaluation yet in {', '.join(map(str, files))}")

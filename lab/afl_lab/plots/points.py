@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from afl.runs.files import METRICS_FILE, metrics_entries, of_event
+from afl.runs.metrics import worst_loss
 
 Measure: TypeAlias = Literal["worst_accuracy", "max_loss"]
 
@@ -27,7 +28,8 @@ class Point:
     Attributes:
         round: update rounds.
         synchronization: synchronization rounds.
-        worst_accuracy: ``None`` for a task without accuracy, as ``mean_accuracy``.
+        worst_accuracy: ``None`` for a task without accuracy, as ``mean_accuracy``, and with hidden losses.
+        max_loss: with hidden losses the smooth worst loss.
         float_equivalents: the paper's accounting.
         wire_bytes: gRPC messages with their prefixes, the first models and evaluations with them.
     """
@@ -40,6 +42,12 @@ class Point:
     mean_loss: float
     float_equivalents: float
     wire_bytes: int
+
+
+def hides_losses(file: Path) -> bool:
+    """Whether the evaluations of a metrics file have no loss of a worker's own."""
+    entries, _ = metrics_entries(file)
+    return any("smooth_worst_loss" in line for line in of_event(entries, "evaluation"))
 
 
 def points_of(path: Path) -> list[Point]:
@@ -57,7 +65,7 @@ def points_of(path: Path) -> list[Point]:
                 line["round"],
                 closed[before - 1]["synchronization"] if before else 0,
                 line["worst_accuracy"],
-                round(line["max_loss"], 6),
+                round(worst_loss(line)[1], 6),
                 None if mean_accuracy is None else round(mean_accuracy, 6),
                 round(line["mean_loss"], 6),
                 round(line["uplink_float_equivalents"] + line["downlink_float_equivalents"], 3),

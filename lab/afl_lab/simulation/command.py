@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
+from afl.runs.metrics import worst_loss
 from afl.terminal.view import make_console, table
 from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
@@ -31,6 +33,8 @@ def execute(options: argparse.Namespace) -> ExitCode:
     console = make_console()
     console.print(table_of(outcomes))
     console.print(where_written(jobs, options.out), soft_wrap=True, highlight=False)
+    if any(job.config.privacy.secure_aggregation for job in jobs):
+        console.print("A simulation is not private: one process has the data and messages of all workers.")
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
         print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)
@@ -93,9 +97,10 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
     return found
 
 
-def _standing(standing: dict[str, float] | None) -> str:
+def _standing(standing: Mapping[str, Any] | None) -> str:
     if standing is None:
         return ""
     if standing["worst_accuracy"] is None:
-        return f"loss {standing['max_loss']:.4g}"
+        name, loss = worst_loss(standing)
+        return f"{name.removeprefix('largest ')} {loss:.4g}"
     return f"{standing['worst_accuracy']:.4f}"

@@ -30,6 +30,7 @@ class RunDescription:
         dim: d, the trainable parameters.
         restart_length: B, the update rounds between two restarts of the dual weights; 0 if they never do.
         keeps_residuals: whether workers keep an uplink residual.
+        hides_losses: whether each worker's own losses, metrics and dual weight are hidden from the server.
     """
 
     run_id: str
@@ -42,6 +43,7 @@ class RunDescription:
     restart_length: int
     is_compressed: bool
     keeps_residuals: bool
+    hides_losses: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Snapshot:
         report_seconds: how long after its step was opened each worker's last report was complete, ``[m]``;
             NaN before its first.
         outcome_seconds: how long it took to make the last closed step's outcome durable.
-        dual_weights: q of the open round, ``[m]``.
+        dual_weights: q of the open round, ``[m]``; NaN where losses are hidden.
         evaluation: the last one, by worker; ``last`` sums it up.
         best: the one whose worst worker was served best.
         residual_norm: of the server's residual at this process's last evaluation, where it keeps one.

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from afl.wire.accounting import Direction, Part, Traffic
+from afl_server.federation.evaluation_summary import train_loss_of
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.status import STATES, state_of
 
@@ -43,13 +44,19 @@ _MEANINGS: Final = {
     "afl_worker_loss{worker}": "test loss of each worker at the last evaluation",
     "afl_worst_worker_accuracy": "lowest test accuracy at the last evaluation",
     "afl_max_worker_loss": "highest test loss at the last evaluation",
+    "afl_mean_train_loss": "mean minibatch loss of the workers in the last closed round",
+    "afl_mean_worker_accuracy": "mean of the workers' test accuracies at the last evaluation",
+    "afl_mean_worker_loss": "mean of the workers' test losses at the last evaluation",
+    "afl_smooth_worst_loss": "smooth worst test loss at the last evaluation, at most ln(m)/50 above the "
+    "highest; only with privacy.losses: hidden, which has no loss, accuracy or dual weight by worker",
     "afl_best_worst_worker_accuracy": "highest worst-worker accuracy of all evaluations",
     "afl_uplink_residual_norm{worker}": "Euclidean norm of each worker's residual at the last evaluation; "
-    "where one is kept",
+    "where one is kept, and not with privacy.secure_aggregation",
     "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
     "evaluation; where one is kept",
     "afl_integer_bits{direction}": "bits of a value in the last closed round, as sent; of integers",
-    "afl_integer_zero_ratio": "share of the last closed round's integers that are 0, as they were rounded",
+    "afl_integer_zero_ratio": "share of the last closed round's integers that are 0, as they were rounded; "
+    "of the broadcast update's where the workers' are masked or float32",
     "afl_integer_limit_ratio": "share of them that are the largest of their bits: clipped, or just not",
     "afl_grid_smallest_exponent": "s of the finest step 2^s of the last closed round's grid",
     "afl_grid_largest_exponent": "s of its coarsest step",
@@ -84,6 +91,10 @@ _MEANINGS: Final = {
     "afl_worker_certificate_expiry_seconds{worker}": "when the certificate of each worker's session "
     "expires, in Unix time; with client certificates only",
 }
+
+
+_OF_EACH_WORKER: Final = ("afl_dual_weight", "afl_train_loss", "afl_worker_loss", "afl_worker_accuracy")
+"""What is not known where losses are hidden."""
 
 
 class Family(NamedTuple):
@@ -159,6 +170,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
         "afl_outcome_seconds": s.outcome_seconds,
         "afl_dual_weight": s.dual_weights.tolist(),
         "afl_train_loss": None if s.last_round is None else s.last_round.losses.tolist(),
+        "afl_mean_train_loss": None if s.last_round is None else train_loss_of(s.last_round),
         "afl_best_worst_worker_accuracy": None if s.best is None else s.best.worst_accuracy,
         "afl_wire_bytes_total": {(way, kind): count.wire[kind] for way, count in ways for kind in Traffic},
         "afl_payload_bytes_total": {(way, part): count.parts[part] for way, count in ways for part in Part},
@@ -198,12 +210,17 @@ def _values(s: Snapshot) -> dict[str, Value]:
     if evaluation is not None and s.last is not None:
         values["afl_worker_loss"] = [entry.get("loss", math.nan) for entry in evaluation.metrics]
         values["afl_max_worker_loss"] = s.last.max_loss
+        values["afl_smooth_worst_loss"] = s.last.smooth_worst_loss
+        values["afl_mean_worker_loss"] = s.last.mean_loss
+        values["afl_mean_worker_accuracy"] = s.last.mean_accuracy
         values["afl_downlink_residual_norm"] = s.residual_norm
         if s.last.worst_accuracy is not None:
             values["afl_worker_accuracy"] = [entry.get("accuracy", math.nan) for entry in evaluation.metrics]
             values["afl_worst_worker_accuracy"] = s.last.worst_accuracy
         if run.keeps_residuals:
-            values["afl_uplink_residual_norm"] = evaluation.residual_norms
+            values["afl_uplink_residual_norm"] = evaluation.residual_norms or None
+    if run.hides_losses:
+        values.update(dict.fromkeys(_OF_EACH_WORKER))
     if s.last_round is not None and (integers := s.last_round.integers) is not None:
         values["afl_integer_bits"] = {
             (way,): bits

@@ -72,10 +72,15 @@ class PageData:
             "rounds_a_second": self._rate.after(snapshot, now),
             "workers": run.workers,
             "missing_count": len(snapshot.missing),
+            "hides_losses": run.hides_losses,
             "last": _summary(last),
             "best": _summary(snapshot.best),
             "own_metrics": own_metrics_line(last.own_metrics) if last else "",
-            "worst_weight": float(snapshot.dual_weights[last.worst_worker]) if last else None,
+            "worst_weight": (
+                None
+                if last is None or last.worst_worker is None
+                else float(snapshot.dual_weights[last.worst_worker])
+            ),
             "up": counters.uplink.total,
             "down": counters.downlink.total,
             "uncompressed": _uncompressed(snapshot),
@@ -142,7 +147,7 @@ class PageData:
             "peer": connection and connection.peer,
             "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
-            "examples": evaluation and evaluation.examples[worker],
+            "examples": evaluation.examples[worker] if evaluation and evaluation.examples else None,
             "metrics": {name: _number(value) for name, value in metrics.items()},
             "train_loss": last and _number(last.losses[worker]),
             "weight": _number(snapshot.dual_weights[worker]),
@@ -156,7 +161,7 @@ class PageData:
         stamp = self._stamp(snapshot, time.monotonic())
         view, whole = self._history.view(), _uncompressed(snapshot)
         buckets, points = view.buckets, view.points
-        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
+        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss", "smooth_worst_loss")
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -198,9 +203,12 @@ class PageData:
         }
 
     def _shown_workers(self, points: Sequence[Point]) -> list[int]:
+        if self._sources.snapshot().run.hides_losses:
+            return []
         if self._history.workers <= MOST_CURVES:
             return list(range(self._history.workers))
-        worst = [points[-1].summary.worst_worker] if points else []
+        last = points[-1].summary.worst_worker if points else None
+        worst = [] if last is None else [last]
         others = [worker for worker in self._history.heaviest(MOST_CURVES) if worker not in worst]
         return [*worst, *others][:MOST_CURVES]
 

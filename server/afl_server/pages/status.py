@@ -38,6 +38,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "open_step_seconds": now - step.opened_at,
         "seconds": now - snapshot.began_at,
         "seconds_left": seconds_left(snapshot, now),
+        "losses": "hidden" if run.hides_losses else "shown",
         "last": snapshot.last and vars(snapshot.last),
         "best": snapshot.best and vars(snapshot.best),
         "uplink_bytes": counters.uplink.total,
@@ -46,7 +47,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "uplink_float_equivalents": counters.uplink.float_equivalents,
         "downlink_float_equivalents": counters.downlink.float_equivalents,
         "integers": snapshot.integers,
-        "dual_weights": snapshot.dual_weights.tolist(),
+        "dual_weights": None if run.hides_losses else snapshot.dual_weights.tolist(),
         "dual_history": dual_window.view(),
         "directory": str(run.directory),
     }

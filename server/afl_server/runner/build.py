@@ -55,6 +55,7 @@ def build(
         restart_length=config.algorithm.restart_length,
         is_compressed=config.algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
+        hides_losses=engine.algorithm.settings.hides_losses,
     )
     run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
     return Federation(run, ranking), vector

@@ -215,7 +215,8 @@ class Shell:
             if isinstance(closed, Evaluation):
                 self._records.evaluation(closed, up=up, down=down)
             else:
-                self._dual_window.add(closed.round, closed.dual_weights)
+                if closed.mean_loss is None:  # else nobody knows them
+                    self._dual_window.add(closed.round, closed.dual_weights)
                 self._records.train_round(closed, seconds=moment.round_seconds, up=up, down=down)
         except StorageError as error:
             self.deliver(events.WriteFailed("metrics", str(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +26,11 @@ from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.metrics import hidden_figures
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, mean_of
+from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, train_loss_of
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -218,7 +220,8 @@ class RunRecords:
         """A closed round: one line."""
         self.round = summary
         self.round_seconds = seconds
-        worst = int(np.nanargmax(summary.losses))
+        hides = summary.mean_loss is not None
+        worst = None if hides else int(np.nanargmax(summary.losses))
         line = self._line(
             "round",
             up,
@@ -226,10 +229,10 @@ class RunRecords:
             round=summary.round,
             synchronization=summary.synchronization,
             seconds=round(seconds, 6),
-            loss_max=float(summary.losses[worst]),
+            loss_max=None if worst is None else float(summary.losses[worst]),
             loss_max_worker=worst,
-            loss_mean=mean_of(summary.losses[~np.isnan(summary.losses)]),
-            dual_weight_max=float(summary.dual_weights.max()),
+            loss_mean=train_loss_of(summary),
+            dual_weight_max=None if hides else float(summary.dual_weights.max()),
             **_named(absent=summary.absent),
             **({} if summary.integers is None else {"integers": asdict(summary.integers)}),
         )
@@ -249,24 +252,31 @@ class RunRecords:
             mean_accuracy=summary.mean_accuracy,
             max_loss=summary.max_loss,
             mean_loss=summary.mean_loss,
-            workers=evaluation.metrics,
-            examples=evaluation.examples,
+            **(
+                {"workers": evaluation.metrics, "examples": evaluation.examples}
+                if evaluation.means is None
+                else {"smooth_worst_loss": evaluation.smooth_worst, "means": evaluation.means}
+            ),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
         self._show_evaluation(summary, evaluation)
         LOG.info(
-            "round %d: worst worker %d, %s",
+            "round %d: %s",
             summary.round,
-            summary.worst_worker,
-            f"accuracy {summary.worst_accuracy:.4f} (mean {summary.mean_accuracy:.4f})"
-            if summary.worst_accuracy is not None
-            else f"loss {summary.max_loss:.5g} (mean {summary.mean_loss:.5g})",
+            hidden_figures(vars(summary))
+            or f"worst worker {summary.worst_worker}, "
+            + (
+                f"accuracy {summary.worst_accuracy:.4f} (mean {summary.mean_accuracy:.4f})"
+                if summary.worst_accuracy is not None
+                else f"loss {summary.max_loss:.5g} (mean {summary.mean_loss:.5g})"
+            ),
             extra=events.Evaluation(
                 round=summary.round,
                 worst_worker=summary.worst_worker,
                 worst_accuracy=summary.worst_accuracy,
                 max_loss=summary.max_loss,
+                smooth_worst_loss=summary.smooth_worst_loss,
             ).extra,
         )
 
@@ -288,7 +298,8 @@ class RunRecords:
             self.first_round = line
         if self.history is not None:
             sent = line["uplink_bytes"] + line["downlink_bytes"]
-            bucket = Bucket(round=line["round"], weight_max=line["dual_weight_max"], sent=sent)
+            weight = line["dual_weight_max"]
+            bucket = Bucket(line["round"], math.nan if weight is None else weight, sent)
             self.history.add_round(bucket, dual_weights)
 
     def _show_evaluation(self, summary: EvaluationSummary, evaluation: Evaluation) -> None:
@@ -316,10 +327,10 @@ class RunRecords:
             "buffers": snapshot.buffers,
         }
         if summary is not None:
-            metadata["worst_worker"] = str(summary.worst_worker)
-            metadata["max_loss"] = repr(summary.max_loss)
-            if summary.worst_accuracy is not None:
-                metadata["worst_accuracy"] = repr(summary.worst_accuracy)
+            served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss")
+            metadata |= {
+                name: repr(value) for name in served if (value := getattr(summary, name)) is not None
+            }
         path = self.directory / model_file(name)
         with self._writing(path.name), replacing(path) as temporary:
             save_file(snapshot.tensors, temporary, metadata)
@@ -412,11 +423,13 @@ def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
     return Evaluation(
         line["round"],
         synchronization=0,
-        metrics=tuple(line["workers"]),
+        metrics=tuple(line.get("workers", ())),
         examples=(),
         diverged=(),
         absent=tuple(line.get("absent", ())),
         non_finite=tuple(line.get("non_finite", ())),
+        means=line.get("means"),
+        smooth_worst=line.get("smooth_worst_loss"),
     )
 
 

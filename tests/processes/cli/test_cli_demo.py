@@ -18,8 +18,10 @@ from afl.errors import AflError, ConfigError
 from afl_cli.federation import demo
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import failure_of
+from afl_cli.federation.peers import by_certificates
 from afl_cli.federation.plan import setting
 from afl_cli.main import main, make_afl_parser
+from afl_worker.main import make_worker_parser, worker_options
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -45,6 +47,40 @@ def test_the_configuration_is_valid(compressor: str, rounds: str) -> None:
     assert config.algorithm.uplink_compressor.name == compressor
     assert config.server.listen.is_loopback
     assert config.server.listen.port == 0
+
+
+@pytest.mark.parametrize("compressor", ["rand-k", "identity"])
+def test_a_private_demo_masks_and_hides_all(compressor: str, tmp_path: Path) -> None:
+    chosen = options("--compressor", compressor, "--private")
+    groups = demo.checked_groups(chosen)
+    tls, own = by_certificates(tmp_path, groups)
+    config = config_from_mapping(demo.configuration(chosen, tls))
+    assert config.privacy.secure_aggregation
+    assert config.privacy.losses == "hidden"
+    assert config.algorithm.uplink_compressor.options["bits"] == 16
+    assert config.server.tls is not None
+    assert config.server.tls.client_ca is not None
+    assert set(own) == set(groups)
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    for arguments in own.values():
+        # As the worker itself reads them.
+        worker_options(make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "2"], "at least 3"),
+        (["--processes", "2"], "at least 3"),
+        (["--compressor", "top-k"], "rand-k or identity"),
+    ],
+)
+def test_what_hides_nothing_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--private", *arguments]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -106,6 +142,19 @@ def test_a_childs_log_is_kept_and_followed(on_path: Path) -> None:
     for said in ("chatty", "exit code 7", "info: hi", "plain words", str(on_path / "log")):
         assert said in str(failure)
     assert (on_path / "log").read_text().endswith("plain words\n")
+
+
+def test_a_real_private_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "kept"
+    arguments = ["--private", "--workers", "4", "--processes", "3", "--rounds", "6", "--keep", str(directory)]
+    assert main(["demo", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "the server learns their sums" in shown
+    assert f"afl capture {directory}/sent-by-0" in shown
+    for log in directory.glob("workers-*.log"):
+        assert '"event": "keys_agreed"' in log.read_text()
+        assert '"event": "peers_unchecked"' not in log.read_text()
+    assert main(["capture", str(directory / "sent-by-0"), "--losses", "hidden"]) == 0
 
 
 SLEEPER = "import time\ntime.sleep(600)\n"

@@ -275,3 +275,13 @@ def test_no_run_outlives_a_command_that_is_killed(folder: Path) -> None:
     process.kill()
     process.communicate()
     assert gone(below)
+
+
+def test_a_simulation_says_that_it_is_not_private(simulate: Simulate, folder: Path) -> None:
+    uplink = {"name": "rand-k", "ratio": 0.1, "bits": 16}
+    algorithm = {"name": "afl-com", "rounds": 4, "eta_w": 0.1, "eta_q": 0.1, "uplink": uplink}
+    private = written(folder, "private", algorithm=algorithm, privacy={"secure_aggregation": True})
+    code, out, _ = simulate(private, "--seeds", "1")
+    assert code == ExitCode.OK
+    assert "A simulation is not private: one process has the data and messages of all workers." in out
+    assert "not private" not in simulate(written(folder, "br"), "--seeds", "1")[1]

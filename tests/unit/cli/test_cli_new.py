@@ -34,6 +34,18 @@ def test_a_project_is_written(here: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "@" not in text
 
 
+def test_a_private_project_masks_its_messages_and_hides_losses(here: Path) -> None:
+    assert main(["new", "my_study", "--private"]) == 0
+    config = load_config(here / "my_study" / "server.yaml")
+    assert config.privacy.secure_aggregation
+    assert config.privacy.losses == "hidden"
+    assert config.algorithm.uplink_compressor.options == {"ratio": 0.1, "bits": 16}
+    readme = (here / "my_study" / "README.md").read_text()
+    assert "--peer-keys keys/peers.txt --signing-key keys/signing-0.key" in readme
+    for text in project_files("my_study", is_private=True).values():
+        assert "@" not in text
+
+
 def test_its_task_is_about_thirty_lines() -> None:
     code = [
         line

@@ -21,7 +21,7 @@ WORKERS, DIM, ROUNDS = 3, 40, 12
 CASES = {
     "both ways": (CompressorChoice("rand-k", {"ratio": 0.5, "bits": 3}),) * 2,
     "whole vectors": (CompressorChoice("identity", {"bits": 8}),) * 2,
-    "of a projection": (CompressorChoice("dct-projection", {"ratio": 0.5, "bits": 5}),) * 2,
+    "of a projection": (CompressorChoice("dct-projection", {"ratio": 0.5, "bits": 4}),) * 2,
     "down alone": (CompressorChoice("top-k", {"ratio": 0.5}), CompressorChoice("identity", {"bits": 4})),
 }
 
@@ -73,6 +73,7 @@ class Watched(Federation):
                 float(np.mean(np.abs(seen) == limit)),
                 int(min(exponents)),
                 int(max(exponents)),
+                of_update=not has_uplink,
             )
         )
         assert engine.last_round is not None

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from afl.core.messages import Position
 from afl.core.secrecy.exchange import KeyExchange
 from afl.core.secrecy.keyring import Keyring
-from afl.core.secrecy.keys import KeyOffer, OwnKey, roster_digest
+from afl.core.secrecy.keys import LARGEST_EPOCH, KeyOffer, OwnKey, roster_digest
+from afl.core.secrecy.neighbours import COMPLETE_UP_TO
 from afl.errors import PeerError, ProtocolError
 
 RUN = "a-run"
@@ -274,3 +276,66 @@ def test_whatever_is_lost_all_come_to_one_roster(data: st.DataObject) -> None:
     digests = {store.kept[worker].roster for worker, store in stores.items()}
     keys = {worker: key for one in server.roster for worker, key in one.keys().items()}
     assert digests == {roster_digest(RUN, server.epoch, [keys[worker] for worker in range(workers)])}
+
+
+def test_workers_of_one_process_that_go_by_different_rosters_begin_an_epoch() -> None:
+    store = Store()
+    store.kept = {worker: OwnKey(3, fresh(32), roster=bytes([worker]) * 32) for worker in (0, 1)}
+    assert keyring([0, 1], store).offer(3).epoch == 4
+
+
+def test_there_is_a_last_epoch() -> None:
+    with pytest.raises(PeerError, match=f"waits for keys of epoch {LARGEST_EPOCH + 1}"):
+        keyring([0], Store()).offer(LARGEST_EPOCH + 1)
+    last = keyring([0], Store())
+    assert last.offer(LARGEST_EPOCH).epoch == LARGEST_EPOCH
+    with pytest.raises(PeerError, match="the last is"):
+        last.offer(LARGEST_EPOCH, used=[0])
+    for epoch in (0, LARGEST_EPOCH + 1):
+        with pytest.raises(ProtocolError, match=f"keys of epoch {epoch}; they are 1 to"):
+            KeyExchange(RUN, 3).add(replace(keyring([0], Store()).offer(1), epoch=epoch))
+
+
+def test_a_roster_is_looked_at_once_however_often_it_comes() -> None:
+    looked: list[tuple[int, ...]] = []
+    rings, _, exchange = agreed()
+
+    def verify(offer: KeyOffer) -> None:
+        looked.append(offer.workers)
+        check(offer)
+
+    rings[0]._verify = verify  # noqa: SLF001
+    masks = rings[0].take(1, exchange.roster)
+    assert sorted(looked) == [(0,), (1,), (2,)]
+    assert rings[0].take(1, exchange.roster) is masks
+    # One that signs the same key again is looked at; the masks are the same.
+    exchange.add(replace(rings[1].offer(1), certificates=(b"another",)))
+    assert rings[0].take(1, exchange.roster) is masks
+    assert looked[3:] == [(1,)]
+    with pytest.raises(PeerError, match="the signature does not fit"):
+        rings[0].take(1, [replace(offer, signature=b"") for offer in exchange.roster])
+
+
+def test_a_roster_of_many_offers_costs_nothing() -> None:
+    rings, _, exchange = agreed()
+    rings[0]._verify = lambda _: pytest.fail("looked at")  # noqa: SLF001
+    with pytest.raises(PeerError, match="more than the keys of 3 workers"):
+        rings[0].take(1, exchange.roster * 1000)
+
+
+def test_masks_cancel_around_the_ring_of_many_workers() -> None:
+    workers = COMPLETE_UP_TO + 6
+    hosted = [[*range(30)], *([worker] for worker in range(30, workers))]
+    rings = [keyring(each, Store(), workers) for each in hosted]
+    exchange = KeyExchange(RUN, workers)
+    for ring in rings:
+        exchange.add(ring.offer(1))
+    total = np.zeros(40, dtype=np.uint64)
+    alone = np.zeros(40, dtype=np.uint64)
+    for each, ring in zip(hosted, rings, strict=True):
+        masks = ring.take(1, exchange.roster)
+        total += masks.draw(Position(1, 0), 0, 40, 64, each)
+        for worker in each:
+            alone += masks.draw(Position(1, 0), 0, 40, 64, [worker])
+    assert not total.any()
+    assert not alone.any()

@@ -117,7 +117,7 @@ def test_the_degree_is_the_least_even_one_for_which_colluding_runs_are_as_rare_a
     for workers in (65, 100, 1000, 10_000):
         near = degree(workers)
         assert near % 2 == 0
-        assert workers**2 / 2 * 3.0**-near < 2.0**-40 <= workers**2 / 2 * 3.0 ** -(near - 2)
+        assert workers**2 / 2 * 3.0**-near < 2.0**-80 <= workers**2 / 2 * 3.0 ** -(near - 2)
 
 
 def test_a_mask_that_is_left_in_a_sum_is_told() -> None:
@@ -131,3 +131,15 @@ def test_a_mask_that_is_left_in_a_sum_is_told() -> None:
     total.total[3] += 2
     with pytest.raises(DivergedError, match="round 1: the workers' updates do not add up"):
         total.checked("round 1", "updates")
+
+
+def test_a_mask_that_was_drawn_ahead_is_not_drawn_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead, now = (masks_of(3, [0]) for _ in range(2))
+    expected = now.draw(Position(5, 0), 0, 100, 16, (0,))
+    ahead.prepare(Position(5, 0), 0, 100, 16, (0,))
+    monkeypatch.setattr("afl.core.secrecy.masks.Cipher", None)
+    assert (ahead.draw(Position(5, 0), 0, 100, 16, (0,)) == expected).all()
+    with pytest.raises(TypeError):
+        ahead.draw(Position(6, 0), 0, 100, 16, (0,))

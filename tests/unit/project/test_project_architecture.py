@@ -68,8 +68,8 @@ WALK = walk()
 FILES = sorted({hop.file for hop in WALK})
 
 
-def test_the_page_walks_both_ways_on_both_sides() -> None:
-    assert len({hop.section for hop in WALK}) == 4
+def test_the_page_walks_both_ways_on_both_sides_and_to_the_masks() -> None:
+    assert len({hop.section for hop in WALK}) == 5
     assert len(WALK) > 40
 
 

@@ -6,17 +6,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import grpc
 
 from afl.config.address import Address
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
-from afl.errors import ProtocolError
+from afl.errors import ProtocolError, StorageError
 from afl.outside import MOST_OF_REASON, words
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
+from afl.wire.capture import Capture
 from afl.wire.fast_chunk import lone_chunk_of_server
 from afl.wire.frames import METHOD, Frame, ack_of, control, member, parse_server_frame
 from afl.wire.pace import Pace
@@ -64,10 +65,17 @@ class Connection:
 
     Args:
         is_careful: whether an earlier connection was cut, so that little is under way at first.
+        capture: keeps all that is sent.
     """
 
     def __init__(
-        self, address: Address, files: CredentialFiles, *, use_proxy: bool = True, is_careful: bool = False
+        self,
+        address: Address,
+        files: CredentialFiles,
+        *,
+        use_proxy: bool = True,
+        is_careful: bool = False,
+        capture: Capture | None = None,
     ) -> None:
         credentials = files.read()
         self._address = address
@@ -91,7 +99,8 @@ class Connection:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
         token = credentials.token
         metadata = (("authorization", f"Bearer {token}"),) if token else None
-        self._call = call(self._sending.messages(), metadata=metadata)
+        messages = self._sending.messages()
+        self._call = call(self._kept(messages, capture) if capture else messages, metadata=metadata)
         self._threads = [
             threading.Thread(target=self._receive, name="afl-receive", daemon=True),
             threading.Thread(target=self._beat, name="afl-heartbeat", daemon=True),
@@ -148,6 +157,16 @@ class Connection:
         self._channel.close()
         for thread in self._threads:
             thread.join()
+
+    def _kept(self, messages: Iterable[bytes], capture: Capture) -> Iterator[bytes]:
+        for message in messages:
+            try:
+                capture.write(message)
+            except StorageError as error:
+                # It does not leave then.
+                self._inbox.put(Broken(error))
+                return
+            yield message
 
     def _receive(self) -> None:
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from afl.core.algorithms.registry import worker_side
-from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.secrecy.keys import KeyStore
 from afl.daemon import events
-from afl.errors import ConfigError
+from afl.errors import ConfigError, PeerError
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext, example_count
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
@@ -57,6 +57,9 @@ def set_up(
     small.
     """
     run, workers, skips = settings.parameters, options.workers, settings.skips_non_finite
+    level = settings.journal
+    key_files = KeyFiles(options.journal, welcome.run_id, workers, level, hides_losses=run.hides_losses)
+    key_files.check(is_masked=run.secure_aggregation)
     randomness = SharedRandomness(welcome.seed)
     torch.set_num_threads(settings.threads)
     task = load_task(
@@ -82,8 +85,8 @@ def set_up(
     run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
-    if settings.journal != "off":
-        journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, settings.journal)
+    if level != "off":
+        journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, level)
     participant = Participant(vector, side, oracle, workers, journal=journals, skips_non_finite=skips)
     kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
@@ -98,19 +101,33 @@ def set_up(
     gc.collect()
     gc.freeze()
     masking = None
+    if not run.secure_aggregation and (options.peers.authorities or options.peers.keys):
+        # A server that can turn masks off would need no other way around them.
+        raise PeerError(
+            "the run has no secure aggregation, and this worker was told how to know its peers; without "
+            "--peer-ca and --peer-keys it takes part, and the server sees each of its updates"
+        )
     if run.secure_aggregation:
-        masking = _masking(options, welcome.run_id, run, journals, kept)
+        if skips:
+            raise PeerError("the server lets workers be missing, and sums everything under masks")
+        lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
+        store = KeysInMemory() if journals is None else key_files
+        masking = _masking(options, (welcome.run_id, run.workers), store, kept, lost)
     return Training(participant, journals, realization_digest(side), masking)
 
 
 def _masking(
     options: WorkerOptions,
-    run_id: str,
-    run: AlgorithmSettings,
-    journals: Journals | None,
+    run: tuple[str, int],
+    store: KeyStore,
     kept: Mapping[int, Kept],
+    lost: Collection[int],
 ) -> Masking:
     """Keys and masks, with what earlier processes of these workers may have sent.
+
+    Args:
+        run: its id and m.
+        lost: workers of which an entry of the journal is not there any more, or may not be.
 
     Raises:
         ConfigError: if the command line does not say how the peers are known.
@@ -121,14 +138,13 @@ def _masking(
     from afl_worker.masking import Masking  # noqa: PLC0415
     from afl_worker.peers import keyring_of  # noqa: PLC0415
 
-    store = KeysInMemory() if journals is None else KeyFiles(options.journal, run_id, options.workers)
-    keyring = keyring_of(run_id, options, run.workers, files, store)
-    damaged = journals.damaged() if journals else ()
+    run_id, m = run
+    keyring = keyring_of(run_id, options, m, files, store)
     unsure = [
         worker
         for worker, key in store.read().items()
         # Without a roster no mask was made.
-        if key.roster and (worker not in kept or worker in damaged)
+        if key.roster and (worker not in kept or worker in lost)
     ]
     sent = {worker: (entry.report, entry.payloads) for worker, entry in kept.items()}
     return Masking(keyring, sent, unsure)

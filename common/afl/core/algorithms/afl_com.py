@@ -259,4 +259,5 @@ def afl_com_side(
         realizations.digest_material,
         realizations.grid,
         hides_losses=settings.hides_losses,
+        hides_norms=settings.secure_aggregation,
     )

@@ -365,6 +365,7 @@ class WorkerSide:
         grid: of integer messages, as this process's model has it; ``None`` where there are none.
         digest_material: as :meth:`ServerAlgorithm.digest_material`.
         hides_losses: whether metrics are told as numbers to be added up only.
+        hides_norms: whether the norms of residuals are not told.
     """
 
     def __init__(
@@ -376,6 +377,7 @@ class WorkerSide:
         grid: Grid | None = None,
         *,
         hides_losses: bool = False,
+        hides_norms: bool = False,
     ) -> None:
         self.replica = replica
         self.halves = halves
@@ -383,6 +385,7 @@ class WorkerSide:
         self.digest_material = digest_material
         self.grid = grid
         self.hides_losses = hides_losses
+        self.hides_norms = hides_norms
 
 
 def finite_loss(loss: float) -> float:

@@ -183,6 +183,7 @@ class UpdateServer(ServerAlgorithm):
             at_limit=at_limit / values,
             smallest_exponent=int(exponents.min()),
             largest_exponent=int(exponents.max()),
+            of_update=not isinstance(self.sum, IntegerSum),
         )
 
     def _step(self, losses: NDArray[np.float64], downlink: Compressed) -> None:

@@ -81,7 +81,7 @@ def read_fixed(
     count: int,
     width: int,
     *,
-    kind: type[np.signedinteger[Any]] = np.int64,
+    kind: type[np.integer[Any]] = np.int64,
 ) -> NDArray[Any]:
     """The integers from place ``start``, a multiple of 8, to ``stop`` that :func:`write_fixed` wrote:
     ``[stop - start]``, of a type of at least ``width`` bits, whose sign is a bit like the others."""

@@ -58,7 +58,7 @@ class Modular(Codec):
         stream: NDArray[np.uint8] = np.frombuffer(values, dtype=np.uint8)
         words = np.empty(count, dtype=kind)
         for start, stop in blocks(count):
-            words[start:stop] = read_fixed(stream, start, stop, count, bits)
+            words[start:stop] = read_fixed(stream, start, stop, count, bits, kind=kind)
         return Compressed(words)
 
     def value_bytes(self, count: int) -> int:

@@ -102,7 +102,8 @@ def means_of(sums: NDArray[np.uint64], names: Iterable[str], workers: int) -> tu
     # A logarithm of any whole number, also of one beyond a float's range.
     shift = max(0, exponentials.bit_length() - 64)
     logarithm = math.log(exponentials >> shift) + (shift - _EXPONENTIAL_BITS) * math.log(2)
-    return means, logarithm / SHARPNESS
+    # Where losses are above what the smooth worst counts, the mean says more of the worst.
+    return means, max(means["loss"], logarithm / SHARPNESS)
 
 
 def _exponential(loss: float) -> int:

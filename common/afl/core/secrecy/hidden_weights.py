@@ -19,6 +19,9 @@ FRACTION_BITS = 40
 MOST_GAIN = (62 - FRACTION_BITS) * math.log(2)
 """The largest ``eta_q l``: since the weights add up to 1, the sum of all u is then below 2^62."""
 
+LARGEST_TOTAL = 2.0 ** (63 - FRACTION_BITS)
+"""Of all u: what can be read of their sum."""
+
 SHARE_COUNT = 2
 """Numbers in a worker's share: u and its loss."""
 

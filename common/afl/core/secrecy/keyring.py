@@ -9,7 +9,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from afl.core.secrecy.keys import KEY_BYTES, KeyOffer, KeyStore, OwnKey, all_keys, roster_digest, statement
+from afl.core.secrecy.keys import (
+    KEY_BYTES,
+    LARGEST_EPOCH,
+    KeyOffer,
+    KeyStore,
+    OwnKey,
+    all_keys,
+    roster_digest,
+    statement,
+)
 from afl.core.secrecy.masks import SECRET_BYTES, Masks
 from afl.core.secrecy.neighbours import neighbours
 from afl.errors import PeerError, ProtocolError
@@ -56,6 +65,10 @@ class Keyring:
         self._keys: dict[int, OwnKey] = {
             worker: key for worker, key in store.read().items() if worker in self._hosted
         }
+        self._believed: frozenset[KeyOffer] = frozenset()
+        """The offers of the last roster: after a cut most come again as they were."""
+        self._made: tuple[bytes, Masks] | None = None
+        """The last roster's digest, and what follows from it."""
 
     def offer(self, due: int, used: Collection[int] = ()) -> KeyOffer:
         """The keys of the process's workers, which are made where there are none.
@@ -64,11 +77,18 @@ class Keyring:
             due: the epoch that the server waits for.
             used: workers whose masks of the epoch may have been used for what is not known here any more; it
                 is then over.
+
+        Raises:
+            PeerError: if there is no such epoch.
         """
         known = [key.epoch for key in self._keys.values()]
         epoch = max([1, due, *known])
-        if any(worker in used and key.epoch == epoch for worker, key in self._keys.items()):
+        of_epoch = {worker: key for worker, key in self._keys.items() if key.epoch == epoch}
+        # Of workers that go by different rosters, no one roster is right.
+        if len({key.roster for key in of_epoch.values()} - {b""}) > 1 or not of_epoch.keys().isdisjoint(used):
             epoch += 1
+        if epoch > LARGEST_EPOCH:
+            raise PeerError(f"the server waits for keys of epoch {epoch}; the last is {LARGEST_EPOCH}")
         fresh = {
             worker: OwnKey(epoch, self._random(KEY_BYTES))
             for worker in self._hosted
@@ -86,8 +106,7 @@ class Keyring:
             signature,
             certificates,
             signer,
-            # Of workers that go by different rosters, no one roster is right.
-            min(rosters) if rosters else b"",
+            next(iter(rosters), b""),
         )
 
     def take(self, epoch: int, offers: Sequence[KeyOffer]) -> Masks:
@@ -97,10 +116,17 @@ class Keyring:
             PeerError: if it is not the roster of all workers, each with a key that it has signed itself, or
                 another one than that of this epoch before.
         """
+        # Each offer costs signatures to look at; what is wrong with a few too many is said in particular.
+        most = 2 * self._workers
+        if len(offers) > most or any(len(offer.workers) > most for offer in offers):
+            raise PeerError(
+                f"the roster of key epoch {epoch} has more than the keys of {self._workers} workers"
+            )
         for offer in offers:
             if offer.epoch != epoch:
                 raise PeerError(f"the roster of key epoch {epoch} has keys of epoch {offer.epoch}")
-            self._verify(offer)
+            if offer not in self._believed:
+                self._verify(offer)
         try:
             keys = all_keys(offers)
         except ProtocolError as error:
@@ -127,12 +153,28 @@ class Keyring:
                     "keys change only with the epoch"
                 )
         self._keep({worker: replace(key, roster=digest) for worker, key in held.items() if not key.roster})
-        return Masks({worker: self._secrets(worker, key, public, digest) for worker, key in held.items()})
+        self._believed = frozenset(offers)
+        if self._made is None or self._made[0] != digest:
+            secrets: dict[int, dict[int, bytes]] = {}
+            for worker, key in held.items():
+                secrets[worker] = self._secrets(worker, key, public, digest, secrets)
+            self._made = digest, Masks(secrets)
+        return self._made[1]
 
-    def _secrets(self, worker: int, key: OwnKey, public: Sequence[bytes], digest: bytes) -> dict[int, bytes]:
+    def _secrets(
+        self,
+        worker: int,
+        key: OwnKey,
+        public: Sequence[bytes],
+        digest: bytes,
+        known: Mapping[int, Mapping[int, bytes]],
+    ) -> dict[int, bytes]:
         private = X25519PrivateKey.from_private_bytes(key.private)
         secrets = {}
         for other in neighbours(worker, self._workers, digest):
+            if other in known:
+                secrets[other] = known[other][worker]
+                continue
             try:
                 shared = private.exchange(X25519PublicKey.from_public_bytes(public[other]))
             except ValueError as error:

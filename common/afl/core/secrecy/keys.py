@@ -19,6 +19,9 @@ KEY_BYTES = 32
 DIGEST_BYTES = 32
 """Of a roster's digest (SHA-256)."""
 
+LARGEST_EPOCH = 1 << 32
+"""No run loses its keys so often."""
+
 
 @dataclass(frozen=True)
 class KeyOffer:
@@ -52,6 +55,8 @@ class KeyOffer:
             raise ProtocolError("an offer of keys whose workers are not ascending, each with one key")
         if any(len(key) != KEY_BYTES for key in self.public_keys):
             raise ProtocolError(f"an offer of keys that do not have {KEY_BYTES} bytes")
+        if not 1 <= self.epoch <= LARGEST_EPOCH:
+            raise ProtocolError(f"an offer of keys of epoch {self.epoch}; they are 1 to {LARGEST_EPOCH}")
         if self.roster and len(self.roster) != DIGEST_BYTES:
             raise ProtocolError(f"a roster's digest of {len(self.roster)} bytes; it has {DIGEST_BYTES}")
         return dict(zip(self.workers, self.public_keys, strict=True))

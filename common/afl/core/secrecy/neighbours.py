@@ -3,6 +3,7 @@ draws."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ COMPLETE_UP_TO = 64
 COLLUDING_SHARE = 1 / 3
 """Of more workers, so many may tell the server all they know."""
 
-SECURITY_BITS = 40
-"""With a probability of more than ``1 - 2^-40`` over the drawing, the others' sum is then all that it
-learns."""
+SECURITY_BITS = 80
+"""With a probability of more than ``1 - 2^-80`` over the drawing, the others' sum is then all that it learns.
+Who offers its key last may try keys until the ring suits: so many tries are too many."""
 
 
 def degree(workers: int) -> int:
@@ -24,7 +25,7 @@ def degree(workers: int) -> int:
     On a ring in random order, with the k/2 next on either side as neighbours (a Harary graph, as in Bell et
     al. 2020, section 3), the honest workers fall apart only where two runs of k/2 that follow each other all
     collude. There are fewer than m^2 / 2 such pairs, and each is all of colluders with a probability of at
-    most gamma^k where a share gamma colludes; k is the least even number for which that is below 2^-40.
+    most gamma^k where a share gamma colludes; k is the least even number for which that is below 2^-80.
     """
     if workers <= COMPLETE_UP_TO:
         return workers - 1
@@ -42,7 +43,13 @@ def neighbours(worker: int, workers: int, public: bytes) -> Sequence[int]:
     near = degree(workers)
     if near == workers - 1:
         return [other for other in range(workers) if other != worker]
-    ring = sorted(range(workers), key=lambda each: hashlib.sha256(public + each.to_bytes(4, "big")).digest())
+    ring = _ring(workers, public)
     place = ring.index(worker)
     found = (ring[(place + step) % workers] for step in range(-(near // 2), near // 2 + 1) if step)
     return sorted(found)
+
+
+@functools.lru_cache(maxsize=1)
+def _ring(workers: int, public: bytes) -> Sequence[int]:
+    """All workers in an order that the digest draws; a process asks for each of its workers."""
+    return sorted(range(workers), key=lambda each: hashlib.sha256(public + each.to_bytes(4, "big")).digest())

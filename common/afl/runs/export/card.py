@@ -50,6 +50,7 @@ def card_of(
         "data": {"description": description or config.run.description, "workers": config.workers},
         "task": config.task.model_dump(mode="json", include={"name", "options", "batch_size"}),
         "algorithm": _settings(config),
+        "privacy": config.privacy.model_dump(mode="json"),
         "evaluation": source.evaluation and _evaluation(source.evaluation, source.rounds),
         "communication": source.sent and _communication(source.sent, source.synchronizations, whole),
         "run": {
@@ -98,6 +99,7 @@ def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:
         "round": line.round,
         "is_of_this_model": line.round == rounds,
         **line.model_dump(include={"worst_worker", *_FIGURES}),
+        **(line.model_dump(include={"smooth_worst_loss", "means"}) if line.means else {}),
         "workers": [
             {"worker": worker, "examples": examples, **metrics}
             for worker, (metrics, examples) in enumerate(workers)

@@ -11,6 +11,7 @@ import yaml
 from afl.config.quantities import shown_bytes
 from afl.runs.export.card import BUFFERS
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE
+from afl.runs.metrics import HIDDEN
 
 _NAMES: Mapping[str, str] = {
     "final": "the model after the last round that was closed",
@@ -38,7 +39,7 @@ def page_of(card: Mapping[str, Any]) -> str:
     )
     shared = (
         f"{data['workers']} worker{'s' * (data['workers'] != 1)} trained, each on data of its own. The "
-        f"server saw {_told(card['evaluation'])}, and no examples."
+        f"server saw {_told(card['evaluation'], card['privacy'])}, and no examples."
     )
     stored = (
         f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
@@ -94,6 +95,11 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
             f"**Not of this model**: it is of round {round_}, which was not evaluated. The figures are of "
             f"round {evaluation['round']}, the last before it that was."
         )
+    if means := evaluation.get("means"):
+        smooth = {"loss": f"{evaluation['smooth_worst_loss']:.5g}"}
+        rows = [(name, smooth.get(name, "not known"), f"{means[name]:.5g}") for name in sorted(means)]
+        lines.append(_table(("", "smooth worst", "mean over workers"), rows))
+        return "\n\n".join([*lines, f"Each worker's own figures are {HIDDEN}."])
     worst = f"worst (worker {evaluation['worst_worker']})"
     rows = [("loss", f"{evaluation['max_loss']:.5g}", f"{evaluation['mean_loss']:.5g}")]
     if evaluation["worst_accuracy"] is not None:
@@ -109,12 +115,16 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
     return "\n\n".join(lines)
 
 
-def _told(evaluation: Mapping[str, Any] | None) -> str:
+def _told(evaluation: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> str:
     """What the server saw, as a sentence has it; metrics are known from an evaluation alone."""
+    if privacy["losses"] == "hidden":
+        return "only sums over all workers of their masked gradients, losses and metrics"
+    gradients = "gradients (of which only the sum, since they were masked)"
+    gradients = gradients if privacy["secure_aggregation"] else "gradients"
     if evaluation is None:
-        return "gradients, losses and what the task measures"
+        return f"{gradients}, losses and what the task measures"
     measured = {name for worker in evaluation["workers"] for name in worker} - {"worker", "examples", "loss"}
-    told = ["gradients", "losses"]
+    told = [gradients, "losses"]
     if "accuracy" in measured:
         told.append("accuracies")
     if measured - {"accuracy"}:

@@ -39,15 +39,18 @@ class RoundLine(Line):
 
 
 class EvaluationLine(Line):
-    """An evaluation's; ``workers`` has the metrics of each, ``examples`` their numbers of test examples."""
+    """An evaluation's; ``workers`` has the metrics of each, ``examples`` their numbers of test examples; with
+    hidden losses there are the ``means`` instead, and ``worst_worker`` is null."""
 
-    worst_worker: int
+    worst_worker: int | None
     worst_accuracy: float | None
     mean_accuracy: float | None
     max_loss: float | None
     mean_loss: float | None
-    workers: list[dict[str, float | None]]
+    workers: list[dict[str, float | None]] = []
     examples: list[int] = []
+    smooth_worst_loss: float | None = None
+    means: dict[str, float] = {}
 
 
 class CardTask(_Shape):

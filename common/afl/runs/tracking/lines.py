@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from afl.runs.metrics import RANKING
 from afl.runs.tracking.tracker import TrackedRound
 
 # With more workers than this, their own accuracies and losses are left to `metrics.jsonl`: a thousand curves
@@ -65,8 +66,10 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     numbers |= {
         f"integers/{key}": float(value)
         for key, value in line.get("integers", {}).items()
-        if value is not None
+        if type(value) in {int, float}
     }
+    own = line.get("means", {}).keys() - RANKING  # the others are in the line itself
+    numbers |= {f"{event}/mean_{key}": float(line["means"][key]) for key in own}
     workers = line.get("workers", []) if event == "evaluation" else []
     if len(workers) <= MOST_WORKERS:
         for worker, metrics in enumerate(workers):

@@ -37,6 +37,7 @@ function heard(state) {
   }
   page.state = state;
   document.body.dataset.phase = state.phase;
+  document.body.dataset.losses = state.hides_losses ? "hidden" : "shown";
   const words = facts(state);
   document.title = words.title;
   for (const place of document.querySelectorAll("[data-fact]")) {
@@ -140,11 +141,13 @@ document.addEventListener("visibilitychange", () => {
 
 function draw() {
   const { history } = page;
-  const hasAccuracy = history.worst_accuracy.some((value) => value != null);
+  const hides = page.state.hides_losses;
+  const hasAccuracy = history.mean_accuracy.some((value) => value != null);
   byId("served").hidden = !hasAccuracy && history.evaluation_round.length > 0;
   drawServed(served, history.worst_accuracy, history.mean_accuracy, "accuracy", percent, "worst");
-  drawServed(loss, history.max_loss, history.mean_loss, "loss", figure, "largest");
-  drawWeights();
+  if (hides) drawServed(loss, history.smooth_worst_loss, history.mean_loss, "loss", figure, "smooth worst");
+  else drawServed(loss, history.max_loss, history.mean_loss, "loss", figure, "largest");
+  if (!hides) drawWeights();
   drawBytes();
 }
 
@@ -159,9 +162,10 @@ function chosenCurve(kind, rounds) {
 
 function drawServed(chart, worst, mean, kind, shown, name) {
   const { history } = page;
+  const hides = page.state.hides_losses;
   const xs = history.evaluation_round;
   const lines = [];
-  if (history.workers > FEW) {
+  if (!hides && history.workers > FEW) {
     const [lowest, quarter, threeQuarters, highest] = history.spread[kind];
     lines.push({ label: "highest", values: highest, color: color("others"), width: 0.75, silent: true, fill: 1, tint: color("band") });
     lines.push({ label: "lowest", values: lowest, color: color("others"), width: 0.75, silent: true });
@@ -173,15 +177,19 @@ function drawServed(chart, worst, mean, kind, shown, name) {
     }
   }
   if (mean.some((value) => value != null)) lines.push({ label: "mean", values: mean, color: color("mean"), width: 1.5, dash: [7, 3] });
-  lines.push({ label: name, values: worst, color: color("worst"), width: 2.5, first: 1 });
-  lines.push(...chosenCurve(kind, "evaluation_round"));
+  const isKnown = !hides || worst.some((value) => value != null);
+  if (isKnown) lines.push({ label: name, values: worst, color: color("worst"), width: 2.5, first: 1 });
+  if (!hides) lines.push(...chosenCurve(kind, "evaluation_round"));
   const last = worst.at(-1);
+  const usual = mean.at(-1) ?? last;
+  const said = last == null ? "" : ` The ${name} is ${shown(last)}${hides ? "" : `, of worker ${history.worst_worker.at(-1)}`}; the mean is ${shown(usual)}.`;
+  const all = hides && usual != null ? ` The mean is ${shown(usual)}.` : "";
   const every = history.evaluations_a_point;
   chart.draw(xs, lines, {
-    about: last == null ? `No ${kind} yet.` : `Test ${kind} over the rounds. The ${name} is ${shown(last)}, of worker ${history.worst_worker.at(-1)}; the mean is ${shown(mean.at(-1) ?? last)}.`,
+    about: said || all ? `Test ${kind} over the rounds.${said || all}` : `No ${kind} yet.`,
     note: [
       every > 1 ? `every ${every}th evaluation` : "",
-      history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
+      hides ? "" : history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
     ].filter(Boolean).join("; "),
   });
 }
@@ -271,8 +279,11 @@ function describeChosen() {
   if (!worker) return;
   const facts = [];
   for (const [name, value] of Object.entries(worker.metrics)) facts.push([`Test ${name}`, name === "accuracy" && value != null ? percent(value) : figure(value)]);
-  facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
-  facts.push(["Dual weight", figure(worker.weight)], ["Last report after", seconds(worker.seconds)]);
+  if (!page.state.hides_losses) {
+    facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
+    facts.push(["Dual weight", figure(worker.weight)]);
+  }
+  facts.push(["Last report after", seconds(worker.seconds)]);
   if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");

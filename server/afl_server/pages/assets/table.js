@@ -40,6 +40,8 @@ export class Table {
     if (this.column === null) {
       const hasAccuracy = table.accuracy.some((value) => value != null);
       this.column = hasAccuracy || table.evaluated === null ? "accuracy" : "loss";
+      // With hidden losses nothing says who is served worst.
+      if (document.body.dataset.losses === "hidden") this.column = "id";
       this.way = FIRST[this.column];
     }
     this.show();
@@ -107,6 +109,7 @@ export class Table {
     head.append(button);
     row.append(head, ...Array.from({ length: 5 }, () => element("td")));
     row.children[1].className = "of-worst";
+    for (const place of [1, 2, 3]) row.children[place].classList.add("of-each");
     return row;
   }
 

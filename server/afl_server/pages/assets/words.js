@@ -45,9 +45,19 @@ function rate(value) {
 // How the worst worker is served, in one number; the mean; and how far apart they are.
 function served(summary) {
   if (!summary) return [NONE, NONE, NONE];
+  if (summary.smooth_worst_loss != null) {
+    const { smooth_worst_loss: smooth, mean_loss: loss, mean_accuracy: accuracy } = summary;
+    return [figure(smooth), accuracy == null ? figure(loss) : `${percent(accuracy)}, loss ${figure(loss)}`, NONE];
+  }
   const { worst_accuracy: worst, mean_accuracy: mean, max_loss: largest, mean_loss: usual } = summary;
   if (worst == null) return [figure(largest), figure(usual), figure(largest == null || usual == null ? null : largest - usual)];
   return [percent(worst), percent(mean), `${(100 * (mean - worst)).toFixed(1)} points`];
+}
+
+function measure(last) {
+  if (!last) return "";
+  if (last.smooth_worst_loss != null) return "smooth worst test loss";
+  return `test ${last.worst_accuracy == null ? "loss" : "accuracy"}`;
 }
 
 // By the name of its place in the page.
@@ -66,7 +76,7 @@ export function facts(state) {
     spent: seconds(state.seconds),
     rate: rate(state.rounds_a_second),
     ready: `${state.workers - state.missing_count} of ${state.workers}`,
-    measure: last ? `test ${last.worst_accuracy == null ? "loss" : "accuracy"}` : "",
+    measure: measure(last),
     worst_figure: worst,
     worst_worker: last ? `worker ${last.worst_worker}` : "not evaluated yet",
     worst_round: last ? `after round ${grouped(last.round)}` : "",
@@ -75,7 +85,7 @@ export function facts(state) {
     largest_loss: figure(last?.max_loss),
     worst_weight: state.worst_weight == null ? NONE : `${(state.worst_weight * state.workers).toFixed(2)} × even`,
     best_figure: served(best)[0],
-    best_where: best ? `worker ${best.worst_worker}, round ${grouped(best.round)}` : "",
+    best_where: best ? `${best.worst_worker == null ? "" : `worker ${best.worst_worker}, `}round ${grouped(best.round)}` : "",
     bytes: bytes(sent),
     bytes_up: bytes(state.up),
     bytes_down: bytes(state.down),
@@ -92,6 +102,6 @@ function integers(sent) {
   const up = sent.uplink_bits == null ? "32 (float32)" : figure(sent.uplink_bits);
   return {
     integer_bits: `${up} up, ${figure(sent.downlink_bits)} down`,
-    integer_shares: `${percent(sent.zeros)} are 0, ${percent(sent.at_limit)} the largest there is`,
+    integer_shares: `${sent.of_update ? "of the update's, " : ""}${percent(sent.zeros)} are 0, ${percent(sent.at_limit)} the largest there is`,
   };
 }

@@ -1,0 +1,1 @@
+"""What a site looks at by itself."""
