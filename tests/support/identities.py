@@ -68,12 +68,6 @@ class Identities:
         """Workers' certificate, in files."""
         return self.written(name or f"worker-{ids}", self.issue_for_worker(ids, **options))
 
-    def called(self, name: str, *names: x509.GeneralName) -> Pair:
-        """A certificate with these alternative names, in files."""
-        return self.written(
-            name, certified(name, x509.SubjectAlternativeName(names), by=_holder(self.authority)).pem
-        )
-
     def token(self, ids: str, *, is_known: bool = True) -> Path:
         """A file with a new token, whose hash is in the file of tokens unless it is not known."""
         token = new_token()
@@ -94,6 +88,12 @@ class Identities:
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.write(issued)
         return pair
+
+    def called(self, name: str, *names: x509.GeneralName) -> Pair:
+        """A certificate with these alternative names, in files."""
+        return self.written(
+            name, certified(name, x509.SubjectAlternativeName(names), by=_holder(self.authority)).pem
+        )
 
     @staticmethod
     def _begin(days: int) -> dt.datetime:
