@@ -119,6 +119,12 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")
+    largest = algorithm_.get("largest_weight")
+    if isinstance(largest, int | float) and type(workers) is int and 0 < largest * workers <= 1:
+        accepted = (
+            f"above 1 / workers ({1 / workers:.4g}), or null: weights that sum to 1 are not all smaller"
+        )
+        yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
     yield from _privacy(values, workers, algorithm_, about)
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
@@ -149,6 +155,9 @@ def _privacy(
     if about is not None and "uplink" not in about.takes:
         yield Problem(key, "true", f"false; masks are added to integers, which {about.name} does not send")
         return
+    if privacy.get("losses") == "hidden" and algorithm_.get("largest_weight") is not None:
+        accepted = "no largest_weight; with losses: hidden nobody knows all dual weights"
+        yield Problem(("algorithm", "largest_weight"), shown(algorithm_["largest_weight"]), accepted)
     uplink = algorithm_.get("uplink")
     bits = uplink.get(BITS) if isinstance(uplink, Mapping) else None
     if bits is None:

@@ -176,6 +176,11 @@ class Algorithm(Section):
     ] = None
     """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
     and needs sigma_q"""
+    largest_weight: Annotated[
+        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
+    ] = None
+    """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
+    of the single worst, so that none alone steers the model"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
