@@ -127,6 +127,16 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
     yield from _privacy(values, workers, algorithm_, about)
+    faults_, privacy = (
+        section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
+    )
+    if (cap := faults_.get("loss_cap")) is not None:
+        if about is not None and "eta_q" not in about.takes:
+            accepted = f"no loss_cap; {name} has no dual weights"
+            yield Problem(("faults", "loss_cap"), shown(cap), accepted)
+        elif privacy.get("losses") == "hidden":
+            accepted = "no loss_cap; with losses: hidden the server sees no loss of its own"
+            yield Problem(("faults", "loss_cap"), shown(cap), accepted)
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)

@@ -8,6 +8,7 @@ and in ``--help-config``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
@@ -358,6 +359,11 @@ class Faults(Section):
         Annotated[Divergence, Accepts("a section with max_loss and evaluations")] | None, Null("off")
     ] = None
     """end a run whose loss stays too high"""
+    loss_cap: Annotated[
+        Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, Unit("loss"), Null("no limit")
+    ] = None
+    """a worker's loss beyond it counts as this much, and below its negative as that, when the dual weights
+    move; set it above every right loss, say at ten times the first"""
     lost_residual: Literal["restart", "refuse"] = "restart"
     """when a worker comes back without its uplink residual: restart it from zero, logged and counted, or
     refuse the worker"""
@@ -410,6 +416,11 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def loss_cap(self) -> float:
+        """``faults.loss_cap``; infinite where there is none."""
+        return math.inf if self.faults.loss_cap is None else self.faults.loss_cap
 
     @property
     def eta_q_value(self) -> float:

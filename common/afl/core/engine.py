@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,9 @@ from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
 from afl.core.policy import AbsencePolicy
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
+
+FAR_ABOVE = 10.0
+"""A loss is far above the others' if it exceeds so many times the highest median of a round so far."""
 
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
 
@@ -176,6 +179,8 @@ class RoundEngine:
         buffer_mean: where the workers' buffers are averaged before each evaluation.
         policy: which participants a step may close without; by default none. If any, nothing is streamed,
             and whole payloads are kept until the step closes, unless they are integers.
+        loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
+            recorded as it was reported.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -187,11 +192,13 @@ class RoundEngine:
         evaluate_every: int,
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
+        loss_cap: float = math.inf,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
         self._model = model
         self.policy = policy or AbsencePolicy()
+        self._loss_cap = loss_cap
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
@@ -219,6 +226,10 @@ class RoundEngine:
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
         self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         """The last loss that each worker reported for the dual step; NaN before its first."""
+        self.highest_median = 0.0
+        """The highest of all rounds' medians of the workers' absolute losses."""
+        self.far_above: tuple[int, ...] = ()
+        """The workers whose losses of the last round were far above the others' (:data:`FAR_ABOVE`)."""
         self.buffers_averaged: Position = NOWHERE
         """Where the workers' buffers were last averaged."""
         self.residual_norm: float | None = None
@@ -505,7 +516,11 @@ class RoundEngine:
             outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
         else:
             if isinstance(self.collector, HeldReports):
-                self.collector.fold(reports, self._stand_ins(losses))
+                stand_ins = self._stand_ins(losses)
+                self.collector.fold(
+                    [replace(report, loss=self.counting(report.loss)) for report in reports],
+                    {worker: self.counting(loss) for worker, loss in stand_ins.items()},
+                )
             payload = self.collector.close()
             outcome = Outcome(self.step, losses, payload, self.collector.unsent())
         unfinished = (self._incoming_of(worker) for worker in self._incoming)
@@ -522,7 +537,7 @@ class RoundEngine:
         assert outcome.step.kind is self.step.kind
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
-            losses = with_stand_ins(outcome.losses, outcome.unsent)
+            losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self._loss_cap, self._loss_cap)
             self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
 
@@ -541,6 +556,7 @@ class RoundEngine:
         arrays["trained"] = self._trained.copy()
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
+        values["highest_median"] = self.highest_median
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
@@ -568,6 +584,8 @@ class RoundEngine:
         self._trained = arrays["trained"].copy()
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
+        # States of before it was watched have none.
+        self.highest_median = values.get("highest_median", 0.0)
         if "last_round" in values:
             round_, synchronization = values["last_round"]
             self.last_round = RoundSummary(
@@ -615,6 +633,7 @@ class RoundEngine:
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
             np.copyto(self.last_losses, told, where=~np.isnan(told))
+            self._watch(told)
             algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
@@ -627,6 +646,15 @@ class RoundEngine:
             )
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
+
+    def _watch(self, losses: NDArray[np.float64]) -> None:
+        """Notice losses that are far above those of all."""
+        sizes = np.abs(losses[~np.isnan(losses)])
+        if len(sizes):
+            self.highest_median = max(self.highest_median, float(np.median(sizes)))
+        with np.errstate(over="ignore"):
+            is_far = losses > FAR_ABOVE * self.highest_median
+        self.far_above = tuple(np.flatnonzero(is_far).tolist())
 
     def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
         told = _NOT_TOLD if step.kind is Kind.BUFFERS else self._told
@@ -742,7 +770,7 @@ class RoundEngine:
         for own in report.of_each():
             self._reports[own.worker] = own
             if self.step.kind is not Kind.EVALUATE and not report.missing:
-                self.collector.add_loss(own.worker, own.loss)
+                self.collector.add_loss(own.worker, self.counting(own.loss))
         return _ack(report, AckStatus.ACCEPTED)
 
     def _answer_closed(self, report: Report) -> Ack:
@@ -763,6 +791,10 @@ class RoundEngine:
             if self.counted(own.worker) < report.position and math.isfinite(own.loss):
                 self.last_losses[own.worker] = own.loss
         return self.late_ack(report.worker, report.position, report.workers[1:])
+
+    def counting(self, loss: float) -> float:
+        """What a loss counts as in the dual step."""
+        return min(max(loss, -self._loss_cap), self._loss_cap)
 
     # Absent workers.
 

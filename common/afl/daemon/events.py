@@ -243,6 +243,19 @@ class NonFinite(_OfReport):
     """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
 
+class LossCapped(_OfReport):
+    """A worker's loss was beyond faults.loss_cap, and counts as that; told once a worker and process."""
+
+    loss: Annotated[float, "as it was reported"]
+
+
+class LossFarAbove(Event):
+    """Other workers than before have a training loss far above all rounds' medians (ten times)."""
+
+    workers: Annotated[Sequence[int], "these workers; empty when there are none any more"]
+    round: SynchronizationRound
+
+
 class RoundRestarted(_OfWorker):
     """A worker died in the middle of a report that was partly summed, or lost its keys: the sum restarts."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
 from afl.core.engine import Opening, Outcome
-from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Step
+from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
@@ -78,6 +78,8 @@ class Rounds:
         self._deadline_at: float | None = None
         self._absent: list[int] = []
         """The workers that the last step was closed without."""
+        self._far_above: tuple[int, ...] = ()
+        """The workers whose loss of the last round was far above the others'."""
         self._pausing: tuple[ExitCode, str] | None = None
         """How this process ends after the open step, if it is to."""
 
@@ -186,6 +188,30 @@ class Rounds:
             self._run.log("WARNING", message, left_out)
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
+            if self.engine.counting(report.loss) != report.loss:
+                self._note_cap(worker, report)
+
+    def _note_cap(self, worker: int, report: Report) -> None:
+        """A loss counts as ``faults.loss_cap``, or its negative."""
+        is_first = not self._run.incidents[Incident.CAPPED_LOSS][worker]
+        self._run.count(Incident.CAPPED_LOSS, [worker])
+        if is_first:
+            where, counts = self._run.place(worker, report.position.round), self.engine.counting(report.loss)
+            message = f"{where}: the loss is {report.loss:g}, and counts as {counts:g} (faults.loss_cap)"
+            event = log_events.LossCapped(worker=worker, round=report.position.round, loss=report.loss)
+            self._run.log("WARNING", message, event)
+
+    def _note_far_above(self, synchronization: int) -> None:
+        """Tell which workers' losses are far above the others', whenever that has changed."""
+        far_above = self.engine.far_above
+        self._run.count(Incident.HIGH_LOSS, far_above)
+        if far_above != self._far_above:
+            message = "no training loss is far above the others' any more"
+            if far_above:
+                message = f"the training loss of {WorkerIds.of(far_above).named} is far above the others'"
+            event = log_events.LossFarAbove(workers=far_above, round=synchronization)
+            self._run.log("WARNING", message, event)
+        self._far_above = far_above
 
     def _late(self, member: Member, workers: Sequence[int]) -> Job[None] | None:
         """A late report has been answered: the member may go on, if it owes no other."""
@@ -332,6 +358,7 @@ class Rounds:
         summary = self.engine.last_round
         if summary is not None and summary is not self._last_round:
             self._last_round = summary
+            self._note_far_above(summary.synchronization)
             self._round_began_at = self._run.now
             self._round_seconds = moment.round_seconds
             self._run.out.append(effects.Record(summary, moment))

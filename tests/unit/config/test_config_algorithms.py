@@ -141,3 +141,32 @@ def test_weights_that_sum_to_1_are_not_all_below_1_in_m(largest: Any) -> None:
         config("afl-com", largest_weight=largest)
     assert config("afl-com", largest_weight=0.26).algorithm.largest_weight == 0.26
     assert config("afl-com", largest_weight=1).algorithm.largest_weight == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "accepted"),
+    [
+        ({"algorithm": {"name": "fedavg", "eta_q": None}}, "no loss_cap; fedavg has no dual weights"),
+        (
+            {
+                "algorithm": {"name": "afl-com", "uplink": {"name": "rand-k", "ratio": 0.1, "bits": 16}},
+                "privacy": {"secure_aggregation": True, "losses": "hidden"},
+            },
+            "no loss_cap; with losses: hidden the server sees no loss of its own",
+        ),
+        ({"faults": {"loss_cap": 0}}, "loss_cap"),
+    ],
+)
+def test_losses_are_capped_where_the_server_has_a_use_for_them(
+    changes: dict[str, Any], accepted: str
+) -> None:
+    values: dict[str, Any] = {
+        "workers": 4,
+        "task": {"name": "digits"},
+        "faults": {"loss_cap": 30},
+        **changes,
+        "algorithm": {"name": "afl-br", "rounds": 9, "eta_w": 0.5, "eta_q": 0.1}
+        | changes.get("algorithm", {}),
+    }
+    with pytest.raises(ConfigError, match=accepted):
+        config_from_mapping(values)

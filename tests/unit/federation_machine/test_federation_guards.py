@@ -1,0 +1,100 @@
+"""What a federation does against one worker that reports what it likes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import federation_world
+import numpy as np
+import pytest
+from federation_world import Peer, World, config_of
+
+from afl.core.messages import Position
+from afl.errors import ExitCode
+from afl_server.federation import effects
+
+HOSTILE = 2
+ALGORITHM: dict[str, Any] = {"name": "afl-br", "rounds": 8, "eta_w": 0.1, "eta_q": 0.1, "block": 100}
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, loss: float, worker: int = HOSTILE) -> None:
+    """The worker reports this loss in rounds 3 and 4."""
+    honest = federation_world.loss_of
+
+    def told(of: int, position: Position) -> float:
+        return loss if of == worker and position.round in {3, 4} else honest(of, position)
+
+    monkeypatch.setattr(federation_world, "loss_of", told)
+
+
+def ended(config: Any, *, resumes: bool = False) -> World:
+    """A run to its end, put back once to its last checkpoint in round 6."""
+    world = World(config)
+    world.start()
+    world.settle()
+    peers = [Peer((worker,), bytes([65 + worker])) for worker in range(3)]
+    for peer in peers:
+        world.connect(peer)
+    while world.finished is None:
+        if resumes and world.federation.engine.step.position == Position(6, 0):
+            world.die_and_resume()
+            world.complete()
+            break
+        assert any([*map(world.say, peers), world.answer()])
+    assert world.finished is not None
+    assert world.finished[0] is ExitCode.OK, world.finished
+    return world
+
+
+def logged(world: World, name: str) -> list[effects.Log]:
+    return [line for line in world.log if line.event.name == name]
+
+
+def weights(world: World) -> bytes:
+    return world.federation.engine.dual_weights.tobytes()
+
+
+@pytest.mark.parametrize(("loss", "counts"), [(1e300, 20.0), (-1e300, -20.0)])
+def test_a_loss_beyond_the_cap_counts_as_the_cap(
+    loss: float, counts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(algorithm=ALGORITHM, faults={"loss_cap": 20.0})
+    with monkeypatch.context() as patch:
+        lying(patch, loss)
+        capped, resumed = ended(config), ended(config, resumes=True)
+    with monkeypatch.context() as patch:
+        lying(patch, counts)
+        told_the_cap = ended(config_of(algorithm=ALGORITHM))
+    assert weights(capped) == weights(told_the_cap) == weights(resumed)
+    (line,) = logged(capped, "loss_capped")
+    assert line.event.extra == {"event": "loss_capped", "worker": HOSTILE, "round": 3, "loss": loss}
+    assert capped.federation.snapshot().incidents["capped_loss"] == [0, 0, 2]
+    assert not logged(told_the_cap, "loss_capped")
+
+
+def test_without_a_cap_one_loss_takes_all_weight_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lying(monkeypatch, 1e300)
+    world = ended(config_of(algorithm=ALGORITHM))
+    assert world.federation.engine.dual_weights.tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("cap", [None, 100.0])
+def test_a_loss_far_above_the_others_is_told_when_it_comes_and_when_it_goes(
+    cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lying(monkeypatch, 1e3)
+    world = ended(config_of(algorithm=ALGORITHM, faults={"loss_cap": cap}))
+    told = [
+        (line.event.extra["round"], line.event.extra["workers"]) for line in logged(world, "loss_far_above")
+    ]
+    assert told == [(3, (HOSTILE,)), (5, ())]
+    assert world.federation.snapshot().incidents["high_loss"] == [0, 0, 2]
+
+
+def test_honest_losses_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three times as high as the others', all along: what a worker unlike the others has.
+    lying(monkeypatch, 4.0)
+    world = ended(config_of(algorithm=ALGORITHM, faults={"loss_cap": 20.0}), resumes=True)
+    assert not logged(world, "loss_far_above")
+    assert not logged(world, "loss_capped")
+    assert np.isfinite(world.federation.engine.dual_weights).all()
