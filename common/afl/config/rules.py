@@ -137,6 +137,13 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         elif privacy.get("losses") == "hidden":
             accepted = "no loss_cap; with losses: hidden the server sees no loss of its own"
             yield Problem(("faults", "loss_cap"), shown(cap), accepted)
+    if faults_.get("update_norm") is not None:
+        if about is not None and ("local_steps" in about.takes):
+            accepted = f"no update_norm; workers of {name} send models, not updates"
+            yield Problem(("faults", "update_norm"), "a section", accepted)
+        elif privacy.get("secure_aggregation") is True:
+            accepted = "no update_norm; with secure_aggregation the server sees no single update"
+            yield Problem(("faults", "update_norm"), "a section", accepted)
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)

@@ -347,6 +347,13 @@ class Divergence(Section):
     """how many in a row must exceed it before the run ends (exit code 5)"""
 
 
+class UpdateNorm(Section):
+    """When an update is too large."""
+
+    times: Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False)] = 10.0
+    """how many times the median of the others' gradients a worker's may be, for each unit of dual weight"""
+
+
 class Faults(Section):
     """What happens when something breaks."""
 
@@ -364,6 +371,9 @@ class Faults(Section):
     ] = None
     """a worker's loss beyond it counts as this much, and below its negative as that, when the dual weights
     move; set it above every right loss, say at ten times the first"""
+    update_norm: Annotated[Annotated[UpdateNorm, Accepts("a section with times")] | None, Null("off")] = None
+    """leave an update out whose norm is far beyond the others', as long as a quorum is left; keeps the whole
+    payloads of a step until it closes, and sends nothing before"""
     lost_residual: Literal["restart", "refuse"] = "restart"
     """when a worker comes back without its uplink residual: restart it from zero, logged and counted, or
     refuse the worker"""
@@ -408,6 +418,7 @@ class Config(Section):
         return AbsencePolicy(
             skips_late=stragglers.policy == "skip",
             skips_non_finite=self.faults.non_finite == "skip",
+            update_norm=None if self.faults.update_norm is None else self.faults.update_norm.times,
             quorum=DEFAULT_QUORUM if stragglers.quorum is None else stragglers.quorum,
         )
 

@@ -37,11 +37,14 @@ from afl.core.messages import (
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
-from afl.core.policy import AbsencePolicy
+from afl.core.policy import AbsencePolicy, LargeUpdate
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
 
 FAR_ABOVE = 10.0
 """A loss is far above the others' if it exceeds so many times the highest median of a round so far."""
+
+_UPDATE_NORMS = "update_norms"
+"""Of an outcome that is not sent: the norms of the updates that counted, ``[m]``, NaN elsewhere."""
 
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
 
@@ -205,11 +208,14 @@ class RoundEngine:
         hides = algorithm.settings.hides_losses
         self._metric_sums = MetricSums(algorithm.settings.workers) if hides else None
         if self.policy.leaves_out:
-            self._training = HeldReports(algorithm, algorithm.settings.workers)
+            self._training = HeldReports(
+                algorithm, algorithm.settings.workers, keeps_all=self.policy.update_norm is not None
+            )
             self._averaging = (
                 None if buffer_mean is None else HeldReports(buffer_mean, algorithm.settings.workers)
             )
         self.workers = algorithm.settings.workers
+        self._bound = self.policy.update_bound(self.workers)
         self.rounds = algorithm.settings.rounds
         self.synchronizations = algorithm.settings.synchronizations
         self.evaluate_every = evaluate_every
@@ -489,9 +495,23 @@ class RoundEngine:
         self.restarts += 1
         self._incoming.clear()
         self._reports.clear()
+        if self._bound is not None:
+            self._bound.reset()
         self.collector.reset()
 
     # What follows.
+
+    def judge(self) -> Mapping[int, LargeUpdate]:
+        """Leave out of the open step, which is complete, the updates that are too large beside the others'
+        (:class:`afl.core.policy.UpdateBound`); those that have been, by worker."""
+        assert self.complete
+        if self._bound is None or self.step.kind is not Kind.TRAIN:
+            return {}
+        found = self._bound.judge(self.dual_weights)
+        for worker, update in found.items():
+            reason = f"the update's norm is {update.norm:.4g}, beyond {update.limit:.4g} (faults.update_norm)"
+            self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=reason)
+        return found
 
     def advance(self) -> Opening | None:
         """Close the open step; the next one, or ``None`` at the end of the run.
@@ -504,6 +524,7 @@ class RoundEngine:
         """
         assert self.complete
         assert not self.finished
+        self.judge()
         self._require_quorum()
         reports = [
             report
@@ -522,7 +543,12 @@ class RoundEngine:
                     {worker: self.counting(loss) for worker, loss in stand_ins.items()},
                 )
             payload = self.collector.close()
-            outcome = Outcome(self.step, losses, payload, self.collector.unsent())
+            unsent = self.collector.unsent()
+            if self._bound is not None and self.step.kind is Kind.TRAIN:
+                norms = np.full(self.workers, np.nan)
+                norms[list(self._bound.norms)] = list(self._bound.norms.values())
+                unsent = {**unsent, _UPDATE_NORMS: norms}
+            outcome = Outcome(self.step, losses, payload, unsent)
         unfinished = (self._incoming_of(worker) for worker in self._incoming)
         self.cut_off = tuple(self._late(incoming.report) for incoming in unfinished if incoming is not None)
         self._incoming.clear()
@@ -554,6 +580,8 @@ class RoundEngine:
         arrays["last_losses"] = self.last_losses.copy()
         arrays["counted"] = self._counted.copy()
         arrays["trained"] = self._trained.copy()
+        if self._bound is not None:
+            arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
         values["highest_median"] = self.highest_median
@@ -582,6 +610,9 @@ class RoundEngine:
         self.last_losses = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
+        if self._bound is not None:
+            self._bound.gradients = arrays["bound.gradients"].copy()
+            self._bound.reach = arrays["bound.reach"].copy()
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
         # States of before it was watched have none.
@@ -606,6 +637,9 @@ class RoundEngine:
     def _follow(self, outcome: Outcome) -> Opening | None:
         """Open what comes after the open step, whose outcome this is."""
         self.last_outcome = outcome
+        norms = outcome.unsent.get(_UPDATE_NORMS)
+        if self._bound is not None and norms is not None:
+            self._bound.take(norms, self.dual_weights)
         self._counted[~np.isnan(outcome.losses)] = self.step.position
         if self.step.kind is Kind.TRAIN:
             self._trained[~np.isnan(outcome.losses)] = self.step.position.round
@@ -767,11 +801,22 @@ class RoundEngine:
             raise ProtocolError(f"{where}: {norms} norms of its residual by tensor; here there are {due}")
 
     def _accept(self, report: Report) -> Ack:
+        if self._bound is not None and self.step.kind is Kind.TRAIN and report.payloads:
+            self._measure(report)
         for own in report.of_each():
             self._reports[own.worker] = own
             if self.step.kind is not Kind.EVALUATE and not report.missing:
                 self.collector.add_loss(own.worker, self.counting(own.loss))
         return _ack(report, AckStatus.ACCEPTED)
+
+    def _measure(self, report: Report) -> None:
+        """The norm of an update, which is each worker's in shares of their weights if it is a joint one."""
+        assert self._bound is not None
+        assert isinstance(self._training, HeldReports)
+        data = self._training.payloads(report.worker)[0]
+        norm, workers = self.algorithm.update_norm(report.payloads[0], data), list(report.workers)
+        shares = np.maximum(self.dual_weights[workers], 1e-12)
+        self._bound.norms.update(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True))
 
     def _answer_closed(self, report: Report) -> Ack:
         def is_known(worker: int) -> bool:
@@ -816,7 +861,8 @@ class RoundEngine:
         if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
             return
         raise NonFiniteError(
-            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing finite to report; "
+            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing "
+            f"{'finite' if self._bound is None else 'that counts'} to report; "
             f"the quorum is {self.policy.needed(asked)}: "
             + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
         )

@@ -243,6 +243,13 @@ class NonFinite(_OfReport):
     """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
 
+class UpdateTooLarge(_OfReport):
+    """A worker's update was far larger than the others', and the step is closed without it."""
+
+    norm: Annotated[float, "of the update"]
+    limit: Annotated[float, "the largest that would have counted"]
+
+
 class LossCapped(_OfReport):
     """A worker's loss was beyond faults.loss_cap, and counts as that; told once a worker and process."""
 

@@ -256,6 +256,7 @@ class Rounds:
     def _close_step(self) -> Job[None]:
         """All workers have reported: close the step and broadcast the next."""
         run, engine, closed = self._run, self.engine, self.engine.step
+        self._judge()
         absent, unanswered = engine.absent(), engine.missing()
         counted = [worker for worker in engine.participants if worker not in absent]
         opening = yield from run.compute(engine.advance)
@@ -297,6 +298,22 @@ class Rounds:
             run.set_timer("idle", run.now)
         else:
             yield from run.compute(engine.catch_up)
+
+    def _judge(self) -> None:
+        """Leave out the updates that are too large, and answer who has sent them."""
+        run, round_ = self._run, self.engine.step.position.round
+        for worker, update in self.engine.judge().items():
+            run.count(Incident.LARGE_UPDATE, [worker])
+            self.counters.refused_reports += 1
+            reason = self.engine.report(worker).missing
+            event = log_events.UpdateTooLarge(
+                worker=worker, round=round_, norm=update.norm, limit=update.limit
+            )
+            run.log("WARNING", f"{run.place(worker, round_)}: left out: {reason}", event)
+            owner = self._members.owners.get(worker)
+            if owner is not None:
+                ack = Ack(worker, self.engine.step.position, AckStatus.REFUSED, reason)
+                run.send(owner.id, ack_frame(ack, Kind.TRAIN))
 
     def _start_deadline(self) -> None:
         """A step has been opened; a timer closes it without the late, not the next message."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from federation_world import Peer, World, config_of
 
-from afl.core.messages import Position
+from afl.core.messages import Payload, PayloadHeader, Position
 from afl.errors import ExitCode
 from afl_server.federation import effects
 
@@ -98,3 +98,34 @@ def test_honest_losses_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not logged(world, "loss_far_above")
     assert not logged(world, "loss_capped")
     assert np.isfinite(world.federation.engine.dual_weights).all()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [ALGORITHM, {**ALGORITHM, "name": "afl-com", "uplink": {"name": "rand-k", "ratio": 0.5, "bits": 8}}],
+)
+def test_an_update_that_is_too_large_is_left_out_and_its_worker_told(
+    algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = federation_world.payload_of
+
+    def sent(worker: int, position: Position, header: PayloadHeader) -> Payload:
+        payload = honest(worker, position, header)
+        if worker == HOSTILE and position.round in {1, 4}:
+            return payload
+        small = np.frombuffer(payload.data, "<f4") * np.float32(1e-3)
+        return Payload(header, (small.view(np.uint8).data,))
+
+    if algorithm is ALGORITHM:
+        monkeypatch.setattr(federation_world, "payload_of", sent)
+    config = config_of(algorithm=algorithm, faults={"update_norm": {"times": 10}})
+    world, resumed = ended(config), ended(config, resumes=True)
+    told = [line.event.extra for line in logged(world, "update_too_large")]
+    expected = [1, 4] if algorithm is ALGORITHM else []
+    assert [(entry["worker"], entry["round"]) for entry in told] == [(HOSTILE, round_) for round_ in expected]
+    assert all(entry["norm"] > 50 * entry["limit"] for entry in told)
+    assert world.federation.snapshot().incidents["large_update"] == [0, 0, len(expected)]
+    assert world.federation.counters.refused_reports == len(expected)
+    assert weights(world) == weights(resumed)
+    one, other = (each.federation.engine.model.numpy().tobytes() for each in (world, resumed))
+    assert one == other
