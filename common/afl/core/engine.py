@@ -46,6 +46,8 @@ FAR_ABOVE = 10.0
 _UPDATE_NORMS = "update_norms"
 """Of an outcome that is not sent: the norms of the updates that counted, ``[m]``, NaN elsewhere."""
 
+QUARANTINED = "the operator has put the worker in quarantine"
+
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
 
 
@@ -236,6 +238,8 @@ class RoundEngine:
         """The highest of all rounds' medians of the workers' absolute losses."""
         self.far_above: tuple[int, ...] = ()
         """The workers whose losses of the last round were far above the others' (:data:`FAR_ABOVE`)."""
+        self.quarantined: frozenset[int] = frozenset()
+        """Workers that steps are closed without, whatever they report."""
         self.buffers_averaged: Position = NOWHERE
         """Where the workers' buffers were last averaged."""
         self.residual_norm: float | None = None
@@ -333,7 +337,7 @@ class RoundEngine:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing has come of any report for the open step."""
-        return not (self._reports or self._incoming)
+        return not self._incoming and self.quarantined.issuperset(self._reports)
 
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
@@ -490,6 +494,20 @@ class RoundEngine:
             if incoming is not None and not set(incoming.report.workers).issubset(workers):
                 self.drop_beginning(worker)
 
+    def quarantine(self, workers: Collection[int]) -> None:
+        """Close steps without these workers from now on; the open one too, but for a report that is complete.
+
+        Who was in quarantine before and is not any more comes back with the next step.
+        """
+        assert self.policy.leaves_out
+        self.quarantined = frozenset(workers)
+        self._leave_quarantined_out()
+
+    def _leave_quarantined_out(self) -> None:
+        for worker in self.quarantined.intersection(self._participants).difference(self._reports):
+            if self.drop_beginning(worker):
+                self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=QUARANTINED)
+
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
         self.restarts += 1
@@ -498,6 +516,7 @@ class RoundEngine:
         if self._bound is not None:
             self._bound.reset()
         self.collector.reset()
+        self._leave_quarantined_out()
 
     # What follows.
 
@@ -701,6 +720,7 @@ class RoundEngine:
         self._told = self.algorithm.told_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
+        self._leave_quarantined_out()
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
         """The header of the step after the open training step."""
@@ -887,6 +907,8 @@ class RoundEngine:
     def _answer_repeated(report: Report, counted: Report) -> Ack:
         if report == counted:
             return _ack(report, AckStatus.DUPLICATE, "already counted")
+        if counted.missing == QUARANTINED:
+            return _ack(report, AckStatus.REFUSED, QUARANTINED)
         return _ack(
             report,
             AckStatus.REFUSED,
@@ -910,7 +932,9 @@ class RoundEngine:
             examples=tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
-            non_finite=tuple(report.worker for report in self._non_finite()),
+            non_finite=tuple(
+                report.worker for report in self._non_finite() if report.worker not in self.quarantined
+            ),
             residual_norms=tuple(report.residual_norm for report in by_worker),
             means=means,
             smooth_worst=smooth_worst,

@@ -243,6 +243,18 @@ class NonFinite(_OfReport):
     """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
 
+class Quarantined(Event):
+    """The operator has put other workers into quarantine than before: steps are closed without them."""
+
+    workers: Annotated[Sequence[int], "the workers in quarantine; empty when there are none any more"]
+
+
+class QuarantineUnusable(Event):
+    """The file quarantine in the run directory cannot be followed; who was in quarantine stays so."""
+
+    reason: Reason
+
+
 class UpdateTooLarge(_OfReport):
     """A worker's update was far larger than the others', and the step is closed without it."""
 

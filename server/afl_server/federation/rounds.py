@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
-from afl.core.engine import Opening, Outcome
+from afl.core.engine import QUARANTINED, Opening, Outcome
 from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
 from afl.daemon import events as log_events
@@ -29,6 +29,9 @@ from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
 from afl_server.federation.run import Run
 from afl_server.federation.snapshot import Ending
+
+QUARANTINE_FILE = "quarantine"
+"""In the run directory: ids of workers that the operator wants left out, such as ``3,7-9``."""
 
 CLOCK_S = 0.001
 """How much before its time a timer may fire."""
@@ -179,6 +182,8 @@ class Rounds:
     def _note(self, worker: int) -> None:
         """Take note of a report that the open step now has."""
         report = self.engine.report(worker)
+        if report.missing == QUARANTINED:
+            return
         self._report_seconds[worker] = self._run.now - self._step_opened_at
         if report.missing:
             self._run.count(Incident.NON_FINITE, [worker])
@@ -314,6 +319,41 @@ class Rounds:
             if owner is not None:
                 ack = Ack(worker, self.engine.step.position, AckStatus.REFUSED, reason)
                 run.send(owner.id, ack_frame(ack, Kind.TRAIN))
+
+    def _quarantine_changed(self, event: events.QuarantineChanged) -> Job[None] | None:
+        """The operator wants other workers left out than before."""
+        if self.ending is not None or self.engine.finished:
+            return None
+        try:
+            workers = self._quarantine_of(event.text)
+        except ValueError as error:
+            unusable = log_events.QuarantineUnusable(reason=str(error))
+            self._run.log("ERROR", f"the file {QUARANTINE_FILE} cannot be followed: {error}", unusable)
+            return None
+        if workers == self.engine.quarantined:
+            return None
+        self.engine.quarantine(workers)
+        ids = sorted(workers)
+        message = f"{WorkerIds.of(ids).named} in quarantine" if ids else "nobody is in quarantine any more"
+        self._run.log("WARNING", message, log_events.Quarantined(workers=ids))
+        return self._close() if self.engine.complete else None
+
+    def _quarantine_of(self, text: str) -> frozenset[int]:
+        """The ids in the file's text; ValueError where they cannot be left out."""
+        policy, count = self.engine.policy, self._run.config.workers
+        written = "".join(text.split())
+        ids = WorkerIds.parse(written) if written else WorkerIds()
+        if ids.ranges and ids.ranges[-1][1] >= count:
+            raise ValueError(f"the run's workers are 0 to {count - 1}")
+        workers = frozenset(worker for first, last in ids.ranges for worker in range(first, last + 1))
+        if not policy.leaves_out and workers:
+            raise ValueError(
+                "every step waits for all workers: set faults.stragglers.policy or faults.non_finite to "
+                "skip, or faults.update_norm"
+            )
+        if count - len(workers) < policy.needed(count):
+            raise ValueError(f"fewer workers than the quorum ({policy.needed(count)}) would be left")
+        return workers
 
     def _start_deadline(self) -> None:
         """A step has been opened; a timer closes it without the late, not the next message."""

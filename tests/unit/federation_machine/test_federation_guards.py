@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import federation_world
@@ -11,7 +13,8 @@ from federation_world import Peer, World, config_of
 
 from afl.core.messages import Payload, PayloadHeader, Position
 from afl.errors import ExitCode
-from afl_server.federation import effects
+from afl_server.federation import effects, events
+from afl_server.runner.run import quarantine_text
 
 HOSTILE = 2
 ALGORITHM: dict[str, Any] = {"name": "afl-br", "rounds": 8, "eta_w": 0.1, "eta_q": 0.1, "block": 100}
@@ -129,3 +132,93 @@ def test_an_update_that_is_too_large_is_left_out_and_its_worker_told(
     assert weights(world) == weights(resumed)
     one, other = (each.federation.engine.model.numpy().tobytes() for each in (world, resumed))
     assert one == other
+
+
+SKIPS: dict[str, Any] = {"non_finite": "skip"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ALGORITHM,
+        {**ALGORITHM, "name": "afl-com", "uplink": {"name": "rand-k", "ratio": 0.5, "bits": 8}},
+        {"name": "fedavg", "rounds": 16, "eta_w": 0.1, "local_steps": 2},
+    ],
+)
+def test_a_worker_in_quarantine_is_left_out_until_it_is_let_out(algorithm: dict[str, Any]) -> None:
+    world = World(config_of(algorithm=algorithm, faults=SKIPS))
+    world.start()
+    world.settle()
+    peers = [Peer((worker,), bytes([65 + worker])) for worker in range(3)]
+    for peer in peers:
+        world.connect(peer)
+    engine, seen = world.federation.engine, []
+    before: tuple[int, ...] = ()
+    while world.finished is None:
+        moved = [*map(world.say, peers), world.answer()]
+        round_ = engine.step.position.round
+        if round_ in {2, 3} and not engine.quarantined and before == ():
+            world.handle(events.QuarantineChanged(f"{HOSTILE}\n"))
+            before = (HOSTILE,)
+        elif round_ == 4 and engine.quarantined:
+            world.handle(events.QuarantineChanged(""))
+        elif not any(moved):
+            raise AssertionError("nobody has anything to do")
+        if engine.last_round is not None and (not seen or seen[-1] is not engine.last_round):
+            seen.append(engine.last_round)
+    assert world.finished[0] is ExitCode.OK, world.finished
+    absent = [HOSTILE in summary.absent for summary in seen]
+    assert any(absent)
+    assert not absent[0]
+    assert not absent[-1]
+    assert all(set(summary.absent) <= {HOSTILE} for summary in seen)
+    assert [line.event.extra["workers"] for line in logged(world, "quarantined")] == [[HOSTILE], []]
+    assert not any(world.federation.snapshot().incidents["non_finite"])
+
+
+@pytest.mark.parametrize(
+    ("text", "faults", "why"),
+    [
+        ("two", SKIPS, "worker ids are written 3, 0-9 or 0-3,7"),
+        ("3", SKIPS, "the run's workers are 0 to 2"),
+        ("0-999999999", SKIPS, "the run's workers are 0 to 2"),
+        ("0,1", SKIPS, r"fewer workers than the quorum \(2\) would be left"),
+        ("2", {}, "every step waits for all workers"),
+    ],
+)
+def test_a_quarantine_that_cannot_be_kept_is_told_and_changes_nothing(
+    text: str, faults: dict[str, Any], why: str
+) -> None:
+    world = World(config_of(algorithm=ALGORITHM, faults=faults))
+    world.start()
+    world.settle()
+    world.handle(events.QuarantineChanged(text))
+    (line,) = logged(world, "quarantine_unusable")
+    assert re.search(why, line.message)
+    assert not world.federation.engine.quarantined
+    world.complete()
+
+
+def test_a_worker_that_never_reports_holds_nobody_up_once_it_is_in_quarantine() -> None:
+    world = World(config_of(algorithm=ALGORITHM, faults=SKIPS))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(2)]
+    world.settle()
+    assert world.federation.engine.missing() == [HOSTILE]
+    world.handle(events.QuarantineChanged("2"))
+    while any([*map(world.say, peers), world.answer()]):
+        pass
+    assert world.finished == (ExitCode.OK, "the run is complete")
+
+
+def test_the_file_is_read_as_it_is(tmp_path: Path) -> None:
+    assert quarantine_text(tmp_path) == ""
+    file = tmp_path / "quarantine"
+    file.write_text("1,3-4\n", encoding="utf-8")
+    assert quarantine_text(tmp_path) == "1,3-4\n"
+    file.write_bytes(b"1" * (1 << 20) + b"1")
+    assert quarantine_text(tmp_path) is None
+    file.unlink()
+    file.mkdir()
+    assert quarantine_text(tmp_path) is None
