@@ -114,6 +114,16 @@ def test_hosted_together_it_is_the_papers_algorithm(
     check(run_together(config, tmp_path / "run", groups), config)
 
 
+def test_no_dual_weight_is_above_the_largest(tmp_path: Path) -> None:
+    config = config_of(RAND_K)
+    config["algorithm"] = {**config["algorithm"], "eta_q": 5.0, "largest_weight": 0.4}
+    federation = run_together(config, tmp_path / "run", ["0-1", "2-3"])
+    check(federation, config)
+    largest = [line["dual_weight_max"] for line in federation.records("round")]
+    assert max(largest) == 0.4
+    assert largest.count(0.4) > 5, "the cap was hardly ever needed"
+
+
 @pytest.mark.parametrize("order", [["3", "1", "0", "2"]])
 @pytest.mark.parametrize("uplink", [RAND_K], ids=lambda uplink: uplink["name"])
 def test_the_order_of_arrival_does_not_matter(

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "afl-br": {"name": "afl-br", "eta_q": 0.1},
     "top-k up, rand-k down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": RAND_K},
     "rand-k": {"name": "afl-com", "eta_q": 0.1, "uplink": RAND_K},
+    "no weight above 0.4": {"name": "afl-com", "eta_q": 3.0, "uplink": RAND_K, "largest_weight": 0.4},
     "integers": {"name": "afl-com", "eta_q": 0.1, "uplink": {**RAND_K, "bits": 4}},
     "integers down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": {**RAND_K, "bits": 4}},
     "drfa of b": {"name": "drfa", "eta_q": 0.05, "local_steps": 3, "sampled": 2},

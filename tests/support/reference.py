@@ -7,7 +7,8 @@ Algorithm 2 (AFL-Com), for t = 1, ..., T::
 
     worker i:   p = e_i + q_{t,i} g_i ;  c_i = C_t(p) ;  e_i <- p - c_i
     server:     s = e_hat + sum_i c_i ;  D = C_t(s)   ;  e_hat <- s - D
-                q_{t+1} = uniform if t mod B == 0, else proportional to q_{t,i} exp(eta_q l_i)
+                q_{t+1} = uniform if t mod B == 0, else proportional to q_{t,i} exp(eta_q l_i);
+                          with a largest weight, the nearest to that (KL) of all below it
     everyone:   w <- w - eta_w D
 """
 
@@ -97,6 +98,8 @@ class Reference:
             else:
                 q = q * np.exp(algorithm["eta_q"] * (losses - losses.max()))
                 q = q / q.sum()
+                if "largest_weight" in algorithm:
+                    q = _capped(q, algorithm["largest_weight"])
             run.weights.append(w)
             run.dual_weights.append(q)
             run.losses.append(losses)
@@ -108,6 +111,19 @@ class Reference:
     def best_round(self) -> int:
         """The evaluated round whose highest test loss is lowest; the first of equals."""
         return min(self.test_losses, key=lambda round_: float(self.test_losses[round_].max()))
+
+
+def _capped(q: Doubles, largest: float) -> Doubles:
+    """Cap what is above, scale what is not to sum to the rest, until nothing is above."""
+    full: set[int] = set()
+    while True:
+        rest = [i for i in range(len(q)) if i not in full]
+        scale = (1 - largest * len(full)) / sum(q[i] for i in rest)
+        capped = np.array([largest if i in full else q[i] * scale for i in range(len(q))])
+        over = {i for i in rest if capped[i] > largest * (1 + 1e-12)}
+        if not over:
+            return capped
+        full |= over
 
 
 # The task, as documented in common/afl/tasks/synthetic.py.

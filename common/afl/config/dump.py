@@ -31,7 +31,8 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    later = {name: getattr(algorithm, name) for name in ("local_steps", "sampled", "weighting")}
+    names = ("largest_weight", "local_steps", "sampled", "weighting")
+    later = {name: getattr(algorithm, name) for name in names}
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,

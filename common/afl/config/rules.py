@@ -119,8 +119,31 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")
+    largest = algorithm_.get("largest_weight")
+    if isinstance(largest, int | float) and type(workers) is int and 0 < largest * workers <= 1:
+        accepted = (
+            f"above 1 / workers ({1 / workers:.4g}), or null: weights that sum to 1 are not all smaller"
+        )
+        yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
     yield from _privacy(values, workers, algorithm_, about)
+    faults_, privacy = (
+        section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
+    )
+    if (cap := faults_.get("loss_cap")) is not None:
+        if about is not None and "eta_q" not in about.takes:
+            accepted = f"no loss_cap; {name} has no dual weights"
+            yield Problem(("faults", "loss_cap"), shown(cap), accepted)
+        elif privacy.get("losses") == "hidden":
+            accepted = "no loss_cap; with losses: hidden the server sees no loss of its own"
+            yield Problem(("faults", "loss_cap"), shown(cap), accepted)
+    if faults_.get("update_norm") is not None:
+        if about is not None and ("local_steps" in about.takes):
+            accepted = f"no update_norm; workers of {name} send models, not updates"
+            yield Problem(("faults", "update_norm"), "a section", accepted)
+        elif privacy.get("secure_aggregation") is True:
+            accepted = "no update_norm; with secure_aggregation the server sees no single update"
+            yield Problem(("faults", "update_norm"), "a section", accepted)
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)
@@ -149,6 +172,9 @@ def _privacy(
     if about is not None and "uplink" not in about.takes:
         yield Problem(key, "true", f"false; masks are added to integers, which {about.name} does not send")
         return
+    if privacy.get("losses") == "hidden" and algorithm_.get("largest_weight") is not None:
+        accepted = "no largest_weight; with losses: hidden nobody knows all dual weights"
+        yield Problem(("algorithm", "largest_weight"), shown(algorithm_["largest_weight"]), accepted)
     uplink = algorithm_.get("uplink")
     bits = uplink.get(BITS) if isinstance(uplink, Mapping) else None
     if bits is None:

@@ -8,6 +8,7 @@ and in ``--help-config``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
@@ -176,6 +177,11 @@ class Algorithm(Section):
     ] = None
     """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
     and needs sigma_q"""
+    largest_weight: Annotated[
+        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
+    ] = None
+    """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
+    of the single worst, so that none alone steers the model"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
@@ -341,6 +347,13 @@ class Divergence(Section):
     """how many in a row must exceed it before the run ends (exit code 5)"""
 
 
+class UpdateNorm(Section):
+    """When an update is too large."""
+
+    times: Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False)] = 10.0
+    """how many times the median of the others' gradients a worker's may be, for each unit of dual weight"""
+
+
 class Faults(Section):
     """What happens when something breaks."""
 
@@ -353,6 +366,14 @@ class Faults(Section):
         Annotated[Divergence, Accepts("a section with max_loss and evaluations")] | None, Null("off")
     ] = None
     """end a run whose loss stays too high"""
+    loss_cap: Annotated[
+        Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, Unit("loss"), Null("no limit")
+    ] = None
+    """a worker's loss beyond it counts as this much, and below its negative as that, when the dual weights
+    move; set it above every right loss, say at ten times the first"""
+    update_norm: Annotated[Annotated[UpdateNorm, Accepts("a section with times")] | None, Null("off")] = None
+    """leave an update out whose norm is far beyond the others', as long as a quorum is left; keeps the whole
+    payloads of a step until it closes, and sends nothing before"""
     lost_residual: Literal["restart", "refuse"] = "restart"
     """when a worker comes back without its uplink residual: restart it from zero, logged and counted, or
     refuse the worker"""
@@ -397,6 +418,7 @@ class Config(Section):
         return AbsencePolicy(
             skips_late=stragglers.policy == "skip",
             skips_non_finite=self.faults.non_finite == "skip",
+            update_norm=None if self.faults.update_norm is None else self.faults.update_norm.times,
             quorum=DEFAULT_QUORUM if stragglers.quorum is None else stragglers.quorum,
         )
 
@@ -405,6 +427,11 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def loss_cap(self) -> float:
+        """``faults.loss_cap``; infinite where there is none."""
+        return math.inf if self.faults.loss_cap is None else self.faults.loss_cap
 
     @property
     def eta_q_value(self) -> float:

@@ -100,6 +100,29 @@ class DualWeights(DualRule):
         self.weights = np.exp(raised)
 
 
+class CappedWeights(DualWeights):
+    """KL mirror ascent with restarts on the weights that are at most ``largest``.
+
+    The objective is then the mean loss of the worst ``1 / largest`` workers together, not the loss of the
+    single worst.
+
+    Args:
+        largest: alpha, above 1/m and at most 1, which is no cap.
+    """
+
+    def __init__(self, workers: int, eta_q: float, block: int, largest: float) -> None:
+        super().__init__(workers, eta_q, block)
+        assert 1.0 / workers < largest <= 1
+        self._largest = largest
+
+    def update(self, round_: int, losses: NDArray[np.float64]) -> None:
+        """The step of :class:`DualWeights`, projected."""
+        super().update(round_, losses)
+        if self.log_weights.max() > math.log(self._largest):
+            self.log_weights = project_below_cap(self.log_weights, self._largest)
+            self.weights = np.minimum(np.exp(self.log_weights), self._largest)
+
+
 class ProjectedAscent(DualRule):
     """``q <- Pi(q + eta_q l)`` with the Euclidean projection onto the simplex.
 
@@ -131,6 +154,36 @@ class ProjectedAscent(DualRule):
             # The projection does not see what is added to all alike, so losses are taken from the largest.
             gain = 2.0 * self._eta_q * factor * (0.5 * losses - 0.5 * losses.max())
         self.weights = project_to_simplex(self.weights + np.maximum(gain, LOWEST_LOG_WEIGHT))
+
+
+def project_below_cap(log_weights: NDArray[np.float64], largest: float) -> NDArray[np.float64]:
+    """The nearest point of the simplex with no weight above ``largest``, in Kullback-Leibler divergence.
+
+    It is ``min(c q_i, largest)`` for the one c for which it sums to 1 (Herbster, Warmuth 2001): the largest
+    weights are capped, as few as will do, and the others keep their ratios.
+
+    Args:
+        log_weights: of a point of the simplex, as logarithms, finite float64 ``[m]``.
+        largest: above 1/m, at most 1.
+
+    Returns:
+        The logarithms of the nearest point, ``[m]``.
+    """
+    order = np.argsort(-log_weights, kind="stable")
+    descending = log_weights[order]
+    ratios = np.exp(np.diff(descending)).tolist()
+    # Of weight k and those behind it, in units of weight k: no logarithm is so low that their count is lost.
+    sums = [1.0]
+    for ratio in reversed(ratios):
+        sums.append(1.0 + ratio * sums[-1])
+    left = 1.0 - largest * np.arange(len(order))
+    # Where one more cap's worth is left, rounding must not take it for two.
+    fits = (left <= largest + 1e-12) | (left <= largest * np.array(sums[::-1]))
+    capped = int(np.argmax(fits))
+    raised = math.log(left[capped] / sums[len(order) - 1 - capped])
+    projected: NDArray[np.float64] = log_weights - descending[capped] + raised
+    projected[order[:capped]] = math.log(largest)
+    return np.minimum(projected, math.log(largest))
 
 
 def project_to_simplex(point: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,9 +39,17 @@ from afl.core.messages import (
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
-from afl.core.policy import AbsencePolicy
+from afl.core.policy import AbsencePolicy, LargeUpdate
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
 from afl.outside import words
+
+FAR_ABOVE = 10.0
+"""A loss is far above the others' if it exceeds so many times the highest median of a round so far."""
+
+_UPDATE_NORMS = "update_norms"
+"""Of an outcome that is not sent: the norms of the updates that counted, ``[m]``, NaN elsewhere."""
+
+QUARANTINED = "the operator has put the worker in quarantine"
 
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
 
@@ -180,6 +188,8 @@ class RoundEngine:
         buffer_mean: where the workers' buffers are averaged before each evaluation.
         policy: which participants a step may close without; by default none. If any, nothing is streamed,
             and whole payloads are kept until the step closes, unless they are integers.
+        loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
+            recorded as it was reported.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -191,22 +201,27 @@ class RoundEngine:
         evaluate_every: int,
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
+        loss_cap: float = math.inf,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
         self._model = model
         self.policy = policy or AbsencePolicy()
+        self._loss_cap = loss_cap
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
         hides = algorithm.settings.hides_losses
         self._metric_sums = MetricSums(algorithm.settings.workers) if hides else None
         if self.policy.leaves_out:
-            self._training = HeldReports(algorithm, algorithm.settings.workers)
+            self._training = HeldReports(
+                algorithm, algorithm.settings.workers, keeps_all=self.policy.update_norm is not None
+            )
             self._averaging = (
                 None if buffer_mean is None else HeldReports(buffer_mean, algorithm.settings.workers)
             )
         self.workers = algorithm.settings.workers
+        self._bound = self.policy.update_bound(self.workers)
         self.rounds = algorithm.settings.rounds
         self.synchronizations = algorithm.settings.synchronizations
         self.evaluate_every = evaluate_every
@@ -223,6 +238,12 @@ class RoundEngine:
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
         self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         """The last loss that each worker reported for the dual step; NaN before its first."""
+        self.highest_median = 0.0
+        """The highest of all rounds' medians of the workers' absolute losses."""
+        self.far_above: tuple[int, ...] = ()
+        """The workers whose losses of the last round were far above the others' (:data:`FAR_ABOVE`)."""
+        self.quarantined: frozenset[int] = frozenset()
+        """Workers that steps are closed without, whatever they report."""
         self.buffers_averaged: Position = NOWHERE
         """Where the workers' buffers were last averaged."""
         self.residual_norm: float | None = None
@@ -320,7 +341,7 @@ class RoundEngine:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing has come of any report for the open step."""
-        return not (self._reports or self._incoming)
+        return not self._incoming and self.quarantined.issuperset(self._reports)
 
     def missing(self) -> list[int]:
         """The workers whose report the open step waits for."""
@@ -477,14 +498,43 @@ class RoundEngine:
             if incoming is not None and not set(incoming.report.workers).issubset(workers):
                 self.drop_beginning(worker)
 
+    def quarantine(self, workers: Collection[int]) -> None:
+        """Close steps without these workers from now on; the open one too, but for a report that is complete.
+
+        Who was in quarantine before and is not any more comes back with the next step.
+        """
+        assert self.policy.leaves_out
+        self.quarantined = frozenset(workers)
+        self._leave_quarantined_out()
+
+    def _leave_quarantined_out(self) -> None:
+        for worker in self.quarantined.intersection(self._participants).difference(self._reports):
+            if self.drop_beginning(worker):
+                self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=QUARANTINED)
+
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
         self.restarts += 1
         self._incoming.clear()
         self._reports.clear()
+        if self._bound is not None:
+            self._bound.reset()
         self.collector.reset()
+        self._leave_quarantined_out()
 
     # What follows.
+
+    def judge(self) -> Mapping[int, LargeUpdate]:
+        """Leave out of the open step, which is complete, the updates that are too large beside the others'
+        (:class:`afl.core.policy.UpdateBound`); those that have been, by worker."""
+        assert self.complete
+        if self._bound is None or self.step.kind is not Kind.TRAIN:
+            return {}
+        found = self._bound.judge(self.dual_weights)
+        for worker, update in found.items():
+            reason = f"the update's norm is {update.norm:.4g}, beyond {update.limit:.4g} (faults.update_norm)"
+            self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=reason)
+        return found
 
     def advance(self) -> Opening | None:
         """Close the open step; the next one, or ``None`` at the end of the run.
@@ -497,6 +547,7 @@ class RoundEngine:
         """
         assert self.complete
         assert not self.finished
+        self.judge()
         self._require_quorum()
         reports = [
             report
@@ -509,9 +560,18 @@ class RoundEngine:
             outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
         else:
             if isinstance(self.collector, HeldReports):
-                self.collector.fold(reports, self._stand_ins(losses))
+                stand_ins = self._stand_ins(losses)
+                self.collector.fold(
+                    [replace(report, loss=self.counting(report.loss)) for report in reports],
+                    {worker: self.counting(loss) for worker, loss in stand_ins.items()},
+                )
             payload = self.collector.close()
-            outcome = Outcome(self.step, losses, payload, self.collector.unsent())
+            unsent = self.collector.unsent()
+            if self._bound is not None and self.step.kind is Kind.TRAIN:
+                norms = np.full(self.workers, np.nan)
+                norms[list(self._bound.norms)] = list(self._bound.norms.values())
+                unsent = {**unsent, _UPDATE_NORMS: norms}
+            outcome = Outcome(self.step, losses, payload, unsent)
         unfinished = (self._incoming_of(worker) for worker in self._incoming)
         self.cut_off = tuple(self._late(incoming.report) for incoming in unfinished if incoming is not None)
         self._incoming.clear()
@@ -526,7 +586,7 @@ class RoundEngine:
         assert outcome.step.kind is self.step.kind
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
-            losses = with_stand_ins(outcome.losses, outcome.unsent)
+            losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self._loss_cap, self._loss_cap)
             self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
 
@@ -543,8 +603,11 @@ class RoundEngine:
         arrays["last_losses"] = self.last_losses.copy()
         arrays["counted"] = self._counted.copy()
         arrays["trained"] = self._trained.copy()
+        if self._bound is not None:
+            arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
+        values["highest_median"] = self.highest_median
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
@@ -570,8 +633,13 @@ class RoundEngine:
         self.last_losses = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
+        if self._bound is not None:
+            self._bound.gradients = arrays["bound.gradients"].copy()
+            self._bound.reach = arrays["bound.reach"].copy()
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
+        # States of before it was watched have none.
+        self.highest_median = values.get("highest_median", 0.0)
         if "last_round" in values:
             round_, synchronization = values["last_round"]
             self.last_round = RoundSummary(
@@ -592,6 +660,9 @@ class RoundEngine:
     def _follow(self, outcome: Outcome) -> Opening | None:
         """Open what comes after the open step, whose outcome this is."""
         self.last_outcome = outcome
+        norms = outcome.unsent.get(_UPDATE_NORMS)
+        if self._bound is not None and norms is not None:
+            self._bound.take(norms, self.dual_weights)
         self._counted[~np.isnan(outcome.losses)] = self.step.position
         if self.step.kind is Kind.TRAIN:
             self._trained[~np.isnan(outcome.losses)] = self.step.position.round
@@ -619,6 +690,7 @@ class RoundEngine:
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
             np.copyto(self.last_losses, told, where=~np.isnan(told))
+            self._watch(told)
             algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
@@ -632,6 +704,15 @@ class RoundEngine:
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
 
+    def _watch(self, losses: NDArray[np.float64]) -> None:
+        """Notice losses that are far above those of all."""
+        sizes = np.abs(losses[~np.isnan(losses)])
+        if len(sizes):
+            self.highest_median = max(self.highest_median, float(np.median(sizes)))
+        with np.errstate(over="ignore"):
+            is_far = losses > FAR_ABOVE * self.highest_median
+        self.far_above = tuple(np.flatnonzero(is_far).tolist())
+
     def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
         told = _NOT_TOLD if step.kind is Kind.BUFFERS else self._told
         return Opening(step, payloads, told, self._participants)
@@ -643,6 +724,7 @@ class RoundEngine:
         self._told = self.algorithm.told_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
+        self._leave_quarantined_out()
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
         """The header of the step after the open training step."""
@@ -745,11 +827,22 @@ class RoundEngine:
             raise ProtocolError(f"{where}: {norms} norms of its residual by tensor; here there are {due}")
 
     def _accept(self, report: Report) -> Ack:
+        if self._bound is not None and self.step.kind is Kind.TRAIN and report.payloads:
+            self._measure(report)
         for own in report.of_each():
             self._reports[own.worker] = own
             if self.step.kind is not Kind.EVALUATE and not report.missing:
-                self.collector.add_loss(own.worker, own.loss)
+                self.collector.add_loss(own.worker, self.counting(own.loss))
         return _ack(report, AckStatus.ACCEPTED)
+
+    def _measure(self, report: Report) -> None:
+        """The norm of an update, which is each worker's in shares of their weights if it is a joint one."""
+        assert self._bound is not None
+        assert isinstance(self._training, HeldReports)
+        data = self._training.payloads(report.worker)[0]
+        norm, workers = self.algorithm.update_norm(report.payloads[0], data), list(report.workers)
+        shares = np.maximum(self.dual_weights[workers], 1e-12)
+        self._bound.norms.update(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True))
 
     def _answer_closed(self, report: Report) -> Ack:
         def is_known(worker: int) -> bool:
@@ -769,6 +862,10 @@ class RoundEngine:
             if self.counted(own.worker) < report.position and math.isfinite(own.loss):
                 self.last_losses[own.worker] = own.loss
         return self.late_ack(report.worker, report.position, report.workers[1:])
+
+    def counting(self, loss: float) -> float:
+        """What a loss counts as in the dual step."""
+        return min(max(loss, -self._loss_cap), self._loss_cap)
 
     # Absent workers.
 
@@ -790,7 +887,8 @@ class RoundEngine:
         if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
             return
         raise NonFiniteError(
-            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing finite to report; "
+            f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing "
+            f"{'finite' if self._bound is None else 'that counts'} to report; "
             f"the quorum is {self.policy.needed(asked)}: "
             + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
         )
@@ -815,6 +913,8 @@ class RoundEngine:
     def _answer_repeated(report: Report, counted: Report) -> Ack:
         if report == counted:
             return _ack(report, AckStatus.DUPLICATE, "already counted")
+        if counted.missing == QUARANTINED:
+            return _ack(report, AckStatus.REFUSED, QUARANTINED)
         return _ack(
             report,
             AckStatus.REFUSED,
@@ -839,7 +939,9 @@ class RoundEngine:
             examples=() if means else tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
-            non_finite=tuple(report.worker for report in self._non_finite()),
+            non_finite=tuple(
+                report.worker for report in self._non_finite() if report.worker not in self.quarantined
+            ),
             residual_norms=() if is_secure else tuple(report.residual_norm for report in by_worker),
             means=means,
             smooth_worst=smooth_worst,

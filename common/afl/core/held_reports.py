@@ -19,15 +19,19 @@ class HeldReports(Collector):
 
     Float addition cannot be undone: what is folded as it comes cannot be left out when the rest does not
     come, or is not finite. Memory: the payloads of one step, at most as long as their headers say. Integers,
-    whose order does not matter, are not kept: ``inner`` has each payload as soon as it is whole.
+    whose order does not matter, are not kept unless the report may yet be left out: ``inner`` has each
+    payload as soon as it is whole.
 
     Args:
         inner: what the payloads are for.
         workers: m.
+        keeps_all: whether a report may be left out once it is whole.
     """
 
-    def __init__(self, inner: Collector, workers: int) -> None:
+    def __init__(self, inner: Collector, workers: int, *, keeps_all: bool = False) -> None:
         self._inner = inner
+        self._keeps_all = keeps_all
+        self._opened: dict[int, Report] = {}
         self._workers = workers
         self._stood_in: dict[str, NDArray[np.float64]] = {}
         self._payloads: dict[int, list[bytearray]] = {}
@@ -40,17 +44,26 @@ class HeldReports(Collector):
     def open_report(self, report: Report) -> None:
         """``inner`` says whether the header can be used, while its sender can still be told."""
         self._inner.open_report(report)
+        self._opened[report.worker] = report
+
+    @property
+    def _streams(self) -> bool:
+        return self._inner.is_order_free and not self._keeps_all
+
+    def payloads(self, worker: int) -> Sequence[bytearray]:
+        """What is kept of a worker's whole report."""
+        return self._payloads[worker]
 
     def add_loss(self, worker: int, loss: float) -> None:
         """Do nothing: :meth:`fold` gives ``inner`` the losses."""
 
     def received(self, worker: int, payload: int) -> int:
         """0 where nothing is summed before the step closes."""
-        return self._inner.received(worker, payload) if self._inner.is_order_free else 0
+        return self._inner.received(worker, payload) if self._streams else 0
 
     def add_piece(self, worker: int, payload: int, header: PayloadHeader, data: bytes | memoryview) -> None:
         """Keep the next bytes; what is wrong with them is said now, not when the step closes."""
-        if self._inner.is_order_free:
+        if self._streams:
             self._inner.add_piece(worker, payload, header, data)
             return
         codec = codec_of(header)
@@ -72,6 +85,7 @@ class HeldReports(Collector):
     def reset(self) -> None:
         """Forget all reports of the open step."""
         self._payloads.clear()
+        self._opened.clear()
         self._bytes = 0
         self._inner.reset()
 
@@ -95,11 +109,12 @@ class HeldReports(Collector):
             reports: of the present workers, ascending.
             stand_ins: for each participant that is absent, the loss that stands for its own.
         """
-        streamed = self._inner.is_order_free
+        streamed = self._streams
         if stand_ins and not streamed:
             self._inner.leave_out(tuple(stand_ins))
         for report in reports:
-            self._inner.open_report(report)
+            # What a joint report stands for, the accepted one does not say.
+            self._inner.open_report(self._opened.get(report.worker, report))
             for index, header in enumerate(() if streamed else report.payloads):
                 payload = memoryview(self._payloads[report.worker][index])
                 self._inner.add_piece(report.worker, index, header, payload)
@@ -107,6 +122,7 @@ class HeldReports(Collector):
         for worker, loss in stand_ins.items():
             self._inner.add_loss(worker, loss)
         self._payloads.clear()
+        self._opened.clear()
         self._bytes = 0
         self._stood_in = {}
         if stand_ins:

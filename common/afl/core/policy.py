@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afl.errors import DivergedError
 
 DEFAULT_QUORUM = 0.5
@@ -19,21 +22,104 @@ class AbsencePolicy:
     Attributes:
         skips_late: those that have not reported at the step's deadline.
         skips_non_finite: those that have nothing finite to report.
+        update_norm: how many times the others' median an update's norm may be; ``None`` for any norm.
         quorum: the share of a step's participants, in (0, 1], whose reports it takes in any case.
     """
 
     skips_late: bool = False
     skips_non_finite: bool = False
+    update_norm: float | None = None
     quorum: float = DEFAULT_QUORUM
 
     @property
     def leaves_out(self) -> bool:
         """Whether a step may close without one of its participants."""
-        return self.skips_late or self.skips_non_finite
+        return self.skips_late or self.skips_non_finite or self.update_norm is not None
+
+    def update_bound(self, workers: int) -> UpdateBound | None:
+        """What holds a run of so many workers to :attr:`update_norm`."""
+        return None if self.update_norm is None else UpdateBound(workers, self.update_norm)
 
     def needed(self, participants: int) -> int:
         """``ceil(quorum * participants)``, the quorum as it is written: 0.55 of 20 are 11, not 12."""
         return math.ceil(Fraction(repr(self.quorum)) * participants)
+
+
+@dataclass(frozen=True)
+class LargeUpdate:
+    """An update that is left out: its norm, and the largest that would not have been."""
+
+    norm: float
+    limit: float
+
+
+class UpdateBound:
+    """Which updates are too large beside the others': ``faults.update_norm``.
+
+    An update is a gradient times a dual weight, so norms are compared for each unit of weight: each worker's
+    gradient is the norm of its last update that had at least half of the weight 1/m, divided by the weight. A
+    worker may send ``times`` the median of the others' gradients, times its largest weight of late, which is
+    never less than 1/m: what was not sent at once comes later.
+
+    Args:
+        workers: m.
+    """
+
+    DECAY = 0.99
+    """A round's, of the largest weight of late."""
+
+    def __init__(self, workers: int, times: float) -> None:
+        self._times = times
+        self.gradients: NDArray[np.float64] = np.full(workers, np.nan)
+        """By worker; NaN before its first."""
+        self.reach: NDArray[np.float64] = np.full(workers, 1.0 / workers)
+        """Largest weights of late, ``[m]``."""
+        self.norms: dict[int, float] = {}
+        """Of the open round's updates, by worker; once they are judged, of those that count."""
+        self._judged: dict[int, LargeUpdate] | None = None
+
+    def judge(self, weights: NDArray[np.float64]) -> Mapping[int, LargeUpdate]:
+        """The open round's updates, which are all there, that are too large, by worker."""
+        if self._judged is None:
+            gradients, reach = self._with(self.norms, weights)
+            known = np.sort(gradients[np.isfinite(gradients)])
+            self._judged = {}
+            for worker, norm in self.norms.items():
+                others = known
+                if math.isfinite(gradients[worker]):
+                    others = np.delete(known, np.searchsorted(known, gradients[worker]))
+                median = float(np.median(others)) if len(others) else 0.0
+                limit = self._times * median * float(reach[worker])
+                # Where most send nothing, nothing can be told.
+                if limit > 0 and not norm <= limit:
+                    self._judged[worker] = LargeUpdate(norm, limit)
+            for worker in self._judged:
+                del self.norms[worker]
+        return self._judged
+
+    def take(self, norms: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
+        """Remember a closed round.
+
+        Args:
+            norms: of the updates that counted, ``[m]``; NaN elsewhere.
+        """
+        present = np.flatnonzero(~np.isnan(norms)).tolist()
+        self.gradients, self.reach = self._with(dict(zip(present, norms[present], strict=True)), weights)
+        self.reset()
+
+    def reset(self) -> None:
+        """The open round begins, or begins again."""
+        self.norms.clear()
+        self._judged = None
+
+    def _with(
+        self, norms: Mapping[int, float], weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        gradients, uniform = self.gradients.copy(), 1.0 / len(weights)
+        for worker, norm in norms.items():
+            if weights[worker] >= uniform / 2:
+                gradients[worker] = norm / weights[worker]
+        return gradients, np.maximum(np.maximum(weights, self.DECAY * self.reach), uniform)
 
 
 class DivergenceWatch:

@@ -249,6 +249,38 @@ class NonFinite(_OfReport):
     """A worker's loss, gradient or metric was not finite, and the step is closed without its report."""
 
 
+class Quarantined(Event):
+    """The operator has put other workers into quarantine than before: steps are closed without them."""
+
+    workers: Annotated[Sequence[int], "the workers in quarantine; empty when there are none any more"]
+
+
+class QuarantineUnusable(Event):
+    """The file quarantine in the run directory cannot be followed; who was in quarantine stays so."""
+
+    reason: Reason
+
+
+class UpdateTooLarge(_OfReport):
+    """A worker's update was far larger than the others', and the step is closed without it."""
+
+    norm: Annotated[float, "of the update"]
+    limit: Annotated[float, "the largest that would have counted"]
+
+
+class LossCapped(_OfReport):
+    """A worker's loss was beyond faults.loss_cap, and counts as that; told once a worker and process."""
+
+    loss: Annotated[float, "as it was reported"]
+
+
+class LossFarAbove(Event):
+    """Other workers than before have a training loss far above all rounds' medians (ten times)."""
+
+    workers: Annotated[Sequence[int], "these workers; empty when there are none any more"]
+    round: SynchronizationRound
+
+
 class RoundRestarted(_OfWorker):
     """A worker died in the middle of a report that was partly summed, or lost its keys: the sum restarts."""
 

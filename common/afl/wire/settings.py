@@ -83,6 +83,7 @@ class RunSettings:
                 eta_q=config.eta_q_value,
                 local_steps=algorithm.local_steps or 1,
                 sampled=algorithm.sampled,
+                largest_weight=algorithm.largest_weight,
                 weigh_by_samples=algorithm.weighting == "samples",
                 uplink=uplink,
                 downlink=downlink,
@@ -141,6 +142,9 @@ class RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
+        if parameters.largest_weight is None:
+            # A worker of a version that does not know it need not.
+            del shared["largest_weight"]
         return pb.RunSettings(
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             task_options=json.dumps(self.task_options, sort_keys=True),
@@ -237,8 +241,9 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "local_steps": (_is_count, "a count of steps"),
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
+    "largest_weight": (lambda value: _is_step_size(value) and 0 < value <= 1, "a share above 0"),
 }
-"""What every Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
+"""What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -37,6 +38,7 @@ class Driver:
         evaluate_every: in update rounds.
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
+        loss_cap: as the engine takes it.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
     """
@@ -51,6 +53,7 @@ class Driver:
         evaluation_batch_size: int,
         evaluate_every: int,
         policy: AbsencePolicy | None = None,
+        loss_cap: float = math.inf,
         batched: bool = False,
         meter: WireMeter | None = None,
     ) -> None:
@@ -62,6 +65,7 @@ class Driver:
             evaluate_every=evaluate_every,
             buffer_mean=BufferMean.of(vector.buffers, settings),
             policy=policy,
+            loss_cap=loss_cap,
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
@@ -156,6 +160,7 @@ def metered(
         evaluate_every=evaluate_every or config.evaluation.every,
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
+        loss_cap=config.loss_cap,
         batched=config.worker.batch_oracles,
     )
     engine = driver.engine

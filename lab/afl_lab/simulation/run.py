@@ -35,7 +35,8 @@ def simulate(
 
     Args:
         config: with its seed; ``server`` and ``faults`` play no part but for ``server.chunk_bytes``,
-            ``faults.non_finite`` and ``faults.divergence``: nobody is late, and nothing breaks.
+            ``faults.non_finite``, ``faults.divergence`` and ``faults.loss_cap``: nobody is late, and nothing
+            breaks.
         directory: must hold no run.
         on_round: called with the update rounds that are complete, after each synchronization.
 

@@ -87,6 +87,12 @@ class Incident(enum.StrEnum):
     """It came back as another process."""
     LOST_RESIDUAL = "lost_residual"
     """It came back without its uplink residual."""
+    LARGE_UPDATE = "large_update"
+    """Its update was far larger than the others', and was left out."""
+    CAPPED_LOSS = "capped_loss"
+    """Its loss was beyond ``faults.loss_cap``."""
+    HIGH_LOSS = "high_loss"
+    """Its training loss of a round was far above the others'."""
     DIGEST_MISMATCH = "digest_mismatch"
     """Its model differed from the server's."""
 

@@ -237,6 +237,12 @@ class StopAsked(Event):
     is_final: bool = False
 
 
+class QuarantineChanged(Event):
+    """The operator has written other worker ids into the run directory's file; ``text`` is all of it."""
+
+    text: str
+
+
 class Faulted(Event):
     """The loop around the machine, or the writer of a stream, has failed; ``error`` is for the log."""
 

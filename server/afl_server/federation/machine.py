@@ -74,6 +74,7 @@ class Federation(Rounds):
             events.ModelWritten: self._model_written,
             events.WriteFailed: self._write_failed,
             events.StopAsked: self._stop_asked,
+            events.QuarantineChanged: self._quarantine_changed,
             events.Faulted: self._faulted,
             **dict.fromkeys(_ANSWERS, self._unasked),
         }

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
-from afl.core.engine import Opening, Outcome
-from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Step
+from afl.core.engine import QUARANTINED, Opening, Outcome
+from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
@@ -29,6 +29,9 @@ from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
 from afl_server.federation.run import Run
 from afl_server.federation.snapshot import Ending
+
+QUARANTINE_FILE = "quarantine"
+"""In the run directory: ids of workers that the operator wants left out, such as ``3,7-9``."""
 
 CLOCK_S = 0.001
 """How much before its time a timer may fire."""
@@ -78,6 +81,8 @@ class Rounds:
         self._deadline_at: float | None = None
         self._absent: list[int] = []
         """The workers that the last step was closed without."""
+        self._far_above: tuple[int, ...] = ()
+        """The workers whose loss of the last round was far above the others'."""
         self._pausing: tuple[ExitCode, str] | None = None
         """How this process ends after the open step, if it is to."""
 
@@ -177,6 +182,8 @@ class Rounds:
     def _note(self, worker: int) -> None:
         """Take note of a report that the open step now has."""
         report = self.engine.report(worker)
+        if report.missing == QUARANTINED:
+            return
         self._report_seconds[worker] = self._run.now - self._step_opened_at
         if report.missing:
             self._run.count(Incident.NON_FINITE, [worker])
@@ -186,6 +193,30 @@ class Rounds:
             self._run.log("WARNING", message, left_out)
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
+            if self.engine.counting(report.loss) != report.loss:
+                self._note_cap(worker, report)
+
+    def _note_cap(self, worker: int, report: Report) -> None:
+        """A loss counts as ``faults.loss_cap``, or its negative."""
+        is_first = not self._run.incidents[Incident.CAPPED_LOSS][worker]
+        self._run.count(Incident.CAPPED_LOSS, [worker])
+        if is_first:
+            where, counts = self._run.place(worker, report.position.round), self.engine.counting(report.loss)
+            message = f"{where}: the loss is {report.loss:g}, and counts as {counts:g} (faults.loss_cap)"
+            event = log_events.LossCapped(worker=worker, round=report.position.round, loss=report.loss)
+            self._run.log("WARNING", message, event)
+
+    def _note_far_above(self, synchronization: int) -> None:
+        """Tell which workers' losses are far above the others', whenever that has changed."""
+        far_above = self.engine.far_above
+        self._run.count(Incident.HIGH_LOSS, far_above)
+        if far_above != self._far_above:
+            message = "no training loss is far above the others' any more"
+            if far_above:
+                message = f"the training loss of {WorkerIds.of(far_above).named} is far above the others'"
+            event = log_events.LossFarAbove(workers=far_above, round=synchronization)
+            self._run.log("WARNING", message, event)
+        self._far_above = far_above
 
     def _late(self, member: Member, workers: Sequence[int]) -> Job[None] | None:
         """A late report has been answered: the member may go on, if it owes no other."""
@@ -230,6 +261,7 @@ class Rounds:
     def _close_step(self) -> Job[None]:
         """All workers have reported: close the step and broadcast the next."""
         run, engine, closed = self._run, self.engine, self.engine.step
+        self._judge()
         absent, unanswered = engine.absent(), engine.missing()
         counted = [worker for worker in engine.participants if worker not in absent]
         opening = yield from run.compute(engine.advance)
@@ -271,6 +303,57 @@ class Rounds:
             run.set_timer("idle", run.now)
         else:
             yield from run.compute(engine.catch_up)
+
+    def _judge(self) -> None:
+        """Leave out the updates that are too large, and answer who has sent them."""
+        run, round_ = self._run, self.engine.step.position.round
+        for worker, update in self.engine.judge().items():
+            run.count(Incident.LARGE_UPDATE, [worker])
+            self.counters.refused_reports += 1
+            reason = self.engine.report(worker).missing
+            event = log_events.UpdateTooLarge(
+                worker=worker, round=round_, norm=update.norm, limit=update.limit
+            )
+            run.log("WARNING", f"{run.place(worker, round_)}: left out: {reason}", event)
+            owner = self._members.owners.get(worker)
+            if owner is not None:
+                ack = Ack(worker, self.engine.step.position, AckStatus.REFUSED, reason)
+                run.send(owner.id, ack_frame(ack, Kind.TRAIN))
+
+    def _quarantine_changed(self, event: events.QuarantineChanged) -> Job[None] | None:
+        """The operator wants other workers left out than before."""
+        if self.ending is not None or self.engine.finished:
+            return None
+        try:
+            workers = self._quarantine_of(event.text)
+        except ValueError as error:
+            unusable = log_events.QuarantineUnusable(reason=str(error))
+            self._run.log("ERROR", f"the file {QUARANTINE_FILE} cannot be followed: {error}", unusable)
+            return None
+        if workers == self.engine.quarantined:
+            return None
+        self.engine.quarantine(workers)
+        ids = sorted(workers)
+        message = f"{WorkerIds.of(ids).named} in quarantine" if ids else "nobody is in quarantine any more"
+        self._run.log("WARNING", message, log_events.Quarantined(workers=ids))
+        return self._close() if self.engine.complete else None
+
+    def _quarantine_of(self, text: str) -> frozenset[int]:
+        """The ids in the file's text; ValueError where they cannot be left out."""
+        policy, count = self.engine.policy, self._run.config.workers
+        written = "".join(text.split())
+        ids = WorkerIds.parse(written) if written else WorkerIds()
+        if ids.ranges and ids.ranges[-1][1] >= count:
+            raise ValueError(f"the run's workers are 0 to {count - 1}")
+        workers = frozenset(worker for first, last in ids.ranges for worker in range(first, last + 1))
+        if not policy.leaves_out and workers:
+            raise ValueError(
+                "every step waits for all workers: set faults.stragglers.policy or faults.non_finite to "
+                "skip, or faults.update_norm"
+            )
+        if count - len(workers) < policy.needed(count):
+            raise ValueError(f"fewer workers than the quorum ({policy.needed(count)}) would be left")
+        return workers
 
     def _start_deadline(self) -> None:
         """A step has been opened; a timer closes it without the late, not the next message."""
@@ -332,6 +415,7 @@ class Rounds:
         summary = self.engine.last_round
         if summary is not None and summary is not self._last_round:
             self._last_round = summary
+            self._note_far_above(summary.synchronization)
             self._round_began_at = self._run.now
             self._round_seconds = moment.round_seconds
             self._run.out.append(effects.Record(summary, moment))

@@ -84,7 +84,8 @@ _MEANINGS: Final = {
     "afl_round_restarts_total": "rounds whose sum had to begin again",
     "afl_waiting_bytes": "payload bytes held for workers whose turn in the sum has not come",
     "afl_worker_incidents_total{worker,incident}": "what has happened to each worker since this process of "
-    "the server began: absent, non_finite, failure, restart, lost_residual or digest_mismatch",
+    "the server began: absent, non_finite, failure, restart, lost_residual, large_update, capped_loss, "
+    "high_loss or digest_mismatch",
     "afl_disk_free_bytes": "free bytes of the run directory's file system",
     "afl_disk_size_bytes": "size of the run directory's file system",
     "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",

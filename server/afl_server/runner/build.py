@@ -42,6 +42,7 @@ def build(
         evaluate_every=config.evaluation.every,
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
+        loss_cap=config.loss_cap,
         model=vector,
     )
     description = RunDescription(

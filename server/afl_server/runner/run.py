@@ -28,6 +28,7 @@ from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
 from afl_server.federation.counters import Moment
 from afl_server.federation.machine import Federation
+from afl_server.federation.rounds import QUARANTINE_FILE
 from afl_server.network.authentication import Authentication
 from afl_server.network.service import FederationService
 from afl_server.pages.dual_window import DualWindow
@@ -48,6 +49,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 RECORDING = "AFL_RECORDING"
 """The environment variable that names a file in which to write down every event (CONTRIBUTING.md)."""
+
+_MOST_QUARANTINE = 1 << 20
+"""Bytes."""
 
 DIRECTORY_CHECK_S = 2.0
 """Between two looks at whether the run directory is still there: files that are open outlive their names."""
@@ -284,9 +288,27 @@ async def _until_over(parts: _Parts, asked_to_end: asyncio.Event, *, live: bool)
         watch.cancel()
 
 
+def quarantine_text(directory: Path) -> str | None:
+    """What the operator has written into the file of workers to be left out; empty where there is none, and
+    ``None`` where it cannot be read, or is far longer than ids are."""
+    try:
+        with (directory / QUARANTINE_FILE).open("rb") as file:
+            data = file.read(_MOST_QUARANTINE + 1)
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return None
+    return data.decode("utf-8", "replace") if len(data) <= _MOST_QUARANTINE else None
+
+
 async def _watch_directory(records: RunRecords, shell: Shell) -> None:
+    quarantine = ""
     while not shell.result.done():
         reason = records.lost()
+        text = quarantine_text(records.directory)
+        if text is not None and text != quarantine:
+            quarantine = text
+            shell.deliver(events.QuarantineChanged(text))
         if reason:
             shell.deliver(events.StopAsked(reason, ExitCode.STORAGE, is_final=True))
         await asyncio.sleep(DIRECTORY_CHECK_S)

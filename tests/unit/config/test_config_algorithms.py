@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     "local_steps": 3,
     "sampled": 2,
     "weighting": "samples",
+    "largest_weight": 0.5,
 }
 
 
@@ -130,3 +131,42 @@ def test_the_digest_tells_options_apart_and_defaults_not() -> None:
     assert config_digest(config("fedavg", local_steps=1, weighting="uniform")) == plain
     others = [config("fedavg", local_steps=2), config("fedavg", weighting="samples")]
     assert len({plain, *map(config_digest, others)}) == 3
+    capped = config("afl-br", largest_weight=0.5)
+    assert config_digest(capped) != config_digest(config("afl-br"))
+
+
+@pytest.mark.parametrize("largest", [0.25, 0.1, 0.0, 1.5, True])
+def test_weights_that_sum_to_1_are_not_all_below_1_in_m(largest: Any) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.largest_weight"):
+        config("afl-com", largest_weight=largest)
+    assert config("afl-com", largest_weight=0.26).algorithm.largest_weight == 0.26
+    assert config("afl-com", largest_weight=1).algorithm.largest_weight == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "accepted"),
+    [
+        ({"algorithm": {"name": "fedavg", "eta_q": None}}, "no loss_cap; fedavg has no dual weights"),
+        (
+            {
+                "algorithm": {"name": "afl-com", "uplink": {"name": "rand-k", "ratio": 0.1, "bits": 16}},
+                "privacy": {"secure_aggregation": True, "losses": "hidden"},
+            },
+            "no loss_cap; with losses: hidden the server sees no loss of its own",
+        ),
+        ({"faults": {"loss_cap": 0}}, "loss_cap"),
+    ],
+)
+def test_losses_are_capped_where_the_server_has_a_use_for_them(
+    changes: dict[str, Any], accepted: str
+) -> None:
+    values: dict[str, Any] = {
+        "workers": 4,
+        "task": {"name": "digits"},
+        "faults": {"loss_cap": 30},
+        **changes,
+        "algorithm": {"name": "afl-br", "rounds": 9, "eta_w": 0.5, "eta_q": 0.1}
+        | changes.get("algorithm", {}),
+    }
+    with pytest.raises(ConfigError, match=accepted):
+        config_from_mapping(values)

@@ -41,7 +41,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
                 "uplink": {"name": "rand-k", "ratio": 1, "bits": 4},
                 "downlink": {"name": "rand-k", "ratio": 1, "bits": 4},
             },
-            "faults": {"divergence": {"max_loss": 1}},
+            "faults": {"divergence": {"max_loss": 1}, "update_norm": {"times": 10}},
             "server": {"tls": {"certificate": "c", "key": "k"}},
         }
     )

@@ -33,6 +33,14 @@ def config(**changes: Any) -> dict[str, Any]:
             "16, say: masks are added to integers",
         ),
         ({"algorithm": {"uplink": {**RAND_K, "bits": 4}}}, "algorithm.uplink.bits", "at least 5, better 16"),
+        (
+            {
+                "privacy": {"secure_aggregation": True, "losses": "hidden"},
+                "algorithm": {"largest_weight": 0.5},
+            },
+            "algorithm.largest_weight",
+            "no largest_weight; with losses: hidden nobody knows all dual weights",
+        ),
         ({"workers": 1}, "workers", "at least 2: a sum of one hides nothing"),
         (
             {"faults": {"stragglers": {"policy": "skip", "deadline": "5s"}}},

@@ -10,7 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.core.dual import DualWeights, ProjectedAscent, project_to_simplex
+from afl.core.dual import (
+    CappedWeights,
+    DualWeights,
+    ProjectedAscent,
+    project_below_cap,
+    project_to_simplex,
+)
 
 
 def exact(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> list[float]:
@@ -219,3 +225,87 @@ def test_ascent_stays_on_the_simplex_for_any_finite_loss(eta_q: float, losses: l
         ascent.update(round_, np.array(losses))
         assert ascent.weights.min() >= 0
         assert ascent.weights.sum() == pytest.approx(1, abs=1e-12)
+
+
+@st.composite
+def capped(draw: st.DrawFn) -> tuple[NDArray[np.float64], float]:
+    """Logarithms of weights that sum to 1, and a cap above 1/m."""
+    logs = np.array(draw(st.lists(st.floats(-40, 0), min_size=2, max_size=9)))
+    logs -= logs.max()
+    logs -= np.log(np.exp(logs).sum())
+    return logs, draw(st.floats(1 / len(logs), 1, exclude_min=True))
+
+
+def nearest_below_cap(weights: NDArray[np.float64], largest: float) -> NDArray[np.float64]:
+    """``min(c q, largest)``, its c found by halving an interval."""
+    low, high = 0.0, 1 / weights.min()
+    for _ in range(2200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(middle * weights, largest).sum() < 1 else (low, middle)
+    return np.minimum(high * weights, largest)
+
+
+@given(case=capped())
+@settings(deadline=None)
+@example(case=(np.log([0.7, 0.1, 0.1, 0.1]), 0.25 + 1e-9))
+@example(case=(np.log([1 - 3e-18, 1e-18, 1e-18, 1e-18]), 1 / 3))
+def test_capped_weights_are_the_nearest_in_divergence(case: tuple[NDArray[np.float64], float]) -> None:
+    logs, largest = case
+    projected = np.exp(project_below_cap(logs, largest))
+    assert projected.sum() == pytest.approx(1.0, abs=1e-11)
+    assert projected.max() <= largest * (1 + 1e-15)
+    for before, after_ in ((logs[i] - logs, projected[i] - projected) for i in range(len(logs))):
+        assert (after_[before >= 0] >= 0).all(), "another order"
+    np.testing.assert_allclose(projected, nearest_below_cap(np.exp(logs), largest), rtol=1e-6, atol=1e-11)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7, 10, 1000])
+def test_caps_of_whole_shares_leave_no_more_than_one(workers: int) -> None:
+    for count in range(1, workers):
+        largest = 1 / count
+        dual = CappedWeights(workers, 1.0, 10_000, largest)
+        dual.update(1, np.linspace(1e5, 0.0, workers))
+        np.testing.assert_allclose(dual.weights[:count], largest, rtol=1e-9)
+        assert dual.weights.sum() == pytest.approx(1.0, abs=1e-11)
+        if workers == 1000 and count > 20:
+            break
+
+
+@given(history=histories())
+@settings(deadline=None)
+def test_a_cap_of_one_changes_no_bit(history: tuple[int, float, int, list[list[float]]]) -> None:
+    workers, eta_q, block, rounds = history
+    if workers < 2:
+        return
+    one, other = DualWeights(workers, eta_q, block), CappedWeights(workers, eta_q, block, 1.0)
+    for round_, losses in enumerate(rounds, start=1):
+        one.update(round_, np.array(losses))
+        other.update(round_, np.array(losses))
+        assert one.weights.tobytes() == other.weights.tobytes()
+        assert one.log_weights.tobytes() == other.log_weights.tobytes()
+
+
+@pytest.mark.parametrize("loss", [1e300, -1e300, 1e308, 5.0])
+def test_no_loss_gives_a_worker_more_than_the_cap(loss: float) -> None:
+    dual = CappedWeights(10, 0.5, 20, 0.25)
+    for round_ in range(1, 40):
+        losses = np.linspace(1.0, 2.0, 10)
+        losses[3] = loss
+        with np.errstate(invalid="raise", divide="raise"):
+            dual.update(round_, losses)
+        assert dual.weights.max() <= 0.25
+        assert dual.weights.sum() == pytest.approx(1.0, abs=1e-12)
+        if round_ % 20 == 0:
+            assert dual.weights.tolist() == [0.1] * 10
+        if loss == 1e300 and round_ % 20:
+            np.testing.assert_allclose(np.delete(dual.weights, 3), 0.75 / 9)
+
+
+def test_capped_weights_go_on_from_their_state() -> None:
+    one, other = CappedWeights(5, 0.7, 9, 0.3), CappedWeights(5, 0.7, 9, 0.3)
+    losses = np.array([4.0, 1.0, 2.0, 3.5, 0.0])
+    one.update(1, losses)
+    other.restore({name: array.copy() for name, array in one.state().items()})
+    for dual in (one, other):
+        dual.update(2, losses[::-1])
+    assert one.weights.tobytes() == other.weights.tobytes()

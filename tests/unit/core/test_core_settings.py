@@ -51,6 +51,7 @@ RUNS = st.builds(
         name=st.text(max_size=12),
         local_steps=st.integers(1, 2**63),
         sampled=st.none() | st.integers(1, 2**63),
+        largest_weight=st.none() | st.floats(0, 1, exclude_min=True),
         weigh_by_samples=st.booleans(),
     ),
     chunk_bytes=st.integers(1, 2**30 - 1).map(lambda quarter: 4 * quarter),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.codecs.payload import unpack
 from afl.core.grid import Grid, IntegerRound
 from afl.core.messages import Payload, PayloadHeader, Position, Report
 from afl.core.sums import Sum
@@ -214,6 +215,11 @@ class ServerAlgorithm(SumCollector):
     def worker_params(self) -> Tensor:
         """What a worker's model holds in the open phase, float32 ``[dim]``; :meth:`settle` comes first."""
         return self.params
+
+    def update_norm(self, header: PayloadHeader, data: bytes | bytearray) -> float:
+        """The Euclidean norm of the update in a worker's payload, whose first one it is; by default of its
+        values."""
+        return float(np.linalg.norm(unpack(header, data).values.astype(np.float64)))
 
     def streamed_header(self) -> PayloadHeader | None:
         """The downlink payload's header if it can be sent while the uplink still comes, else ``None``."""

@@ -22,7 +22,7 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = frozenset({"block", "eta_q", "uplink", "downlink"})
+    takes = frozenset({"block", "eta_q", "largest_weight", "uplink", "downlink"})
     has_theorems = True
 
     def server(
@@ -30,10 +30,12 @@ class AflCom(Algorithm):
     ) -> ServerAlgorithm:
         """With KL mirror ascent and restarts."""
         from afl.core.algorithms.afl_com import AflComServer
-        from afl.core.dual import DualRule, DualWeights
+        from afl.core.dual import CappedWeights, DualRule, DualWeights
         from afl.core.secrecy.hidden_weights import HiddenWeights
 
         dual: DualRule = DualWeights(settings.workers, settings.eta_q, settings.block)
+        if settings.largest_weight is not None:
+            dual = CappedWeights(settings.workers, settings.eta_q, settings.block, settings.largest_weight)
         if settings.hides_losses:
             dual = HiddenWeights(settings.workers)
         return AflComServer(settings, params, randomness, dual)
@@ -44,7 +46,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = frozenset({"block", "eta_q"})
+    takes = frozenset({"block", "eta_q", "largest_weight"})
 
 
 class Sgda(Algorithm):

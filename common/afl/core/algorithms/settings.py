@@ -25,6 +25,7 @@ class AlgorithmSettings:
         block: B; update rounds between two restarts of the dual weights (AFL-BR, AFL-Com).
         eta_w: primal step size.
         eta_q: dual step size (DRFA: gamma); only the server uses it.
+        largest_weight: alpha, the most that a dual weight may be (AFL-BR, AFL-Com); ``None`` for no cap.
         uplink: C for the workers' messages (AFL-Com).
         downlink: C for the broadcast (AFL-Com).
         name: the algorithm.
@@ -49,6 +50,7 @@ class AlgorithmSettings:
     name: str = "afl-com"
     local_steps: int = 1
     sampled: int | None = None
+    largest_weight: float | None = None
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False

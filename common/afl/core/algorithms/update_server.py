@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from afl.core.randomness import SharedRandomness
 from afl.core.secrecy.fixed_point import BITS
 from afl.core.secrecy.hidden_weights import SHARE_COUNT, HiddenWeights, share_header
 from afl.core.sums import Sum
+from afl.core.vectors import norm
 from afl.errors import NonFiniteError
 
 _INTEGERS, _SHARES = "integers", "shares"
@@ -99,6 +101,13 @@ class UpdateServer(ServerAlgorithm):
     def expected_payloads(self, position: Position) -> Sequence[PayloadHeader]:  # noqa: ARG002
         """One update, in the uplink compressor's form; and, where losses are hidden, a share."""
         return (self._expected,) if self._shares is None else (self._expected, share_header())
+
+    def update_norm(self, header: PayloadHeader, data: bytes | bytearray) -> float:
+        """Of the vector of d that the message stands for."""
+        vector = torch.zeros(len(self.params))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.realizations.of_uplink(self.round).add_to(vector, unpack(header, data))
+        return norm(vector)
 
     def open_report(self, report: Report) -> None:
         """Its update stands for as many workers as the report."""
