@@ -199,6 +199,13 @@ class NotReading(Event):
     left_out: LeftOut
 
 
+class StrangersCut(Event):
+    """Connections without a session were cut: they had their time, or left workers too little room."""
+
+    connections: Annotated[int, "cut since the last such line; at most one in ten seconds is written"]
+    left: Annotated[int, "connections without a session that are left"]
+
+
 class KeyEpoch(_OfPeer):
     """A process came with keys that are not those of before, so that all workers make new ones."""
 

@@ -44,7 +44,7 @@ class HttpServer(http.HttpPages):
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        self._registry = make_registry(sources.snapshot, sources.certificate_expiry)
+        self._registry = make_registry(sources.snapshot, sources.certificate_expiry, sources.strangers)
         self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,

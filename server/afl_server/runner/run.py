@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from afl_server.federation import events
 from afl_server.federation.counters import Moment
 from afl_server.federation.machine import Federation
 from afl_server.network.authentication import Authentication
+from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
@@ -95,7 +96,9 @@ async def _run(
             await service.start(config.server.listen)
             http: HttpServer | None = None
             if config.server.http is not None:
-                http = HttpServer(config.server.http, parts.sources(), asyncio.get_running_loop())
+                http = HttpServer(
+                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop()
+                )
                 stack.callback(http.close)
             await shell.begin()
             following = Following(trackers, run_id, run.records.directory, config)
@@ -156,7 +159,7 @@ class _Parts:
         """The run now, for the live view."""
         return run_status(self.federation.snapshot(), self._dual_window)
 
-    def sources(self) -> Sources:
+    def sources(self, strangers: Callable[[], Strangers]) -> Sources:
         """What pages are made from."""
         history = self.run.records.history
         assert history is not None
@@ -166,6 +169,7 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            strangers=strangers,
         )
 
     def announce(self, port: int, http: HttpServer | None) -> None:
