@@ -319,13 +319,13 @@ class PeersUnchecked(Event):
 class Reloaded(Event):
     """Certificates or tokens have been replaced and are used from now on."""
 
-    what: Annotated[str, "server.tls or server.tokens"]
+    what: Annotated[str, "server.tls, server.tls.revoked or server.tokens"]
 
 
 class ReloadFailed(Event):
     """Certificates or tokens have been replaced and cannot be used; those before stay in use."""
 
-    what: Annotated[str, "server.tls or server.tokens"]
+    what: Annotated[str, "server.tls, server.tls.revoked or server.tokens"]
 
 
 # The worker's life.

@@ -95,6 +95,9 @@ def servers(draw: st.DrawFn) -> dict[str, Any]:
             | st.fixed_dictionaries(
                 {"certificate": PATHS, "key": PATHS}, optional={"client_ca": st.none() | PATHS}
             )
+            | st.fixed_dictionaries(
+                {"certificate": PATHS, "key": PATHS, "client_ca": PATHS, "revoked": PATHS}
+            )
         ),
         "insecure": draw(st.booleans()),
         "heartbeat": str(heartbeat),
