@@ -273,6 +273,11 @@ class Server(Section):
     """where workers connect (gRPC)"""
     http: Annotated[ListenAddress | None, Null("off")] = Address("127.0.0.1", 9090)
     """where the status page, /status, /metrics, /healthz and /readyz are served"""
+    http_hosts: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
+    """names by which server.http may be asked, beside addresses, localhost and the machine's own name"""
+    http_token: Annotated[PathName | None, Null("none is asked for")] = None
+    """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
+    read again when it changes"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),

@@ -319,13 +319,13 @@ class PeersUnchecked(Event):
 class Reloaded(Event):
     """Certificates or tokens have been replaced and are used from now on."""
 
-    what: Annotated[str, "server.tls, server.tls.revoked or server.tokens"]
+    what: Annotated[str, "the key: server.tls, server.tls.revoked, server.tokens or server.http_token"]
 
 
 class ReloadFailed(Event):
     """Certificates or tokens have been replaced and cannot be used; those before stay in use."""
 
-    what: Annotated[str, "server.tls, server.tls.revoked or server.tokens"]
+    what: Annotated[str, "the key: server.tls, server.tls.revoked, server.tokens or server.http_token"]
 
 
 # The worker's life.

@@ -30,6 +30,7 @@ from afl_server.federation.machine import Federation
 from afl_server.network.authentication import Authentication
 from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
+from afl_server.pages.access import Access
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
@@ -83,6 +84,7 @@ async def _run(
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     try:
         parts = _Parts(run, authentication, recent)
+        access = Access(run.config.server)
     except BaseException:
         run.discard()
         raise
@@ -97,7 +99,7 @@ async def _run(
             http: HttpServer | None = None
             if config.server.http is not None:
                 http = HttpServer(
-                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop()
+                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop(), access
                 )
                 stack.callback(http.close)
             await shell.begin()
