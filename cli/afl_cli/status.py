@@ -11,11 +11,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 from afl.config.address import is_loopback, parse_target
 from afl.errors import AddressError, ConfigError, ExitCode, LostServerError
 from afl.outside import plain
+from afl.paths import expanded
+from afl.security.certificates import read_file
+from afl.security.identity import checked_token
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import RunView, make_console
 
@@ -50,6 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     default = f"default port {DEFAULT_PORT} (default: {DEFAULT_SERVER})"
     server = f"the server's http address (server.http), or the status page's URL; {default}"
     parser.add_argument("server", nargs="?", default=DEFAULT_SERVER, metavar="HOST[:PORT]", help=server)
+    parser.add_argument(
+        "--token-file", type=expanded, metavar="FILE", help="the server's token (server.http_token)"
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
     choice.add_argument("--watch", action="store_true", help="keep showing it until the run is over")
@@ -57,17 +64,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Ask the server for its state and print it: once, or with ``--watch`` until the run is over."""
-    state = fetch_status(options.server)
+    token = ""
+    if options.token_file is not None:
+        text = read_file(options.token_file, "--token-file").decode(errors="replace")
+        token = checked_token(text, f"--token-file {options.token_file}")
+    state = fetch_status(options.server, token)
     if options.json:
         print(json.dumps(state, indent=2))
     elif options.watch:
-        _watch(options.server, state)
+        _watch(options.server, token, state)
     else:
         make_console().print(RunView(state))
     return ExitCode.OK
 
 
-def _watch(server: str, state: dict[str, Any]) -> None:
+def _watch(server: str, token: str, state: dict[str, Any]) -> None:
     """Show the run until it is over; raises LostServerError if its server goes before."""
     console = make_console()
     with RunDisplay(console, hint="Ctrl-C ends the watching, not the run.") as display:
@@ -75,7 +86,7 @@ def _watch(server: str, state: dict[str, Any]) -> None:
         while state["state"] != "over":
             time.sleep(WATCH_S)
             try:
-                state = fetch_status(server)
+                state = fetch_status(server, token)
             except LostServerError as error:
                 left = state["seconds_left"]
                 if state["round"] < state["rounds"] and (left is None or left > NEARLY_OVER_S):
@@ -86,8 +97,11 @@ def _watch(server: str, state: dict[str, Any]) -> None:
     console.print("The run is over.")
 
 
-def fetch_status(server: str) -> dict[str, Any]:
+def fetch_status(server: str, token: str = "") -> dict[str, Any]:
     """The state of the run at ``server``, a URL or ``host:port``.
+
+    Args:
+        token: that the server asks for, if it does.
 
     Raises:
         ConfigError: if ``server`` is not an address.
@@ -95,13 +109,21 @@ def fetch_status(server: str) -> dict[str, Any]:
     """
     url = status_url(server)
     try:
-        with _opener(url).open(url, timeout=TIMEOUT_S) as answer:
+        request = urllib.request.Request(url)  # noqa: S310  # http or https
+        if token:
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        with _opener(url).open(request, timeout=TIMEOUT_S) as answer:
             state = json.loads(answer.read(LARGEST_ANSWER))
     except urllib.error.HTTPError as error:
         what = f"{url} answers {error.code} ({error.reason})"
         if error.code in {502, 503, 504}:
             behind = "a proxy answers, the server behind it does not; is the server running?"
             raise LostServerError(f"{what}: {behind}") from error
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise LostServerError(f"{what}: give the token of server.http_token with --token-file") from error
+        if error.code == HTTPStatus.FORBIDDEN:
+            right = "if it is an afl server, ask it by its address, or list the name under server.http_hosts"
+            raise LostServerError(f"{what}: {right}") from error
         right = "give the address that the server's configuration has under server.http"
         raise LostServerError(f"{what}: it is not an afl server; {right}") from error
     except (ValueError, http.client.HTTPException) as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import Federation, Process
 
 TASK = "tests_tasks:Slow"
 
@@ -60,3 +64,25 @@ def quickly(*algorithms: str) -> list[Any]:
         name if name in algorithms else pytest.param(name, marks=pytest.mark.slow)
         for name in (*ALGORITHMS, *BATCH_NORM)
     ]
+
+
+class Lowered(Federation):
+    """A federation whose server is allowed few descriptors.
+
+    Args:
+        limit: that its administrator sets; its shell allows it fewer still.
+    """
+
+    def __init__(self, config: Mapping[str, Any], folder: Path, limit: int) -> None:
+        super().__init__(config, folder)
+        self._limit = limit
+
+    def start_server(self, *options: str, environment: Any = None) -> Process:
+        code = (
+            "import resource, runpy; "
+            f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {self._limit})); "
+            "runpy.run_module('afl_server', run_name='__main__', alter_sys=True)"
+        )
+        arguments = ["-c", code, "--config", str(self.folder / "server.yaml"), *options]
+        self.servers.append(Process("server", arguments, folder=self.folder, environment=environment))
+        return self.servers[-1]

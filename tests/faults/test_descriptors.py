@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults_cases import Lowered
 
 from afl.daemon.descriptors import KEPT, most_connections, most_pages
-from support import Federation, Process, Proxy, Reference
+from support import Process, Proxy, Reference
 
 LIMIT = 256
 CONFIG: dict[str, Any] = {
@@ -22,24 +23,8 @@ CONFIG: dict[str, Any] = {
     # A checkpoint, which opens files, every few rounds.
     "server": {"checkpoint_every": 5},
 }
-LOWERED = (
-    "import resource, runpy; "
-    f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {LIMIT})); "
-    "runpy.run_module('afl_server', run_name='__main__', alter_sys=True)"
-)
-"""A process whose administrator allows it few descriptors, and whose shell allows it fewer still."""
-
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """What a client of HTTP/2 begins with."""
-
-
-class Lowered(Federation):
-    """A federation whose server is allowed few descriptors."""
-
-    def start_server(self, *options: str, environment: Any = None) -> Process:
-        arguments = ["-c", LOWERED, "--config", str(self.folder / "server.yaml"), *options]
-        self.servers.append(Process("server", arguments, folder=self.folder, environment=environment))
-        return self.servers[-1]
 
 
 @contextlib.contextmanager
@@ -62,7 +47,7 @@ def open_descriptors(process: Process) -> int:
 
 @pytest.mark.parametrize("where", ["grpc", "grpc that speaks", "http"])
 def test_silent_strangers_do_not_end_a_run(where: str, tmp_path: Path) -> None:
-    with Proxy() as door, Lowered(CONFIG, tmp_path / "f") as federation:
+    with Proxy() as door, Lowered(CONFIG, tmp_path / "f", LIMIT) as federation:
         door.aim(federation.port)
         door.delay = 0.02
         pages = federation.server.wait_for("listening")["http_port"]

@@ -16,6 +16,7 @@ from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation.counters import Counters
 from afl_server.federation.snapshot import Connection, Ending, OpenStep, RunDescription, Snapshot
+from afl_server.network.door import Strangers
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.page_data import Sources
 from afl_server.pages.recent_events import RecentEvents
@@ -131,7 +132,7 @@ class FakeRun:
     def sources(self, events: RecentEvents) -> Sources:
         """What the server's pages are made from."""
         assert self.records.history is not None
-        return Sources(self.snapshot, lambda: None, self.records.history, self.dual_window, events)
+        return Sources(self.snapshot, lambda: None, self.records.history, self.dual_window, events, Strangers)
 
     def play(self, rounds: int, *, evaluate_every: int = 10) -> None:
         """Close rounds; every so many are evaluated."""

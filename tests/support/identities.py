@@ -68,6 +68,11 @@ class Identities:
         """Workers' certificate, in files."""
         return self.written(name or f"worker-{ids}", self.issue_for_worker(ids, **options))
 
+    def brief(self, ids: str, seconds: float) -> Pair:
+        """Workers' certificate that expires in so many seconds, in files."""
+        begin = dt.datetime.now(dt.UTC) - dt.timedelta(days=1) + dt.timedelta(seconds=seconds)
+        return self.written(f"brief-{ids}", self.authority.for_worker(ids, begin, 1))
+
     def token(self, ids: str, *, is_known: bool = True) -> Path:
         """A file with a new token, whose hash is in the file of tokens unless it is not known."""
         token = new_token()
@@ -188,3 +193,10 @@ def tls(pair: Pair, client_ca: Path | None = None) -> dict[str, str]:
     """The section server.tls."""
     section = {"certificate": str(pair.certificate), "key": str(pair.key)}
     return section if client_ca is None else {**section, "client_ca": str(client_ca)}
+
+
+def serial_line(pair: Pair) -> str:
+    """The line of a list of revoked certificates, as ``openssl x509 -noout -serial`` prints it."""
+    serial = x509.load_pem_x509_certificate(pair.certificate.read_bytes()).serial_number
+    digits = f"{serial:X}"
+    return f"serial={digits.zfill(len(digits) + len(digits) % 2)}\n"

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from afl.config.address import Address
+from afl.config.schema import Server
+from afl_server.pages.access import Access
 from afl_server.pages.http import HttpServer
 from afl_server.pages.page_data import PageData, Sources
 from afl_server.pages.recent_events import RecentEvents
@@ -47,12 +49,13 @@ class Served:
     def stream(self) -> socket.socket:
         """An open stream; nothing of it is read."""
         link = socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
-        link.sendall(b"GET /data/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        link.sendall(b"GET /data/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return link
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[Served]:
+def serving(folder: Path, access: Server | None = None, **options: Any) -> Iterator[Served]:
+    """A run of these options; ``access`` is the section of the configuration that says who may read it."""
     run = FakeRun(folder / "run", **options)
     LOG.setLevel(logging.INFO)
     loop = asyncio.new_event_loop()
@@ -60,7 +63,7 @@ def serving(folder: Path, **options: Any) -> Iterator[Served]:
     turning.start()
     with RecentEvents() as events:
         sources = run.sources(events)
-        server = HttpServer(Address("127.0.0.1", 0), sources, loop)
+        server = HttpServer(Address("127.0.0.1", 0), sources, loop, Access(access or Server()))
         try:
             yield Served(run, server, sources)
         finally:

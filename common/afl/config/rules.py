@@ -80,6 +80,10 @@ def server(values: Mapping[str, Any]) -> Iterator[Problem]:
     if chunk is not None and buffer is not None and buffer < chunk:
         yield Problem(("reorder_buffer",), str(buffer), f"at least server.chunk_bytes ({chunk})")
     listen, http = (_read(listen_address, values[key]) for key in ("listen", "http"))
+    tls = values.get("tls")
+    if isinstance(tls, Mapping) and tls.get("revoked") is not None and tls.get("client_ca") is None:
+        accepted = "no file, unless server.tls.client_ca is set: no certificate is asked for"
+        yield Problem(("tls", "revoked"), shown(str(tls["revoked"])), accepted)
     if listen is None:
         return
     if http is not None and http.port == listen.port != 0:

@@ -267,6 +267,9 @@ class Tls(Section):
     client_ca: Annotated[PathName | None, Null("none is asked for")] = None
     """authorities of the workers' certificates (PEM), which are then required; a certificate speaks for the
     ids that it names, as in afl:worker:0-9"""
+    revoked: Annotated[PathName | None, Null("none")] = None
+    """a file of lines serial=HEX and afl:worker:IDS: certificates of these numbers, or for these workers,
+    count no longer; read again when it changes; needs client_ca"""
 
 
 class Server(Section):
@@ -276,8 +279,14 @@ class Server(Section):
     """where workers connect (gRPC)"""
     http: Annotated[ListenAddress | None, Null("off")] = Address("127.0.0.1", 9090)
     """where the status page, /status, /metrics, /healthz and /readyz are served"""
+    http_hosts: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
+    """names by which server.http may be asked, beside addresses, localhost and the machine's own name"""
+    http_token: Annotated[PathName | None, Null("none is asked for")] = None
+    """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
+    read again when it changes"""
     tls: Annotated[
-        Annotated[Tls, Accepts("a section with certificate, key and client_ca")] | None, Null("plaintext")
+        Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
+        Null("plaintext"),
     ] = None
     """encrypt, and let workers know the server by its certificate"""
     tokens: Annotated[PathName | None, Null("none is asked for")] = None

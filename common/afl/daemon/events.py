@@ -199,6 +199,13 @@ class NotReading(Event):
     left_out: LeftOut
 
 
+class StrangersCut(Event):
+    """Connections without a session were cut: they had their time, or left workers too little room."""
+
+    connections: Annotated[int, "cut since the last such line; at most one in ten seconds is written"]
+    left: Annotated[int, "connections without a session that are left"]
+
+
 class KeyEpoch(_OfPeer):
     """A process came with keys that are not those of before, so that all workers make new ones."""
 
@@ -350,13 +357,13 @@ class PeersUnchecked(Event):
 class Reloaded(Event):
     """Certificates or tokens have been replaced and are used from now on."""
 
-    what: Annotated[str, "server.tls or server.tokens"]
+    what: Annotated[str, "the key: server.tls, server.tls.revoked, server.tokens or server.http_token"]
 
 
 class ReloadFailed(Event):
     """Certificates or tokens have been replaced and cannot be used; those before stay in use."""
 
-    what: Annotated[str, "server.tls or server.tokens"]
+    what: Annotated[str, "the key: server.tls, server.tls.revoked, server.tokens or server.http_token"]
 
 
 # The worker's life.

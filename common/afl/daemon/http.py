@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import gzip
+import io
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from socketserver import ThreadingMixIn
 from typing import IO, Any, Final, NamedTuple, cast
 from wsgiref.headers import Headers
@@ -32,9 +34,11 @@ ACCEPT_PAUSE_S = 0.5
 ASKING_TIMEOUT_S = 10.0  # how long a peer may take to ask, in all; who is slower is hung up on
 IDLE_TIMEOUT_S = 10.0  # how long a peer may be silent, or take over a piece of what it is sent
 CLOSING_CHECK_S = 0.1  # between two looks at whether to stop serving
-LONGEST_LINE = 65536  # bytes of a request's first line
+ANSWERING_TIMEOUT_S = 60.0  # how long one may take over an answer in all, unless it is a stream
+MOST_REQUEST_BYTES = 32768  # of a request's first line and all its headers together
 PIECE_BYTES = 16384  # the timeout is for each piece: a slow link has time for all of them
 COMPRESS_FROM = 1024  # bytes; shorter bodies gain nothing
+_STREAMS: Final = "afl.streams"  # to call for an answer without an end of its own
 _LEVEL = 5  # of gzip: a tenth of the time of the highest level, for a few per cent of the size
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -105,6 +109,7 @@ class HttpPages(abc.ABC):
         answer = self.answer(environ.get("PATH_INFO", "/"), environ)
         if isinstance(answer, Answer):
             return send(environ, start_response, answer)
+        environ[_STREAMS]()
         return answer(environ, start_response)
 
 
@@ -135,6 +140,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open = 0
         self._asking: dict[socket.socket, float] = {}
         """Since when, the longest first: connections whose request has not come whole."""
+        self._answering: dict[socket.socket, float] = {}
+        """Likewise: those that an answer is being sent to, unless it is a stream."""
         self._affordable = most_pages(most_descriptors())
 
     def get_request(self) -> Any:
@@ -148,10 +155,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
             if self._open >= min(MOST_CONNECTIONS, self._affordable):
-                if not self._asking:
+                waiting = self._asking or self._answering
+                if not waiting:
                     self.shutdown_request(request)
                     return
-                self._hang_up(next(iter(self._asking)))
+                self._hang_up(waiting)
             self._open += 1
             self._asking[request] = time.monotonic()
         request.settimeout(IDLE_TIMEOUT_S)
@@ -163,22 +171,35 @@ class _Server(ThreadingMixIn, WSGIServer):
         finally:
             with self._guard:
                 self._asking.pop(request, None)
+                self._answering.pop(request, None)
                 self._open -= 1
 
     def has_asked(self, request: Any) -> None:
         """Note that a request has arrived completely."""
         with self._guard:
-            self._asking.pop(request, None)
+            if self._asking.pop(request, None) is not None:
+                self._answering[request] = time.monotonic()
+
+    def streams(self, request: Any) -> None:
+        """Note that what a request is answered with has no end of its own."""
+        with self._guard:
+            self._answering.pop(request, None)
 
     def service_actions(self) -> None:
-        """Hang up on those who have been asking for too long; called between two looks."""
-        due = time.monotonic() - ASKING_TIMEOUT_S
+        """Hang up on those who have taken too long to ask, or over their answer; called between two looks."""
+        now = time.monotonic()
         with self._guard:
-            for request in [request for request, since in self._asking.items() if since < due]:
-                self._hang_up(request)
+            for waiting, patience in (
+                (self._asking, ASKING_TIMEOUT_S),
+                (self._answering, ANSWERING_TIMEOUT_S),
+            ):
+                while waiting and next(iter(waiting.values())) < now - patience:
+                    self._hang_up(waiting)
 
-    def _hang_up(self, request: socket.socket) -> None:
-        del self._asking[request]
+    def _hang_up(self, waiting: dict[socket.socket, float]) -> None:
+        """On the one that has taken the longest."""
+        request = next(iter(waiting))
+        del waiting[request]
         # Its thread finds the end of what it reads.
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -191,22 +212,41 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def handle(self) -> None:
         """Answer one request."""
-        self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)
-        if len(self.raw_requestline) > LONGEST_LINE:
-            self.requestline = self.request_version = self.command = ""
+        self.requestline = self.request_version = self.command = ""
+        self.raw_requestline = self.rfile.readline(MOST_REQUEST_BYTES + 1)
+        if len(self.raw_requestline) > MOST_REQUEST_BYTES:
             self.send_error(414)
-        elif self.parse_request():
+            return
+        headers = self._headers(MOST_REQUEST_BYTES - len(self.raw_requestline))
+        if headers is None:
+            self.send_error(431)
+            return
+        # What would come after them is not read: no request here has a body.
+        self.rfile.close()
+        self.rfile = io.BytesIO(headers)
+        if self.parse_request():
             assert isinstance(self.server, _Server)
             self.server.has_asked(self.connection)
+            environ = {**self.get_environ(), _STREAMS: partial(self.server.streams, self.connection)}
             answering: Any = _Answering(
                 cast("IO[bytes]", self.rfile),
                 cast("IO[bytes]", self.wfile),
                 self.get_stderr(),
-                self.get_environ(),
+                environ,
                 multithread=True,
             )
             answering.request_handler = self
             answering.run(self.server.get_app())
+
+    def _headers(self, most: int) -> bytes | None:
+        """All header lines; ``None`` if they have more bytes than this."""
+        lines = bytearray()
+        while len(lines) <= most:
+            line = self.rfile.readline(most + 1)
+            lines += line
+            if line in {b"", b"\n", b"\r\n"}:
+                return bytes(lines)
+        return None
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are not logged."""

@@ -113,6 +113,19 @@ def expires_at(pem: bytes, source: str) -> float:
         raise ConfigError(f"{source} holds a damaged certificate") from error
 
 
+def serial_of(pem: bytes, source: str) -> int:
+    """The serial number of the first certificate in PEM (RFC 5280, 4.1.2.2).
+
+    Raises:
+        ConfigError: if there is none, or it is damaged.
+    """
+    try:
+        fields = _fields(pem_certificates(pem)[0])
+        return int.from_bytes(fields[1 if fields[0][0] == _VERSION else 0][1], signed=True)
+    except (ValueError, IndexError) as error:
+        raise ConfigError(f"{source} holds no certificate in PEM, or a damaged one") from error
+
+
 def pem_certificates(pem: bytes) -> list[bytes]:
     """The certificates in PEM, in their order, as DER."""
     return [ssl.PEM_cert_to_DER_cert(match[0]) for match in _PEM.finditer(_ascii(pem))]
@@ -137,10 +150,15 @@ def missing_issuer(chain: Sequence[bytes], authorities: Sequence[bytes]) -> str:
 
 def _names(der: bytes) -> tuple[bytes, bytes]:
     """Issuer and subject of a certificate (RFC 5280, 4.1), as DER."""
-    fields = _parts(_parts(_parts(der)[0][1])[0][1])
+    fields = _fields(der)
     # Version, serial number and signature algorithm come before; the version may be left out.
     first = 3 if fields[0][0] == _VERSION else 2
     return fields[first][1], fields[first + 2][1]
+
+
+def _fields(der: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of what a certificate's authority has signed, in its order."""
+    return _parts(_parts(_parts(der)[0][1])[0][1])
 
 
 def _shown_name(name: bytes) -> str:

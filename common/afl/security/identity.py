@@ -17,6 +17,7 @@ from afl.errors import ConfigError
 # A certificate's subject alternative name of this kind, `afl:worker:0-9`, names the ids it speaks for.
 URI_PREFIX: Final = "afl:worker:"
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", re.ASCII)
+_SERIAL: Final = re.compile(r"serial=((?:[0-9a-f]{2}:?){1,64})", re.ASCII | re.IGNORECASE)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOKEN: Final = re.compile(r"[!-~]{32,1024}", re.ASCII)
 LARGEST_WORKER_ID: Final = 2**31 - 2
@@ -145,6 +146,42 @@ def _parse_hashes(text: str, source: str, missing: str) -> tuple[HashEntry, ...]
     return tuple(entries)
 
 
+@dataclass(frozen=True)
+class Revoked:
+    """Certificates that count no longer: by their serial numbers, or whichever speak for these workers."""
+
+    serials: frozenset[int] = frozenset()
+    ids: WorkerIds = WorkerIds()
+
+
+def parse_revoked(text: str, source: str) -> Revoked:
+    """The lines ``serial=HEX`` and ``afl:worker:IDS`` of a list of revoked certificates, which may be empty.
+
+    Empty lines and those that begin with # do not count.
+
+    Raises:
+        ConfigError: with the line that is wrong.
+    """
+    serials, ids = set(), WorkerIds()
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        if match := _SERIAL.fullmatch(entry):
+            serials.add(int(match[1].replace(":", ""), 16))
+            continue
+        try:
+            # What has another beginning is left with no ids.
+            _, _, named = f" {entry}".partition(f" {URI_PREFIX}")
+            ids = ids.united(WorkerIds.parse(named).ranges)
+        except ValueError:
+            raise ConfigError(
+                f"{source}:{number}: a line is serial=HEX, as `openssl x509 -noout -serial` prints it, or"
+                f" {URI_PREFIX}IDS, such as {URI_PREFIX}3"
+            ) from None
+    return Revoked(frozenset(serials), ids)
+
+
 def ids_of_hash(presented: str, entries: Sequence[HashEntry]) -> WorkerIds | None:
     """The ids that a hash allows: those of all its lines; ``None`` if it has none."""
     known = [entry.ids for entry in entries if hmac.compare_digest(entry.hash, presented)]
@@ -166,9 +203,14 @@ class Permission:
     refusal: str = ""  # why it may not come in as any worker; empty if it may
     grants: tuple[Grant, ...] = ()  # all must allow a worker; if there are none, every worker is allowed
     certificate_expiry: float | None = None  # of the one that it has shown, if any, in Unix time
+    revoked: WorkerIds = WorkerIds()  # workers that no certificate speaks for any more
+    may_return: bool = False  # whether what refuses it is mended without the server's doing
 
     def forbids(self, workers: Sequence[int]) -> str:
         """Why the peer may not speak for these workers; empty if it may."""
+        revoked = next((worker for worker in workers if worker in self.revoked), None)
+        if revoked is not None:
+            return f"certificates for worker {revoked} are revoked (server.tls.revoked)"
         for grant in self.grants:
             outside = next((worker for worker in workers if worker not in grant.ids), None)
             if outside is not None:

@@ -354,7 +354,7 @@ class Federation(Rounds):
         raise ProtocolError(event.reason)
 
     def _permission_changed(self, member: Member, event: events.PermissionChanged) -> None:
-        """A token counts for less, or for nothing any more."""
+        """A token or a certificate counts for less, or for nothing any more."""
         member.permission = event.permission
         refusal = event.permission.forbids(member.join.workers if member.join else ())
         if refusal and State.NEW < member.state < State.ENDED:

@@ -316,8 +316,14 @@ class Membership:
 
     # Going.
 
-    def refuse(self, member: Member, reason: str, status: GoodbyeStatus = GoodbyeStatus.REFUSED) -> None:
-        """End a member that cannot help the run."""
+    def refuse(self, member: Member, reason: str, status: GoodbyeStatus | None = None) -> None:
+        """End a member that cannot help the run.
+
+        Args:
+            status: unless it is refused for good, or until it has a renewed certificate.
+        """
+        if status is None:
+            status = GoodbyeStatus.TRY_LATER if member.permission.may_return else GoodbyeStatus.REFUSED
         peer, workers = member.peer, member.workers
         self._run.counters.refused += 1
         refused = log_events.Refused(peer=peer, workers=workers, reason=reason, left_out=0)

@@ -14,12 +14,13 @@ from afl.config.schema import Server, Tls
 from afl.daemon import events
 from afl.errors import ConfigError, RefusedError
 from afl.security import certificates, identity
-from afl.security.identity import Grant, HashEntry, Permission
+from afl.security.identity import Grant, HashEntry, Permission, Revoked
 from afl_server.network.reloading import ReloadedFiles
 
 LOG = logging.getLogger("afl.server")
 
 _BEARER: Final = "bearer "
+_NONE_REVOKED: Final = Revoked()
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,22 @@ class PeerIdentity:
         names: the alternative names of its certificate that are URIs.
         token: the hash of its token; empty if it has shown none.
         tokens: those that were known when it was looked at.
+        serial: of its certificate; ``None`` if it has shown none that can be read.
+        revoked: the certificates that were revoked when it was looked at.
     """
 
     permission: Permission
     names: tuple[str, ...] = field(default=(), repr=False)
     token: str = field(default="", repr=False)
     tokens: tuple[HashEntry, ...] = field(default=(), repr=False)
+    serial: int | None = None
+    revoked: Revoked = field(default=_NONE_REVOKED, repr=False)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its certificate has, by this machine's clock."""
+        expiry = self.permission.certificate_expiry
+        return expiry is not None and expiry <= time.time()
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,14 @@ class Authentication:
         self.certificates: ReloadedFiles[Served] | None = None
         self._wants_certificate = False
         self._tokens: ReloadedFiles[tuple[HashEntry, ...]] | None = None
+        self._revoked: ReloadedFiles[Revoked] | None = None
         if server.tls is not None:
             tls = server.tls
             paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
             self.certificates = ReloadedFiles("server.tls", paths, lambda: _served(tls))
             self._wants_certificate = tls.client_ca is not None
+            if (revoked := tls.revoked) is not None:
+                self._revoked = ReloadedFiles("server.tls.revoked", [revoked], lambda: _revoked(revoked))
         if server.tokens is not None:
             tokens = server.tokens
             self._tokens = ReloadedFiles("server.tokens", [tokens], lambda: _tokens(tokens))
@@ -97,31 +111,45 @@ class Authentication:
         token = ""
         if len(authorization) == 1 and authorization[0].lower().startswith(_BEARER):
             token = identity.token_hash(authorization[0][len(_BEARER) :].strip())
-        expiry = None
+        expiry = serial = None
         if certificate:
-            # What cannot be read was verified all the same; its end is for metrics only.
+            # What cannot be read was verified all the same.
             with contextlib.suppress(ConfigError):
                 expiry = certificates.expires_at(certificate, "the worker's certificate")
-        return self._identity(tuple(names), token, expiry)
+                serial = certificates.serial_of(certificate, "the worker's certificate")
+        return self._identity(tuple(names), token, expiry, serial)
 
     def again(self, peer: PeerIdentity) -> PeerIdentity:
-        """A peer that is in, by the tokens that are known now; the same object if they are the same.
-
-        Its certificate counts for as long as its connection.
-        """
-        if self._tokens is None or self._tokens.current() is peer.tokens:
+        """A peer that is in, by what is known now and the time; the same object if nothing has changed."""
+        if (
+            self._known_tokens() is peer.tokens
+            and self._now_revoked() is peer.revoked
+            and (peer.permission.refusal or not peer.has_expired)
+        ):
             return peer
-        return self._identity(peer.names, peer.token, peer.permission.certificate_expiry)
+        return self._identity(peer.names, peer.token, peer.permission.certificate_expiry, peer.serial)
 
-    def _identity(self, names: tuple[str, ...], token: str, expiry: float | None) -> PeerIdentity:
-        tokens = () if self._tokens is None else self._tokens.current()
+    def _known_tokens(self) -> tuple[HashEntry, ...]:
+        return () if self._tokens is None else self._tokens.current()
+
+    def _now_revoked(self) -> Revoked:
+        return _NONE_REVOKED if self._revoked is None else self._revoked.current()
+
+    def _identity(
+        self, names: tuple[str, ...], token: str, expiry: float | None, serial: int | None
+    ) -> PeerIdentity:
+        tokens, revoked = self._known_tokens(), self._now_revoked()
+        # TLS has looked at it in the first handshake only: a later one may take that up again.
+        has_expired = expiry is not None and expiry <= time.time()
+        refusal = ""
+        grants: tuple[Grant, ...] = ()
         try:
-            permission = Permission(
-                grants=tuple(self._grants(names, token, tokens)), certificate_expiry=expiry
-            )
+            _check_certificate(expiry if has_expired else None, serial, revoked)
+            grants = tuple(self._grants(names, token, tokens))
         except RefusedError as error:
-            permission = Permission(str(error), certificate_expiry=expiry)
-        return PeerIdentity(permission, names, token, tokens)
+            refusal = str(error)
+        permission = Permission(refusal, grants, expiry, revoked.ids, may_return=has_expired)
+        return PeerIdentity(permission, names, token, tokens, serial, revoked)
 
     def _grants(self, names: tuple[str, ...], token: str, tokens: tuple[HashEntry, ...]) -> Iterator[Grant]:
         """What a peer's proofs allow.
@@ -170,6 +198,28 @@ def _served(tls: Tls) -> Served:
         )
     certificates.warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
+
+
+def _check_certificate(expired: float | None, serial: int | None, revoked: Revoked) -> None:
+    """Whether a certificate counts.
+
+    Args:
+        expired: when it has; ``None`` if it has not.
+
+    Raises:
+        RefusedError: if it does not count, or has a number that has to be known and cannot be read.
+    """
+    if expired is not None:
+        raise RefusedError(f"this worker's certificate expired on {certificates.shown_time(expired)}")
+    if serial in revoked.serials:
+        raise RefusedError("this worker's certificate is revoked (server.tls.revoked): it needs another")
+    if serial is None and revoked.serials:
+        raise RefusedError("this worker's certificate has no serial number that can be read")
+
+
+def _revoked(path: Path) -> Revoked:
+    text = certificates.read_file(path, "server.tls.revoked").decode(errors="replace")
+    return identity.parse_revoked(text, f"server.tls.revoked {path}")
 
 
 def _tokens(path: Path) -> tuple[HashEntry, ...]:

@@ -1,4 +1,5 @@
-"""gRPC on the server: streams to events, effects to streams. No other module here knows gRPC's types."""
+"""gRPC on the server: streams to events, effects to streams. Beside its health service, no other module here
+knows gRPC's types."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from afl.config.address import Address
 from afl.config.schema import Server
@@ -27,6 +28,8 @@ from afl_server.network.authentication import Authentication, PeerIdentity, Serv
 from afl_server.network.bind_check import check_bind
 from afl_server.network.conversation import Conversation
 from afl_server.network.disconnect import disconnect
+from afl_server.network.door import Door, Strangers
+from afl_server.network.health import Health
 from afl_server.network.outbox import Outbox
 from afl_server.network.reloading import ReloadedFiles
 
@@ -41,6 +44,9 @@ LEAST_CONNECTIONS = 1024
 CONNECTIONS_A_SESSION = 4
 """A worker that comes back, a probe, and some that are on their way out."""
 
+STREAMS_A_CONNECTION = 100
+"""Open at once, as few as HTTP/2 advises to allow (RFC 9113, 6.5.2); a worker needs two."""
+
 PARTS_A_TURN = 64
 """Reports and chunks of one frame after which other streams have their turn."""
 
@@ -53,15 +59,24 @@ class _Stream:
     """One worker process's stream.
 
     Attributes:
+        peer: as gRPC names it.
+        has_joined: whether the peer has said which workers it speaks for.
         is_read: set while the federation takes what the peer sends.
         is_writing: while gRPC has a message that it has not taken yet, also after the writer's end.
     """
 
     member: int
+    peer: str
     identity: PeerIdentity
     outbox: Outbox
+    has_joined: bool = False
     is_read: asyncio.Event = field(default_factory=asyncio.Event)
     is_writing: bool = False
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the peer is known, or has joined where nobody has to be, and has not been seen off."""
+        return (self.has_joined or bool(self.identity.permission.grants)) and not self.outbox.ended.is_set()
 
 
 class FederationService:
@@ -87,19 +102,22 @@ class FederationService:
         self._deliver = deliver
         # TLS and HTTP/2 have to begin within it; what it bounds of a session itself comes after.
         patience_ms = round(1000 * server.handshake_timeout)
+        most = _most_connections(server.max_sessions)
         bounds = [
             ("grpc.server_handshake_timeout_ms", patience_ms),
             ("grpc.max_connection_idle_ms", patience_ms),
-            ("grpc.max_allowed_incoming_connections", _most_connections(server.max_sessions)),
+            ("grpc.max_allowed_incoming_connections", most),
+            ("grpc.max_concurrent_streams", STREAMS_A_CONNECTION),
         ]
         self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), *bounds])
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
         )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._watch: asyncio.Task[None] | None = None
+        self._health = Health(("", SERVICE), server.handshake_timeout)
+        self._server.add_generic_rpc_handlers((self._health.handler(),))
+        self._door = Door(most, server.handshake_timeout, self._session_peers)
+        self._watches: list[asyncio.Task[None]] = []
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(1)
         self.port = 0
@@ -116,8 +134,11 @@ class FederationService:
         except RuntimeError as error:
             raise AddressError(f"server.listen: cannot listen on {address}: {error}") from error
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._watch = asyncio.create_task(self._watch_permissions())
+        self._health.set(health_pb2.HealthCheckResponse.SERVING)
+        self._watches = [
+            asyncio.create_task(self._watch_permissions()),
+            asyncio.create_task(self._door.watch(self.port)),
+        ]
 
     def _open_port(self, address: str) -> int:
         certificates = self._authentication.certificates
@@ -127,16 +148,19 @@ class FederationService:
 
     async def stop(self) -> None:
         """Stop listening and end what is open."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        if self._watch is not None:
-            self._watch.cancel()
+        self._health.set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        for watch in self._watches:
+            watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+                await watch
         await self._server.stop(STOP_GRACE_S)
 
-    async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
+    def strangers(self) -> Strangers:
+        """Connections without a session; from any thread."""
+        return self._door.strangers
+
+    def _session_peers(self) -> list[str]:
+        return [stream.peer for stream in self._streams.values() if stream.is_session]
 
     # What the federation wants of streams.
 
@@ -177,7 +201,8 @@ class FederationService:
 
     async def _serve(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         identity = self._identify(context)
-        stream = _Stream(next(self._numbers), identity, Outbox(self._counters, self._config.chunk_bytes))
+        outbox = Outbox(self._counters, self._config.chunk_bytes)
+        stream = _Stream(next(self._numbers), context.peer(), identity, outbox)
         stream.is_read.set()
         self._streams[stream.member] = stream
         self._deliver(events.Opened(stream.member, context.peer(), identity.permission))
@@ -254,6 +279,8 @@ class FederationService:
                 return
             for count, event in enumerate(conversation.events_of(data), 1):
                 self._deliver(event)
+                if isinstance(event, events.Joined):
+                    stream.has_joined = True
                 if isinstance(event, events.GoodbyeSaid):
                     return
                 if count % PARTS_A_TURN == 0:

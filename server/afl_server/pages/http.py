@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 
 from afl.config.address import Address
 from afl.daemon import http
+from afl_server.pages.access import Access
 from afl_server.pages.live_updates import Document, Viewers, encoded
 from afl_server.pages.metrics import make_registry
 from afl_server.pages.page_data import PageData, Sources
@@ -38,13 +39,16 @@ _KINDS: Final = {
 class HttpServer(http.HttpPages):
     """Reads the run's state, never changes it; ``loop`` is the event loop that serves the workers."""
 
-    def __init__(self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop, access: Access
+    ) -> None:
         self._sources = sources
+        self._access = access
         self._files = _static_files()
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        self._registry = make_registry(sources.snapshot, sources.certificate_expiry)
+        self._registry = make_registry(sources.snapshot, sources.certificate_expiry, sources.strangers)
         self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
@@ -65,7 +69,9 @@ class HttpServer(http.HttpPages):
         super().close()
 
     def answer(self, path: str, environ: http.Environ) -> http.Answer | http.Application:
-        """Any page."""
+        """Any page, or why there is none for who asks."""
+        if (refusal := self._access.refusal(path, environ)) is not None:
+            return refusal
         if path in self._pages:
             return self._pages[path](environ)
         file = self._files.get(path)

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.federation.evaluation_summary import train_loss_of
 from afl_server.federation.snapshot import Snapshot
+from afl_server.network.door import Strangers
 from afl_server.pages.status import STATES, state_of
 
 _MEANINGS: Final = {
@@ -70,6 +71,9 @@ _MEANINGS: Final = {
     "afl_sessions": "open sessions",
     "afl_sessions_opened_total": "sessions ever opened",
     "afl_refused_sessions_total": "sessions refused",
+    "afl_strangers": "connections without a session",
+    "afl_strangers_cut_total": "connections without a session that this process of the server has cut: they "
+    "had their time, or left workers too little room",
     "afl_server_starts_total": "processes of the server that have run this run",
     "afl_replayed_steps_total": "closed steps that a restarted server has repeated from its log",
     "afl_worker_restarts_total": "workers that came back as another process",
@@ -118,10 +122,17 @@ Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | N
 class _Collector(Collector):
     snapshot: Callable[[], Snapshot]
     certificate_expiry: Callable[[], float | None]
+    strangers: Callable[[], Strangers]
 
     def collect(self) -> Iterable[Metric]:
         """The present state."""
-        values = {**_values(self.snapshot()), "afl_certificate_expiry_seconds": self.certificate_expiry()}
+        strangers = self.strangers()
+        values: dict[str, Value] = {
+            **_values(self.snapshot()),
+            "afl_certificate_expiry_seconds": self.certificate_expiry(),
+            "afl_strangers": strangers.now,
+            "afl_strangers_cut_total": strangers.cut,
+        }
         for name, value in values.items():
             if value is None:
                 continue
@@ -140,11 +151,13 @@ class _Collector(Collector):
 
 
 def make_registry(
-    snapshot: Callable[[], Snapshot], certificate_expiry: Callable[[], float | None]
+    snapshot: Callable[[], Snapshot],
+    certificate_expiry: Callable[[], float | None],
+    strangers: Callable[[], Strangers],
 ) -> CollectorRegistry:
     """The run's metrics, from its snapshot at each scrape, and the process's own as the client has them."""
     registry = CollectorRegistry()
-    registry.register(_Collector(snapshot, certificate_expiry))
+    registry.register(_Collector(snapshot, certificate_expiry, strangers))
     ProcessCollector(registry=registry)
     return registry
 

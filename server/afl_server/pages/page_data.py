@@ -21,6 +21,7 @@ from afl.runs.metrics import own_metrics_line
 from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
+from afl_server.network.door import Strangers
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.history import SPREAD, History, Point, View
 from afl_server.pages.recent_events import RecentEvents
@@ -43,6 +44,7 @@ class Sources:
     history: History
     dual_window: DualWindow
     events: RecentEvents
+    strangers: Callable[[], Strangers]  # at the port of gRPC
 
 
 class PageData:

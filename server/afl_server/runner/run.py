@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from afl_server.federation.counters import Moment
 from afl_server.federation.machine import Federation
 from afl_server.federation.rounds import QUARANTINE_FILE
 from afl_server.network.authentication import Authentication
+from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
+from afl_server.pages.access import Access
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
@@ -87,6 +89,7 @@ async def _run(
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     try:
         parts = _Parts(run, authentication, recent)
+        access = Access(run.config.server)
     except BaseException:
         run.discard()
         raise
@@ -100,7 +103,9 @@ async def _run(
             await service.start(config.server.listen)
             http: HttpServer | None = None
             if config.server.http is not None:
-                http = HttpServer(config.server.http, parts.sources(), asyncio.get_running_loop())
+                http = HttpServer(
+                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop(), access
+                )
                 stack.callback(http.close)
             await shell.begin()
             following = Following(trackers, run_id, run.records.directory, config)
@@ -161,7 +166,7 @@ class _Parts:
         """The run now, for the live view."""
         return run_status(self.federation.snapshot(), self._dual_window)
 
-    def sources(self) -> Sources:
+    def sources(self, strangers: Callable[[], Strangers]) -> Sources:
         """What pages are made from."""
         history = self.run.records.history
         assert history is not None
@@ -171,6 +176,7 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            strangers=strangers,
         )
 
     def announce(self, port: int, http: HttpServer | None) -> None:

@@ -89,11 +89,16 @@ def servers(draw: st.DrawFn) -> dict[str, Any]:
     chunk = Size(draw(SIZES))
     return {
         "listen": draw(st.sampled_from(["127.0.0.1:0", ":50051", "[::1]:50051", "silo:1", "*:7"])),
+        "http_hosts": draw(st.lists(NAMES | TRAPS.filter(bool), max_size=3, unique=True)),
+        "http_token": draw(st.none() | PATHS),
         "http": draw(st.sampled_from([None, "127.0.0.1:9090", "[::]:0"])),
         "tls": draw(
             st.none()
             | st.fixed_dictionaries(
                 {"certificate": PATHS, "key": PATHS}, optional={"client_ca": st.none() | PATHS}
+            )
+            | st.fixed_dictionaries(
+                {"certificate": PATHS, "key": PATHS, "client_ca": PATHS, "revoked": PATHS}
             )
         ),
         "insecure": draw(st.booleans()),
@@ -210,6 +215,7 @@ def test_what_is_written_out() -> None:
         "server:\n"
         "  listen: 127.0.0.1:50051\n"
         "  http: 127.0.0.1:9090\n"
+        "  http_hosts: []\n"
         "  insecure: false\n"
         "  heartbeat: 90 s\n"
         "  peer_timeout: 5m\n"

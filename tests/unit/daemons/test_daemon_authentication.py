@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from afl.config import config_from_mapping
 from afl.errors import ConfigError
 from afl_server.network.authentication import Authentication
-from support.identities import Identities, tls
+from support.identities import Identities, serial_line, tls
 
 
 def gate_of(**server: Any) -> Authentication:
@@ -152,3 +153,45 @@ def test_files_that_cannot_be_used_end_the_start(ours: Identities, tmp_path: Pat
         gate_of(tls=tls(pair, pair.key))
     with pytest.raises(ConfigError, match=r"server.tokens .*nowhere cannot be read"):
         gate_of(tokens=str(tmp_path / "nowhere"))
+
+
+def test_a_certificate_counts_until_it_expires_or_is_revoked(
+    ours: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoked = tmp_path / "revoked"
+    revoked.write_text("# nobody yet\n", encoding="utf-8")
+    gate = gate_of(tls={**tls(ours.server(), ours.ca), "revoked": str(revoked)})
+    pair, other = ours.worker("3-4", days=1), ours.worker("3-4", "other")
+    shown = [(["afl:worker:3-4"], p.certificate.read_bytes()) for p in (pair, other)]
+    first, second = (gate.identify(names, [], pem) for names, pem in shown)
+    assert first.permission.forbids([3, 4]) == second.permission.forbids([3, 4]) == ""
+    assert gate.again(first) is first
+
+    revoked.write_text(serial_line(pair), encoding="utf-8")
+    now = gate.again(first).permission
+    assert "certificate is revoked" in now.forbids([3])
+    assert not now.may_return
+    assert gate.again(second).permission.forbids([3, 4]) == ""
+    assert "no serial number that can be read" in gate.identify(shown[0][0], [], b"").permission.refusal
+
+    revoked.write_text("afl:worker:4\n", encoding="utf-8")
+    assert gate.again(second).permission.forbids([3]) == ""
+    assert "certificates for worker 4 are revoked" in gate.again(second).permission.forbids([3, 4])
+
+    later = time.time() + 2 * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: later)
+    late = gate.again(gate.again(first))
+    assert "certificate expired on 2" in late.permission.refusal
+    assert late.permission.may_return, "with a renewed one"
+    assert gate.again(late) is late
+    assert gate.again(second).permission.forbids([3]) == ""
+
+
+@pytest.mark.parametrize("line", ["3", "serial=xyz", "serial=", "afl:worker:x"])
+def test_a_list_of_revoked_certificates_that_is_misspelt(line: str, ours: Identities, tmp_path: Path) -> None:
+    revoked = tmp_path / "revoked"
+    revoked.write_text(f"serial=0A\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"server.tls.revoked .*revoked:2: a line is serial=HEX"):
+        gate_of(tls={**tls(ours.server(), ours.ca), "revoked": str(revoked)})
+    with pytest.raises(ConfigError, match=r"unless server.tls.client_ca is set"):
+        gate_of(tls={**tls(ours.server()), "revoked": str(revoked)})

@@ -1,0 +1,98 @@
+"""Who may read pages: whoever asks by a name that is this server's and, if there is one, has the token."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import socket
+from pathlib import Path
+from typing import Final
+
+from afl.config.schema import Server
+from afl.daemon.http import Answer, Environ, text
+from afl.security import certificates
+from afl.security.identity import checked_token
+from afl_server.network.reloading import ReloadedFiles
+
+LOG = logging.getLogger("afl.server")
+
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Pages that anyone may read: they say no more than whether the server works."""
+
+_LOOPBACK: Final = "localhost"
+
+
+class Access:
+    """What a request must have.
+
+    A page on loopback, or in a network of its own, is also reached by whatever web page an operator's browser
+    shows, if that page's name is made to stand for this address (DNS rebinding). Such a request has a foreign
+    name in its Host field; an address there is never one.
+
+    Args:
+        server: the configuration's section.
+
+    Raises:
+        ConfigError: if the file of the token cannot be used.
+    """
+
+    def __init__(self, server: Server) -> None:
+        listened = [] if server.http is None else [server.http.host]
+        names = (_LOOPBACK, socket.gethostname(), *listened, *server.http_hosts)
+        self._names = {name.lower().rstrip(".") for name in names}
+        self._token: ReloadedFiles[str] | None = None
+        if (path := server.http_token) is not None:
+            self._token = ReloadedFiles("server.http_token", [path], lambda: _token(path))
+
+    def refusal(self, path: str, environ: Environ) -> Answer | None:
+        """What a request is answered with in place of its page; ``None`` if it may have that."""
+        if path in PROBES:
+            return None
+        host = environ.get("HTTP_HOST")
+        if host is not None and not self._is_ours(host):
+            return text(
+                "403 Forbidden",
+                "this server is not known by the name in the request; ask by address, or list the name under"
+                " server.http_hosts\n",
+            )
+        if self._token is None or _shows(environ.get("HTTP_AUTHORIZATION", ""), self._token.current()):
+            return None
+        refusal = text("401 Unauthorized", "this page needs the token of server.http_token\n")
+        asked = ("WWW-Authenticate", 'Basic realm="afl: the token is the password", charset="UTF-8"')
+        return refusal._replace(headers=[*refusal.headers, asked])
+
+    def _is_ours(self, host: str) -> bool:
+        name, colon, port = host.lower().rpartition(":")
+        if not colon or not port.isdecimal():
+            name = host.lower()
+        name = name.rstrip(".")
+        if name in self._names or name.endswith(f".{_LOOPBACK}"):
+            return True
+        try:
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return True
+
+
+def _shows(authorization: str, token: str) -> bool:
+    """Whether a request shows the token: as a bearer, or as the password of any user."""
+    kind, _, shown = authorization.partition(" ")
+    content = shown.strip().encode("latin-1", "replace")
+    if kind.lower() == "basic":
+        try:
+            content = base64.b64decode(content, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+    elif kind.lower() != "bearer":
+        return False
+    return hmac.compare_digest(content, token.encode())
+
+
+def _token(path: Path) -> str:
+    certificates.warn_if_open(LOG, "server.http_token", path)
+    content = certificates.read_file(path, "server.http_token").decode(errors="replace")
+    return checked_token(content, f"server.http_token {path}")
