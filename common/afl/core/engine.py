@@ -708,7 +708,9 @@ class RoundEngine:
         """Notice losses that are far above those of all."""
         sizes = np.abs(losses[~np.isnan(losses)])
         if len(sizes):
-            self.highest_median = max(self.highest_median, float(np.median(sizes)))
+            # The lower of two in the middle: the sum of both may overflow.
+            median = float(np.sort(sizes)[(len(sizes) - 1) // 2])
+            self.highest_median = max(self.highest_median, median)
         with np.errstate(over="ignore"):
             is_far = losses > FAR_ABOVE * self.highest_median
         self.far_above = tuple(np.flatnonzero(is_far).tolist())
