@@ -148,6 +148,7 @@ def _agreed(workers: int) -> list[Masking]:
             ),
             {},
             (),
+            metrics=False,
         )
         for worker in range(workers)
     ]

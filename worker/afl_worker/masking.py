@@ -10,7 +10,16 @@ import numpy as np
 from afl.core.aggregation import joint_reports
 from afl.core.codecs.modular import modular
 from afl.core.codecs.payload import unpack
-from afl.core.messages import NOWHERE, Kind, Payload, PayloadHeader, Position, Report, ValueType
+from afl.core.messages import (
+    BUFFERS_PHASE,
+    NOWHERE,
+    Kind,
+    Payload,
+    PayloadHeader,
+    Position,
+    Report,
+    ValueType,
+)
 from afl.core.participant import Answer
 from afl.core.secrecy.keyring import Keyring
 from afl.core.secrecy.keys import KeyOffer
@@ -25,12 +34,19 @@ class Masking:
     Args:
         sent: by worker, the last report that an earlier process of it may have sent.
         unsure: workers of which an earlier process may have sent what is not known here.
+        metrics: whether the reports of evaluations are masked too.
     """
 
     def __init__(
-        self, keyring: Keyring, sent: Mapping[int, tuple[Report, Iterable[Payload]]], unsure: Collection[int]
+        self,
+        keyring: Keyring,
+        sent: Mapping[int, tuple[Report, Iterable[Payload]]],
+        unsure: Collection[int],
+        *,
+        metrics: bool,
     ) -> None:
         self._keyring = keyring
+        self._masks_metrics = metrics
         self._masks: Masks | None = None
         self._epoch = 0
         self._last = {
@@ -62,7 +78,9 @@ class Masking:
     def _is_used(self, worker: int, standing: Standing, held: Collection[int]) -> bool:
         """Whether a mask that is asked for may have been used for another message."""
         last, _ = self._last.get(worker, (NOWHERE, b""))
-        if worker in self._unsure or last > standing.open or (standing.is_held and last != standing.open):
+        is_masked = self._masks_metrics or standing.open.phase < BUFFERS_PHASE
+        is_unknown = standing.is_held and is_masked and last != standing.open
+        if worker in self._unsure or last > standing.open or is_unknown:
             return True
         # A journal that the run has gone past is a copy of an older one.
         is_behind = self._is_resumed and last != NOWHERE and last.round + 1 < standing.open.round

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from afl.core.algorithms.registry import worker_side
+from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.secrecy.keys import KeyStore
@@ -112,22 +113,21 @@ def set_up(
             raise PeerError("the server lets workers be missing, and sums everything under masks")
         lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
-        masking = _masking(options, (welcome.run_id, run.workers), store, kept, lost)
+        masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side), masking)
 
 
 def _masking(
     options: WorkerOptions,
-    run: tuple[str, int],
+    run_id: str,
+    run: AlgorithmSettings,
     store: KeyStore,
-    kept: Mapping[int, Kept],
-    lost: Collection[int],
+    journalled: tuple[Mapping[int, Kept], Collection[int]],
 ) -> Masking:
     """Keys and masks, with what earlier processes of these workers may have sent.
 
     Args:
-        run: its id and m.
-        lost: workers of which an entry of the journal is not there any more, or may not be.
+        journalled: the newest entries, and the workers of which one is not there any more, or may not be.
 
     Raises:
         ConfigError: if the command line does not say how the peers are known.
@@ -138,8 +138,8 @@ def _masking(
     from afl_worker.masking import Masking  # noqa: PLC0415
     from afl_worker.peers import keyring_of  # noqa: PLC0415
 
-    run_id, m = run
-    keyring = keyring_of(run_id, options, m, files, store)
+    kept, lost = journalled
+    keyring = keyring_of(run_id, options, run.workers, files, store)
     unsure = [
         worker
         for worker, key in store.read().items()
@@ -147,7 +147,7 @@ def _masking(
         if key.roster and (worker not in kept or worker in lost)
     ]
     sent = {worker: (entry.report, entry.payloads) for worker, entry in kept.items()}
-    return Masking(keyring, sent, unsure)
+    return Masking(keyring, sent, unsure, metrics=run.hides_losses)
 
 
 def chosen_device(name: str) -> torch.device:
