@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,9 @@ from afl.runs import durable
 from afl_worker.journal import KEYS_SUFFIX
 
 LOG = logging.getLogger("afl.worker")
+
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""There can be none; that a journal cannot be either is told with what to do about it."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -79,13 +83,12 @@ class KeyFiles:
             path = self._path(worker)
             try:
                 found[worker] = _parsed(path.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                continue
             except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
                 event = events.JournalDamaged(worker=worker)
                 LOG.warning("%s holds no key; another is made", path, extra=event.extra)
             except OSError as error:
-                raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+                if error.errno not in _NO_FILE:
+                    raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         return found
 
     def write(self, keys: Mapping[int, OwnKey]) -> None:

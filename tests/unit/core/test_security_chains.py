@@ -15,7 +15,8 @@ from afl.security.certificates import KeyPair
 from afl.security.chains import Authorities, ids_of, read_chain
 from support.identities import CA, BelowRoot, Holder, Identities, certified, new_key
 
-NOW = dt.datetime.now(dt.UTC)
+# Past all that the tests will have issued, however long they wait for their turn.
+NOW = dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)
 DAY = dt.timedelta(days=1)
 PATH_0 = x509.BasicConstraints(ca=True, path_length=0)
 LEAF = x509.BasicConstraints(ca=False, path_length=None)

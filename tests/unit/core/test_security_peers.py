@@ -24,7 +24,8 @@ from afl.security.identity import HashEntry, WorkerIds, parse_peer_keys, token_h
 from afl.security.peers import PeerSigner, PeerTrust, Signed, TrustInAuthorities, TrustInKeys, TrustInServer
 from support.identities import CA, BelowRoot, Holder, Identities, Signer, certified, new_key
 
-NOW = dt.datetime.now(dt.UTC)
+# Past all that the tests will have issued, however long they wait for their turn.
+NOW = dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)
 STATEMENT = b"a statement"
 KINDS = ("p256", "p384", "rsa", "ed25519")
 HASH = token_hash("x")
