@@ -273,7 +273,8 @@ def test_a_run_that_is_complete_leaves_nothing(tmp_path):
     assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
 
 
-def test_what_is_left_of_a_complete_run_is_removed_for_these_workers_alone(tmp_path):
+def test_what_is_left_of_a_complete_run_is_removed_for_these_workers_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "LOCK_PATIENCE_S", 0.05)
     for run_id, workers in (("run-1", (1, 3, 4)), ("run-2", (3,))):
         journals = Journals(tmp_path, run_id, b"layout", workers, "process")
         journals.write(kept(1))
