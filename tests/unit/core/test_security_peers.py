@@ -287,7 +287,11 @@ def test_one_bit_of_a_certificate_or_key(bit: int) -> None:
     listed = TrustInKeys([HashEntry(WorkerIds.of([3]), fingerprint)], "peers.txt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        refusal(trust, changed)
+        if _is_signed_alike(changed.certificates[0], signed.certificates[0]):
+            # How many bits of a signature that ends in zeros are unused is not signed.
+            trust.verify([3], STATEMENT, changed, NOW)
+        else:
+            refusal(trust, changed)
         refusal(TrustInServer(), dataclasses.replace(bare, public_key=flipped(bare.public_key, bit)))
         # A list of keys asks for the key alone.
         key = _key_of(changed.certificates[0])
@@ -295,6 +299,17 @@ def test_one_bit_of_a_certificate_or_key(bit: int) -> None:
             refusal(listed, changed)
         else:
             listed.verify([3], STATEMENT, changed, NOW)
+
+
+def _is_signed_alike(one: bytes, other: bytes) -> bool:
+    """Whether two certificates say the same, under the same signature."""
+    try:
+        first, second = (x509.load_der_x509_certificate(der) for der in (one, other))
+        kinds = first.signature_algorithm_oid, second.signature_algorithm_oid
+    except keys.UNREADABLE:
+        return False
+    is_same = first.tbs_certificate_bytes == second.tbs_certificate_bytes
+    return is_same and first.signature == second.signature and kinds[0] == kinds[1]
 
 
 def _key_of(der: bytes) -> keys.PublicKey | None:
