@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.codecs.integers import integers, sum_bits
-from afl.core.codecs.modular import modular, signed, word_type
+from afl.core.codecs.codec import IntegerCodec
+from afl.core.codecs.integers import sum_bits
+from afl.core.codecs.modular import signed, word_type
 from afl.core.codecs.payload import codec_of, joint_header, unpack
 from afl.core.compressors.base import Compressed, Compressor, Realization
 from afl.core.grid import counted_integers, integer_type
@@ -108,8 +109,12 @@ class WholeMessages(Sum):
     def vector(self, realization: Realization, dim: int) -> Tensor:
         """What the sum of the integers stands for."""
         dense = torch.zeros(dim)
-        realization.add_to(dense, Compressed(self.total))
+        realization.add_to(dense, Compressed(self._sums()))
         return dense
+
+    def _sums(self) -> NDArray[Any]:
+        """The integers that have been added up."""
+        return self.total
 
 
 class IntegerSum(WholeMessages):
@@ -176,7 +181,7 @@ class ModularSum(WholeMessages):
         Raises:
             DivergedError: if so many workers cannot add up to it: then a mask is left in it.
         """
-        sums = signed(self.total, self._bits)
+        sums = self._sums()
         flags = sums[self._values :]
         if len(flags) and not 0 <= flags.min() <= flags.max() <= self._workers:
             raise DivergedError(
@@ -184,11 +189,8 @@ class ModularSum(WholeMessages):
             )
         return sums
 
-    def vector(self, realization: Realization, dim: int) -> Tensor:
-        """What the sum of the integers stands for."""
-        dense = torch.zeros(dim)
-        realization.add_to(dense, Compressed(signed(self.total, self._bits)))
-        return dense
+    def _sums(self) -> NDArray[Any]:
+        return signed(self.total, self._bits)
 
 
 def joint_reports(
@@ -220,15 +222,13 @@ def _joined(answers: Sequence[tuple[Report, list[Payload]]]) -> tuple[Report, li
 
 def _sum_of(payloads: Sequence[Payload]) -> Payload:
     header = joint_header(payloads[0].header, len(payloads))
-    if header.value_type is ValueType.MODULAR:
-        residues = np.zeros(header.count, dtype=word_type(header.bits))
-        for payload in payloads:
-            np.add(residues, unpack(payload.header, payload.data).values, out=residues)
-        return modular(header.encoding, header.bits).whole(residues, header.role, header.dim)
-    total = np.zeros(header.count, dtype=integer_type(header.bits))
+    codec = codec_of(header)
+    assert isinstance(codec, IntegerCodec)
+    type_of = word_type if header.value_type is ValueType.MODULAR else integer_type
+    total: NDArray[Any] = np.zeros(header.count, dtype=type_of(header.bits))
     for payload in payloads:
         total += unpack(payload.header, payload.data).values
-    return integers(header.encoding, header.bits).whole(total, header.role, header.dim)
+    return codec.whole(total, header.role, header.dim)
 
 
 class MessageSum(Sum):

@@ -109,6 +109,30 @@ class Codec(abc.ABC):
         return Payload(header, (memoryview(data), values) if data else (values,))
 
 
+class IntegerCodec(Codec):
+    """Integers of ``bits`` bits; behind those of the values, those of the grid's groups."""
+
+    def __init__(self, encoding: Encoding, bits: int) -> None:
+        super().__init__(encoding)
+        self.bits = bits
+
+    @abc.abstractmethod
+    def whole(self, integers: NDArray[Any], role: Role, dim: int) -> Payload:
+        """The payload of integers, ``[count]``."""
+
+    def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
+        """The payload of a message's integers."""
+        return self.whole(compressed.values, role, compressor.dim)
+
+    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
+        """Where lengths vary, the most bytes."""
+        return self.header(compressor.dim, compressor.count + compressor.groups, role)
+
+    def float_equivalents(self, header: PayloadHeader) -> float:
+        """The bits that travel, over 32."""
+        return header.value_bytes / 4
+
+
 def decoded_indices(header: PayloadHeader, data: memoryview, count: int) -> NDArray[np.int64]:
     """``count`` ascending indices below the header's dimension, int64 ``[count]``. Raises ProtocolError if
     the bytes are not those of so many."""

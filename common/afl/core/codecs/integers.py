@@ -28,7 +28,7 @@ from constriction import stream as constriction
 from numpy.typing import NDArray
 
 from afl.core.codecs._bits import blocks, bytes_for, read_fixed, write_fixed
-from afl.core.codecs.codec import Codec
+from afl.core.codecs.codec import IntegerCodec
 from afl.core.compressors.base import Compressed, Compressor
 from afl.core.grid import integer_type
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
@@ -64,19 +64,11 @@ class Form(IntEnum):
     HUFFMAN = 2
 
 
-class Integers(Codec):
+class Integers(IntegerCodec):
     """``count`` integers, from ``-(2^(bits - 1) - 1)`` to ``2^(bits - 1) - 1``."""
 
     value_type = ValueType.INTEGER
     length_varies = True
-
-    def __init__(self, encoding: Encoding, bits: int) -> None:
-        super().__init__(encoding)
-        self.bits = bits
-
-    def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
-        """The shortest payload of the integers, ``[count]``."""
-        return self.whole(compressed.values, role, compressor.dim)
 
     def whole(self, integers: NDArray[Any], role: Role, dim: int) -> Payload:
         """The shortest payload of integers, ``[count]``."""
@@ -89,10 +81,6 @@ class Integers(Codec):
         integers = compressed.values
         return self._payload(role, compressor.dim, len(integers), memoryview(_fixed(integers, self.bits)))
 
-    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
-        """The most bytes are those at the fixed width."""
-        return self.header(compressor.dim, compressor.count + compressor.groups, role)
-
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The integers, in their :func:`afl.core.grid.integer_type`."""
         return Compressed(integers_of(values, header.count, self.bits))
@@ -100,10 +88,6 @@ class Integers(Codec):
     def value_bytes(self, count: int) -> int:
         """The form, and ``bits`` bits a value: the most, since what is longer is not sent."""
         return 1 + bytes_for(count * self.bits)
-
-    def float_equivalents(self, header: PayloadHeader) -> float:
-        """The bits that travel, over 32."""
-        return header.value_bytes / 4
 
 
 @cache

@@ -14,23 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.codecs._bits import blocks, bytes_for, read_fixed, write_fixed
-from afl.core.codecs.codec import Codec
-from afl.core.compressors.base import Compressed, Compressor
+from afl.core.codecs.codec import IntegerCodec
+from afl.core.compressors.base import Compressed
 from afl.core.messages import Encoding, Payload, PayloadHeader, Role, ValueType
 
 
-class Modular(Codec):
+class Modular(IntegerCodec):
     """``count`` residues modulo ``2^bits``."""
 
     value_type = ValueType.MODULAR
-
-    def __init__(self, encoding: Encoding, bits: int) -> None:
-        super().__init__(encoding)
-        self.bits = bits
-
-    def pack(self, compressor: Compressor, compressed: Compressed, role: Role) -> Payload:
-        """The payload of signed integers, or of residues, ``[count]``."""
-        return self.whole(compressed.values, role, compressor.dim)
 
     def whole(self, integers: NDArray[Any], role: Role, dim: int) -> Payload:
         """The payload of signed integers, or of residues, ``[count]``; only ``bits`` of each are read."""
@@ -44,10 +36,6 @@ class Modular(Codec):
         for start, stop in blocks(count):
             write_fixed(stream, words[start:stop] & words.dtype.type(largest), start, count, bits)
         return self._payload(role, dim, count, stream.data)
-
-    def expected(self, compressor: Compressor, role: Role) -> PayloadHeader:
-        """With the integers of the grid's groups."""
-        return self.header(compressor.dim, compressor.count + compressor.groups, role)
 
     def unpack(self, header: PayloadHeader, indices: memoryview, values: memoryview) -> Compressed:  # noqa: ARG002
         """The residues, in the narrowest unsigned type; read only where they are words."""
@@ -64,10 +52,6 @@ class Modular(Codec):
     def value_bytes(self, count: int) -> int:
         """``bits`` bits a value."""
         return bytes_for(count * self.bits)
-
-    def float_equivalents(self, header: PayloadHeader) -> float:
-        """The bits that travel, over 32."""
-        return header.value_bytes / 4
 
 
 @cache
