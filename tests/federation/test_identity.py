@@ -415,6 +415,8 @@ def test_certificates_are_replaced_while_a_run_goes_on_and_its_result_is_the_sam
 def test_no_secret_is_in_logs_arguments_metrics_or_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor have the server and its first worker the library that makes certificates."""
+    (tmp_path / "cryptography.py").write_text("raise ImportError\n", encoding="utf-8")
     ours = Identities(tmp_path / "pki")
     server = ours.server()
     pairs = {ids: ours.worker(ids) for ids in ("0-1", "2-3")}
@@ -425,8 +427,9 @@ def test_no_secret_is_in_logs_arguments_metrics_or_files(
     secrets = [*tokens.values(), wrong.read_text(encoding="utf-8").strip(), *keys]
     config = config_of(tls=tls(server, ours.ca), tokens=str(ours.tokens))
     ca = ("--ca", str(ours.ca), "--log-level", "debug")
-    # A forked process has another's arguments.
+    # A forked process has another's arguments and modules.
     monkeypatch.setenv(FROM_NOTHING, "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Federation(config, tmp_path / "run") as federation:
         monkeypatch.delenv(FROM_NOTHING)
         refused = federation.start("0-1", *ca, *pairs["0-1"].worker_options, "--token-file", str(wrong))

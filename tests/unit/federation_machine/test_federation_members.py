@@ -316,6 +316,18 @@ def test_who_comes_as_the_server_leaves_hears_what_the_others_heard(
     assert joined(world, 1, process=b"B", ready=False).goodbye is status
 
 
+def test_a_step_waits_for_all_for_ever() -> None:
+    world = world_of(dim=20)
+    for worker in range(3):
+        peer = joined(world, worker, process=b"%d" % worker)
+        if worker:
+            report(world, peer, worker)
+    world.pass_time(1e6)
+    assert world.finished is None
+    assert world.federation.engine.step.position == FIRST
+    assert world.federation.engine.missing() == [0]
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_server_that_is_stopped_waits_for_its_step_while_all_of_it_are_there(is_there: bool) -> None:
     world = world_of(state="process", dim=20)
@@ -337,13 +349,8 @@ def test_a_server_that_is_stopped_waits_for_its_step_while_all_of_it_are_there(i
 
 @pytest.mark.parametrize("policy", ["restart", "refuse"])
 def test_a_worker_that_is_ahead_of_the_server_continues_or_is_refused(policy: str) -> None:
-    algorithm = {
-        "name": "afl-com",
-        "rounds": 4,
-        "eta_w": 0.1,
-        "eta_q": 0.1,
-        "uplink": {"name": "top-k", "ratio": 0.5},
-    }
+    uplink = {"name": "top-k", "ratio": 0.5}
+    algorithm = {"name": "afl-com", "rounds": 4, "eta_w": 0.1, "eta_q": 0.1, "uplink": uplink}
     world = World(config_of(algorithm=algorithm, faults={"lost_residual": policy}))
     world.start()
     world.settle()
