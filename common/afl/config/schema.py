@@ -33,7 +33,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"

@@ -9,12 +9,13 @@ from dataclasses import replace
 from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import AckStatus, CommittedStep, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data

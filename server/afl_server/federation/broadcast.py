@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.engine import Opening
 from afl.core.grid import Grid
 from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
+from afl.core.rounds.results import Opening
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import DIGEST_BYTES
 from afl.wire.fast_chunk import lone_chunk_of_server

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from afl._version import __version__
-from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
 from afl.outside import printable

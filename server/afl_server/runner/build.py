@@ -7,10 +7,10 @@ from pathlib import Path
 
 from afl.config import Config
 from afl.core.algorithms.registry import server_half
-from afl.core.engine import RoundEngine
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.wire.settings import RunSettings

@@ -16,8 +16,8 @@ from typing import Any
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.config.address import Address
-from afl.core.engine import Outcome
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError

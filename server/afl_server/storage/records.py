@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from afl._version import __version__
 from afl.config import Config, dump_config
-from afl.core.engine import Evaluation, RoundSummary
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.paths import kind_of, naming_paths

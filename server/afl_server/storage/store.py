@@ -23,8 +23,8 @@ import numpy as np
 from afl.config.schema import Durability
 from afl.core.algorithms.base import Arrays
 from afl.core.disk_usage import largest_log
-from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
+from afl.core.rounds.results import Evaluation, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten

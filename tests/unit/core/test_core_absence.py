@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from afl.core.algorithms.local_sgd import snapshot_offset
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.engine import RoundEngine
 from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import (
     EVALUATION_PHASE,
@@ -33,8 +32,9 @@ from afl.core.messages import (
     Report,
     Role,
 )
-from afl.core.policy import AbsencePolicy, DivergenceWatch
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy, DivergenceWatch
 from afl.core.vectors import Weighted
 from afl.errors import DivergedError, NonFiniteError, ProtocolError
 from support.reference import IntegerGrid

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afl.config import config_from_mapping
-from afl.core.policy import UpdateBound
+from afl.core.rounds.policy import UpdateBound
 from afl.errors import ConfigError
 from afl_benchmarks.poisoned import ATTACKS, HOSTILE, poisoned
 

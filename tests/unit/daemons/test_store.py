@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from afl.core import disk_usage
-from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
+from afl.core.rounds.results import Evaluation, Outcome
 from afl.errors import StorageError
 from afl.runs import durable
 from afl.runs.durable import InUseError
