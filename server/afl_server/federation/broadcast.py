@@ -74,7 +74,7 @@ class Broadcast:
         return any(worker in self.participants for worker in workers)
 
     def asked_of(self, workers: Iterable[int]) -> list[int]:
-        """Those of a session's workers that are to answer: all that take part, if nobody's answer would count,
+        """The session's workers that are to answer. Where no answer would count these are all that take part,
         since a step that names nobody asks all."""
         answering = [worker for worker in workers if worker in self.participants]
         return [worker for worker in answering if worker not in self.left_out] or answering
