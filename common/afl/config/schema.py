@@ -312,6 +312,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
