@@ -84,6 +84,12 @@ def server(values: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(tls, Mapping) and tls.get("revoked") is not None and tls.get("client_ca") is None:
         accepted = "no file, unless server.tls.client_ca is set: no certificate is asked for"
         yield Problem(("tls", "revoked"), shown(str(tls["revoked"])), accepted)
+    if values.get("integrity_key") is not None and values.get("state") == "off":
+        accepted = "no file, unless server.state is process or machine: nothing is written that it could seal"
+        yield Problem(("integrity_key",), shown(str(values["integrity_key"])), accepted)
+    for one, other in (("http_certificate", "http_key"), ("http_key", "http_certificate")):
+        if values.get(one) is not None and values.get(other) is None:
+            yield Problem((other,), "nothing", f"a file, since server.{one} is set")
     if listen is None:
         return
     if http is not None and http.port == listen.port != 0:

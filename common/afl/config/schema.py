@@ -284,6 +284,11 @@ class Server(Section):
     http_token: Annotated[PathName | None, Null("none is asked for")] = None
     """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
     read again when it changes"""
+    http_certificate: Annotated[PathName | None, Null("plaintext")] = None
+    """the certificate of pages, which are then served over TLS only; it may be that of server.tls; read again
+    when it changes"""
+    http_key: Annotated[PathName | None, Null("plaintext")] = None
+    """the private key of http_certificate (PEM, not encrypted)"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),
@@ -307,6 +312,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
@@ -317,6 +325,11 @@ class Server(Section):
     """largest piece of a payload in one message"""
     reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
     """payload held for workers whose turn to be summed has not come; at least a chunk"""
+
+    @property
+    def page_scheme(self) -> str:
+        """How pages are asked for: ``http`` or ``https``."""
+        return "http" if self.http_certificate is None else "https"
 
 
 class Worker(Section):

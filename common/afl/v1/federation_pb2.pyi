@@ -191,7 +191,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., others: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite", "secure_aggregation", "hides_losses")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite", "secure_aggregation", "hides_losses", "single_reports")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class RunSettings(_message.Message):
     SKIPS_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     HIDES_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_REPORTS_FIELD_NUMBER: _ClassVar[int]
     workers: int
     task: str
     task_options: str
@@ -232,7 +233,8 @@ class RunSettings(_message.Message):
     skips_non_finite: bool
     secure_aggregation: bool
     hides_losses: bool
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ..., secure_aggregation: bool = ..., hides_losses: bool = ...) -> None: ...
+    single_reports: bool
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ..., secure_aggregation: bool = ..., hides_losses: bool = ..., single_reports: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")
