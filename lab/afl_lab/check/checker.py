@@ -87,11 +87,20 @@ def _check(report: Report, config: Config) -> None:
     describe_model(report, task, vector)
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
-    check_data(report, task, parts, config.task.batch_size)
+    check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
         batch_size = config.task.batch_size
-        oracle = TaskOracle(task, vector, kept, randomness, batch_size=batch_size, evaluation_batch_size=size)
+        oracle = TaskOracle(
+            task,
+            vector,
+            kept,
+            randomness,
+            batch_size=batch_size,
+            evaluation_batch_size=size,
+            held_out=config.task.held_out,
+            loss_of_held_out=config.algorithm.dual_loss == "held-out",
+        )
     check_learning(report, task, vector, oracle, workers)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}

@@ -80,6 +80,8 @@ class Driver:
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
+            held_out=settings.held_out,
+            loss_of_held_out=settings.dual_loss_held_out,
         )
         side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite

@@ -89,7 +89,7 @@ def _settings(config: Config) -> dict[str, Any]:
         if algorithm.takes(way):
             compressor = getattr(algorithm, f"{way}_compressor")
             settings[way] = {"name": compressor.name, **compressor.options}
-    names = ("largest_weight", "local_steps", "sampled", "weighting")
+    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     options = {name: getattr(algorithm, name) for name in names}
     return settings | {name: value for name, value in options.items() if value is not None} | algorithm.own
 
