@@ -139,4 +139,5 @@ class ModelCopy:
     def __init__(self, vector: ParameterVector) -> None:
         self.dim = vector.dim
         self.buffers = vector.stored_buffers
+        self.initial_digest = vector.initial_digest
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}

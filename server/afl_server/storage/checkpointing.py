@@ -75,6 +75,7 @@ class Checkpointing:
                 f"task: the model of {self._records.config.task.name} has another layout than the run in "
                 f"{self._records.directory}; use the version of the task that the run began with"
             )
+        vector.initial_digest = checkpoint.values.get("initial_model", "")
         vector.load(arrays["params"])
         if vector.frozen_length:
             vector.load_frozen(self._store.frozen())

@@ -326,6 +326,8 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
+        if snapshot.initial_digest:
+            metadata["initial_model"] = snapshot.initial_digest
         if summary is not None:
             served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss")
             metadata |= {

@@ -44,6 +44,8 @@ class ParameterVector:
         tensors: how many values each trainable parameter has, in order.
         names: theirs.
         buffers: the module's buffers, a set for each hosted worker.
+        initial_digest: of the file that the run began with, 32 hexadecimal digits; empty if it began with the
+            task's own values.
 
     Raises:
         TaskError: if there is nothing to train, a parameter is complex, or there are floating-point
@@ -92,6 +94,7 @@ class ParameterVector:
                 parameter.grad = None
             self._entries.append(entry)
         self._copied = [entry for entry in self._entries if entry.parameter.dtype != torch.float32]
+        self.initial_digest = ""
 
     def publish(self) -> None:
         """Make the module compute with :attr:`values`; call after every change of them."""
@@ -169,6 +172,14 @@ class ParameterVector:
         if not self.buffers.has_floats:
             return "none"
         return "mean" if self._buffers_are_shared else "local"
+
+    def is_sent(self, tensor: Tensor) -> bool:
+        """Whether a parameter or buffer of the module goes to each worker with its first model."""
+        return isinstance(tensor, nn.Parameter) or self.buffers.is_averaged(tensor)
+
+    def trained(self, tensor: Tensor) -> Tensor:
+        """Where the values of one of the module's tensors are changed: in the vector, if it is trained."""
+        return next((entry.values for entry in self._entries if entry.parameter is tensor), tensor.detach())
 
     def frozen_bytes(self) -> bytes:
         """The frozen parameters, end to end, in order, as raw little-endian bytes."""
