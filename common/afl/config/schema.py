@@ -256,6 +256,9 @@ class Run(Section):
     """where checkpoints and results go; final, random and best models are always saved"""
     seed: Annotated[Seed | None, Null("a fresh one")] = None
     """every random choice of the run is made from it"""
+    initial_model: Annotated[PathName | None, Null("the task's model, drawn from the seed")] = None
+    """a safetensors file to begin with: a model of another run, or a state_dict of the task's model; only the
+    server reads it, once, and resumes without it"""
     description: Annotated[str | None, Null("none")] = None
     """what the data is, in your own words, for the card of an exported model"""
     trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
