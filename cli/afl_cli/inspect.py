@@ -26,9 +26,12 @@ from afl.runs.metrics import (
     OwnMetrics,
     growth,
     hidden_figures,
+    number_of,
     own_means,
     own_metrics,
     own_number,
+    ranked,
+    worst_loss,
 )
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_tensors
@@ -46,22 +49,6 @@ _KINDS: Final = (
 )
 
 _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "seconds", "last", "communication"})
-
-
-_HIDDEN_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
-    "mean_accuracy": ("mean accuracy>", ".4f"),
-    "smooth_worst_loss": ("smooth worst loss>", ".5g"),
-    "mean_loss": ("mean loss>", ".5g"),
-}
-"""Of an evaluation, by its keys: heading and format."""
-
-_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
-    "worst_worker": ("worst worker>", "d"),
-    "worst_accuracy": ("its accuracy>", ".4f"),
-    "mean_accuracy": ("mean accuracy>", ".4f"),
-    "max_loss": ("largest loss>", ".5g"),
-    "mean_loss": ("mean loss>", ".5g"),
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -174,16 +161,19 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:
     last = evaluations[-1]
-    figures = _HIDDEN_FIGURES if hidden_figures(last) else _FIGURES
-    figures = {
-        name: shown for name, shown in figures.items() if "accuracy" not in name or last[name] is not None
-    }
-    headings = (heading for heading, _ in figures.values())
+    metric, hides = ranked(last).metric, bool(hidden_figures(last))
+    headings = [] if hides else ["worst worker>"]
+    if metric != "loss":
+        headings += [f"mean {metric}>"] if hides else [f"its {metric}>", f"mean {metric}>"]
+    headings += ["smooth worst loss>" if hides else "largest loss>", "mean loss>"]
     found = table("round>", *headings, "bytes up>", "bytes down>", title="Evaluations")
     for entry in evaluations:
+        by = ranked(entry)
         found.add_row(
             str(entry["round"]),
-            *(format(entry[name], form) for name, (_, form) in figures.items()),
+            *([] if hides else [str(entry["worst_worker"])]),
+            *(by.shown(value, 4) for value in (by.worst, by.mean)[hides:] if metric != "loss"),
+            *(f"{value:.5g}" for value in (worst_loss(entry)[1], entry["mean_loss"])),
             *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
         )
     found.caption = "".join(f"{part} (--all shows every one)" for part in left_out) or None
@@ -193,7 +183,7 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) 
 def _own_metrics(
     evaluations: Sequence[Mapping[str, Any]], left_out: list[str], limit: int | None
 ) -> Iterable[RenderableType]:
-    """What the task measures besides loss and accuracy, in a table of its own; nothing if there is none."""
+    """What the task measures besides the loss and what ranks, in a table of its own, if any."""
     found = [_own_of(entry) for entry in evaluations]
     names = sorted({name for own in found for name in own})
     if not names:
@@ -233,8 +223,8 @@ def _residuals(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> I
 
 def _own_of(entry: Mapping[str, Any]) -> OwnMetrics:
     if "means" in entry:
-        return own_means(entry["means"])
-    return own_metrics(entry.get("workers", ()), entry["worst_worker"])
+        return own_means(entry["means"], entry.get("rank_by"))
+    return own_metrics(entry.get("workers", ()), entry["worst_worker"], entry.get("rank_by"))
 
 
 def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
@@ -358,8 +348,9 @@ def _directory(path: Path, limit: int | None) -> list[RenderableType]:
         served = next(
             (f"{losses[key]} {float(said[key]):.5g}" for key in losses if key in said), "not evaluated"
         )
-        if accuracy := said.get("worst_accuracy"):
-            served = f"accuracy {float(accuracy):.4f}"
+        name = said.get("rank_by", "accuracy")
+        if (value := said.get("worst_value") or said.get("worst_accuracy")) and name != "loss":
+            served = f"{name} {number_of(name, float(value), 4)}"
         found.add_row(file.name, said.get("rounds_applied", "?"), served, model.digest)
     if found.row_count:
         sections.append(found)

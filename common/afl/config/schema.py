@@ -33,7 +33,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -241,6 +241,20 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
+    """the task's metric that says which worker is served worst and which model is best, and that charts and
+    tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
+    better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
+    """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+
+    @property
+    def ranking(self) -> RankBy | None:
+        """``rank_by`` and its better end; ``None`` where accuracy or loss ranks."""
+        if self.rank_by is None:
+            return None
+        is_higher = is_higher_better(self.rank_by) if self.better is None else self.better == "higher"
+        assert is_higher is not None  # by a rule
+        return RankBy(self.rank_by, is_higher)
 
 
 class Run(Section):

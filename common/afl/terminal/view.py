@@ -16,7 +16,7 @@ from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.outside import lines
-from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line
+from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line, ranked
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
@@ -206,13 +206,9 @@ def describe_standing(standing: Mapping[str, Any] | None) -> str:
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
-    over, loss = "over workers " * at_length, standing["max_loss"]
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
-    else:
-        largest = f", largest loss {loss:.3f}" * at_length
-        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
-        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    over, by = "over workers " * at_length, ranked(standing)
+    largest = f", largest loss {standing['max_loss']:.3f}" * (at_length and by.metric != "loss")
+    figures = f"{by.metric} {by.shown(by.worst)} (mean {over}{by.shown(by.mean)}{largest})"
     own = own_metrics_line(standing.get("own_metrics", {}))
     return f"{figures}, {own}" if own else figures
 

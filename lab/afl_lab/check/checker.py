@@ -92,7 +92,7 @@ def _check(report: Report, config: Config) -> None:
     with blaming(report, "the workers' data"):
         batch_size = config.task.batch_size
         oracle = TaskOracle(task, vector, kept, randomness, batch_size=batch_size, evaluation_batch_size=size)
-    check_learning(report, task, vector, oracle, workers)
+    check_learning(report, task, vector, oracle, workers, rank_by=config.evaluation.rank_by)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}
     check_averaging(report, task, oracle, workers, tests=tests, size=size)

@@ -17,7 +17,7 @@ import numpy as np
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
-from afl.runs.metrics import own_metrics_line
+from afl.runs.metrics import Ranked, own_metrics_line, ranked
 from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
@@ -113,9 +113,9 @@ class PageData:
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
         metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
-        accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
-        loss = [entry.get("loss", math.nan) for entry in metrics]
-        rows = _worst_first(accuracy, loss)[:MOST_ROWS]
+        by = _ranked(snapshot.last)
+        value, loss = ([entry.get(name, math.nan) for entry in metrics] for name in (by.metric, "loss"))
+        rows = _worst_first(value, loss, higher_is_better=by.higher_is_better)[:MOST_ROWS]
 
         def state(worker: int) -> str:
             if snapshot.is_over and worker in snapshot.known:
@@ -129,7 +129,9 @@ class PageData:
             "workers": snapshot.run.workers,
             "evaluated": evaluation and evaluation.round,
             "id": rows,
-            "accuracy": _short(accuracy[row] for row in rows),
+            "rank_by": by.metric,
+            "higher_is_better": by.higher_is_better,
+            "value": _short(value[row] for row in rows),
             "loss": _short(loss[row] for row in rows),
             "weight": _short(snapshot.dual_weights[rows]),
             "seconds": _short(snapshot.report_seconds[row] for row in rows),
@@ -163,7 +165,8 @@ class PageData:
         stamp = self._stamp(snapshot, time.monotonic())
         view, whole = self._history.view(), _uncompressed(snapshot)
         buckets, points = view.buckets, view.points
-        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss", "smooth_worst_loss")
+        averages = ("max_loss", "mean_loss", "smooth_worst_loss")
+        standings = [ranked(vars(point.summary)) for point in points]
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -176,9 +179,12 @@ class PageData:
             "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
             "worst_worker": [point.summary.worst_worker for point in points],
             **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
+            "rank_by": _ranked(points[-1].summary if points else None).metric,
+            "worst_value": _short(by.worst for by in standings),
+            "mean_value": _short(by.mean for by in standings),
             "spread": {
                 name: [_short(point.spread[kind, place] for point in points) for place in range(len(SPREAD))]
-                for kind, name in enumerate(("accuracy", "loss"))
+                for kind, name in enumerate(("value", "loss"))
             },
             **self._curves(view, self._shown_workers(points)),
         }
@@ -197,7 +203,7 @@ class PageData:
                     "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
                     "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
                     "recent_weight": _short(recent[:, place]),
-                    "accuracy": _short(point.accuracy[worker] for point in view.points),
+                    "value": _short(point.value[worker] for point in view.points),
                     "loss": _short(point.loss[worker] for point in view.points),
                 }
                 for place, worker in enumerate(followed)
@@ -244,7 +250,14 @@ def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
     """Without the task's own metrics, of which there may be many: this is sent every second."""
     if summary is None:
         return None
-    return {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    by = ranked(vars(summary))
+    kept = {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    return kept | {"rank_by": by.metric, "worst_value": by.worst, "mean_value": by.mean}
+
+
+def _ranked(last: EvaluationSummary | None) -> Ranked:
+    """By what the last evaluation is ranked; before the first, accuracy is what most tasks report."""
+    return Ranked("accuracy", True, None, None) if last is None else ranked(vars(last))
 
 
 def _uncompressed(snapshot: Snapshot) -> int | None:
@@ -276,10 +289,11 @@ class Rate:
         return max(0, snapshot.closed - first) / (now - since)
 
 
-def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
-    """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
+def _worst_first(value: Sequence[float], loss: Sequence[float], *, higher_is_better: bool) -> list[int]:
+    """By the worst value of what ranks, then by highest loss; who was not evaluated comes last."""
+    rank = np.asarray(value) if higher_is_better else -np.asarray(value)
     # As keys of a sort, which is stable; NaN would be in no order.
-    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
+    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(rank, nan=math.inf)))
     return [int(worker) for worker in order]
 
 

@@ -14,6 +14,7 @@ from afl._version import __version__
 from afl.config import Config, config_digest
 from afl.runs.export.shapes import EvaluationLine, Line
 from afl.runs.export.source import Source
+from afl.runs.metrics import RANK_KEYS
 
 FORMAT = 1  # raised when a card's keys change their meaning
 BYTES_A_VALUE = 4
@@ -101,6 +102,7 @@ def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:
         "is_of_this_model": line.round == rounds,
         **line.model_dump(include={"worst_worker", *_FIGURES}),
         **(line.model_dump(include={"smooth_worst_loss", "means"}) if line.means else {}),
+        **(line.model_dump(include=set(RANK_KEYS)) if line.rank_by else {}),
         "workers": [
             {"worker": worker, "examples": examples, **metrics}
             for worker, (metrics, examples) in enumerate(workers)

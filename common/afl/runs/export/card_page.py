@@ -11,7 +11,7 @@ import yaml
 from afl.config.quantities import shown_bytes
 from afl.runs.export.card import BUFFERS
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE
-from afl.runs.metrics import HIDDEN
+from afl.runs.metrics import HIDDEN, ranked
 
 _NAMES: Mapping[str, str] = {
     "final": "the model after the last round that was closed",
@@ -102,10 +102,10 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
         return "\n\n".join([*lines, f"Each worker's own figures are {HIDDEN}."])
     worst = f"worst (worker {evaluation['worst_worker']})"
     rows = [("loss", f"{evaluation['max_loss']:.5g}", f"{evaluation['mean_loss']:.5g}")]
-    if evaluation["worst_accuracy"] is not None:
-        worst = f"worst (accuracy of worker {evaluation['worst_worker']}, largest loss)"
-        lowest, mean = evaluation["worst_accuracy"], evaluation["mean_accuracy"]
-        rows.insert(0, ("accuracy", f"{lowest:.4f}", f"{mean:.4f}"))
+    by = ranked(evaluation)
+    if by.metric != "loss":
+        worst = f"worst ({by.metric} of worker {evaluation['worst_worker']}, largest loss)"
+        rows.insert(0, (by.metric, by.shown(by.worst, 4), by.shown(by.mean, 4)))
     lines.append(_table(("", worst, "mean over workers"), rows))
     workers = evaluation["workers"]
     names = list(dict.fromkeys(key for worker in workers for key in worker if key != "worker"))

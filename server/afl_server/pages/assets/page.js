@@ -3,14 +3,15 @@
 import { Chart, color, element, workerLook } from "./charts.js";
 import { Link } from "./link.js";
 import { Table } from "./table.js";
-import { bytes, clock, facts, figure, NONE, percent, seconds } from "./words.js";
+import { bytes, clock, facts, figure, measured, NONE, seconds, title } from "./words.js";
 
 const REFRESH_MS = 2_000; // between two looks at curves and table
 const FEW = 6; // up to so many workers, each has a line of its own
 const MORE_LINES = 3; // events of so many lines are folded
 
 const page = { state: null, history: null, chosen: null, worker: null, span: "recent" };
-const served = new Chart(byId("served"), { shown: percent, axis: (value) => `${+(100 * value).toFixed(1)} %` });
+const ranked = (value) => measured(page.history.rank_by, value);
+const served = new Chart(byId("served"), { shown: ranked, axis: (value) => ranked(value).replace(".0 ", " ") });
 const loss = new Chart(byId("loss"), { shown: figure });
 const weights = new Chart(byId("weights"), { shown: figure, zero: true });
 const wire = new Chart(byId("bytes"), { shown: bytes, axis: (value) => bytes(value).replace(".00 ", " "), zero: true });
@@ -142,11 +143,13 @@ document.addEventListener("visibilitychange", () => {
 function draw() {
   const { history } = page;
   const hides = page.state.hides_losses;
-  const hasAccuracy = history.mean_accuracy.some((value) => value != null);
-  byId("served").hidden = !hasAccuracy && history.evaluation_round.length > 0;
-  drawServed(served, history.worst_accuracy, history.mean_accuracy, "accuracy", percent, "worst");
-  if (hides) drawServed(loss, history.smooth_worst_loss, history.mean_loss, "loss", figure, "smooth worst");
-  else drawServed(loss, history.max_loss, history.mean_loss, "loss", figure, "largest");
+  const { rank_by: metric } = history;
+  document.body.dataset.ranked = metric;
+  for (const place of document.querySelectorAll("[data-ranked-title]")) place.textContent = title(metric);
+  // Where the loss ranks, one chart of it is enough.
+  byId("loss").hidden = metric === "loss";
+  drawServed(served, history.worst_value, history.mean_value, "value", metric, hides ? "smooth worst" : "worst");
+  drawServed(loss, hides ? history.smooth_worst_loss : history.max_loss, history.mean_loss, "loss", "loss", hides ? "smooth worst" : "largest");
   if (!hides) drawWeights();
   drawBytes();
 }
@@ -160,7 +163,8 @@ function chosenCurve(kind, rounds) {
   return [{ label: `worker ${worker.id}`, values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
 }
 
-function drawServed(chart, worst, mean, kind, shown, name) {
+function drawServed(chart, worst, mean, kind, metric, name) {
+  const shown = (value) => measured(metric, value);
   const { history } = page;
   const hides = page.state.hides_losses;
   const xs = history.evaluation_round;
@@ -186,7 +190,7 @@ function drawServed(chart, worst, mean, kind, shown, name) {
   const all = hides && usual != null ? ` The mean is ${shown(usual)}.` : "";
   const every = history.evaluations_a_point;
   chart.draw(xs, lines, {
-    about: said || all ? `Test ${kind} over the rounds.${said || all}` : `No ${kind} yet.`,
+    about: said || all ? `${title(metric)} over the rounds.${said || all}` : `No ${metric} yet.`,
     note: [
       every > 1 ? `every ${every}th evaluation` : "",
       hides ? "" : history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
@@ -278,7 +282,7 @@ function describeChosen() {
   const { worker } = page;
   if (!worker) return;
   const facts = [];
-  for (const [name, value] of Object.entries(worker.metrics)) facts.push([`Test ${name}`, name === "accuracy" && value != null ? percent(value) : figure(value)]);
+  for (const [name, value] of Object.entries(worker.metrics)) facts.push([title(name), measured(name, value)]);
   if (!page.state.hides_losses) {
     facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
     facts.push(["Dual weight", figure(worker.weight)]);
