@@ -17,6 +17,7 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
+from afl.names import named, names_of
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
@@ -130,11 +131,11 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
     }
     if rounds:
         last = rounds[-1]
-        hides = last["loss_max"] is None
+        hides, names = last["loss_max"] is None, names_of(evaluations[-1]) if evaluations else {}
         rows["last round"] = (
             f"mean loss {last['loss_mean']:.5g}"
             if hides
-            else f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
+            else f"loss at most {last['loss_max']:.5g} (worker {named(last['loss_max_worker'], names)}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
         if hides:
@@ -171,7 +172,7 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) 
         by = ranked(entry)
         found.add_row(
             str(entry["round"]),
-            *([] if hides else [str(entry["worst_worker"])]),
+            *([] if hides else [named(entry["worst_worker"], names_of(entry))]),
             *(by.shown(value, 4) for value in (by.worst, by.mean)[hides:] if metric != "loss"),
             *(f"{value:.5g}" for value in (worst_loss(entry)[1], entry["mean_loss"])),
             *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
@@ -195,7 +196,7 @@ def _own_metrics(
     rows = table("round>", *([] if hides else ["worst worker>"]), *headings, title="The task's own metrics")
     for entry, own in zip(evaluations, found, strict=True):
         values = [own.get(name, {}).get(which) for name in columns for which in which_ones]
-        worst = [] if hides else [str(entry["worst_worker"])]
+        worst = [] if hides else [named(entry["worst_worker"], names_of(entry))]
         rows.add_row(str(entry["round"]), *worst, *map(own_number, values))
     left_out = [f"{part} evaluations" for part in left_out]
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]
@@ -255,7 +256,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
     http = "no http" if server.http is None else f"http on {_listening(server.http)}"
     rows: dict[str, RenderableType] = {
-        "workers": str(config.workers),
+        "workers": f"{config.workers}: {', '.join(config.sites)}" if config.sites else str(config.workers),
         "task": _task_line(config),
         "algorithm": ", ".join(about),
         "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",

@@ -132,6 +132,7 @@ class FakeRun:
                 for worker in workers
                 if worker not in missing
             },
+            names=self.config.names,
             known=set(workers) - self.unseen,
             lost_at={worker: now - seconds for worker, seconds in self.gone.items()},
             counters=self.counters.copied(),

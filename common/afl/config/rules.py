@@ -130,6 +130,11 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         section if isinstance(section := values.get(name), Mapping) else {}
         for name in ("algorithm", "worker")
     )
+    sites = values.get("sites")
+    if isinstance(sites, list) and type(workers) is int and len(sites) != workers:
+        yield Problem(
+            ("sites",), f"{len(sites)} names", f"{workers} names, one for each of workers ({workers})"
+        )
     sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")

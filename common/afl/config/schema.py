@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from afl import theory
+from afl import names, theory
 from afl.config import rules
 from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
@@ -60,10 +60,16 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
+def _site_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"a name of a site has {names.ACCEPTED}")
+    return name
+
+
+def _each_once(each: list[str]) -> list[str]:
+    if len(set(each)) < len(each):
         raise ValueError("a name appears twice")
-    return names
+    return each
 
 
 def installed_algorithm(name: str) -> str:
@@ -84,6 +90,8 @@ Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+SiteName: TypeAlias = Annotated[str, AfterValidator(_site_name)]
 
 Seed: TypeAlias = Annotated[
     int,
@@ -417,6 +425,13 @@ class Config(Section):
 
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
+    sites: Annotated[
+        list[SiteName] | None,
+        Accepts("a list of names, one for each worker, each once"),
+        AfterValidator(_each_once),
+        Null("none"),
+    ] = None
+    """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""
     task: Task
     """the learning problem"""
     algorithm: Algorithm
@@ -433,6 +448,11 @@ class Config(Section):
     """what happens when something breaks"""
     privacy: Privacy = Privacy()
     """what the server does not learn"""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The sites' names by worker; empty where there are none."""
+        return dict(enumerate(self.sites or ()))
 
     @property
     def absence(self) -> AbsencePolicy:

@@ -1,5 +1,7 @@
 """What the daemons log: one class an event, which is all that an event's name and fields are defined by.
 
+With names of sites, a line that has ``worker`` has ``site`` beside it.
+
 An event goes to a logger as what a line says beside its message::
 
     LOG.info("%s ready", label, extra=WorkerReady(peer=peer, workers=workers).extra)
@@ -240,6 +242,7 @@ class Evaluation(Event):
         "of the worst value of evaluation.rank_by; without it of lowest accuracy, or of highest loss where "
         "there is no accuracy; null if losses are hidden",
     ]
+    worst_site: Annotated[str | None, "its site's name; null without one"]
     worst_accuracy: Annotated[
         float | None, "the lowest accuracy; null where the task has none, or losses are hidden"
     ]

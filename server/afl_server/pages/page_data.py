@@ -17,6 +17,7 @@ import numpy as np
 from afl._version import __version__
 from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
+from afl.names import with_names
 from afl.runs.metrics import Ranked, own_metrics_line, ranked
 from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
@@ -66,7 +67,7 @@ class PageData:
             "task": run.task,
             "algorithm": run.algorithm,
             "phase": phase,
-            "headline": headline,
+            "headline": with_names(headline, snapshot.names),
             "round": snapshot.closed,
             "rounds": run.rounds,
             "seconds": now - snapshot.began_at,
@@ -77,6 +78,10 @@ class PageData:
             "hides_losses": run.hides_losses,
             "last": _summary(last),
             "best": _summary(snapshot.best),
+            **{
+                f"{name}_site": _site_of(each, snapshot)
+                for name, each in (("last", last), ("best", snapshot.best))
+            },
             "own_metrics": own_metrics_line(last.own_metrics) if last else "",
             "worst_weight": (
                 None
@@ -129,6 +134,7 @@ class PageData:
             "workers": snapshot.run.workers,
             "evaluated": evaluation and evaluation.round,
             "id": rows,
+            "site": [snapshot.names.get(row) for row in rows] if snapshot.names else None,
             "rank_by": by.metric,
             "higher_is_better": by.higher_is_better,
             "value": _short(value[row] for row in rows),
@@ -148,6 +154,7 @@ class PageData:
         metrics = evaluation.metrics[worker] if evaluation else {}
         found = {
             "id": worker,
+            "site": snapshot.names.get(worker),
             "peer": connection and connection.peer,
             "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
@@ -177,6 +184,7 @@ class PageData:
             "weight_max": _short(bucket.weight_max for bucket in buckets),
             "bytes": [bucket.sent for bucket in buckets],
             "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
+            "worst_site": _site_of(points[-1].summary, snapshot) if points else None,
             "worst_worker": [point.summary.worst_worker for point in points],
             **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
             "rank_by": _ranked(points[-1].summary if points else None).metric,
@@ -192,6 +200,7 @@ class PageData:
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
         """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
+        names = self._sources.snapshot().names
         recent_rounds, recent = self._sources.dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
@@ -200,6 +209,7 @@ class PageData:
             "curves": [
                 {
                     "worker": worker,
+                    "site": names.get(worker),
                     "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
                     "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
                     "recent_weight": _short(recent[:, place]),
@@ -253,6 +263,12 @@ def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
     by = ranked(vars(summary))
     kept = {name: value for name, value in vars(summary).items() if name != "own_metrics"}
     return kept | {"rank_by": by.metric, "worst_value": by.worst, "mean_value": by.mean}
+
+
+def _site_of(summary: EvaluationSummary | None, snapshot: Snapshot) -> str | None:
+    """The name of the worst worker's site."""
+    worst = None if summary is None else summary.worst_worker
+    return None if worst is None else snapshot.names.get(worst)
 
 
 def _ranked(last: EvaluationSummary | None) -> Ranked:

@@ -32,6 +32,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "step": "evaluation" if step.kind.is_of_evaluation else "training",
         "open_round": step.round,
         "workers": run.workers,
+        "sites": snapshot.sites,
         "workers_missing": snapshot.missing,
         "workers_missing_seconds": [snapshot.missing_for(worker, now) for worker in snapshot.missing],
         "reports_missing": step.awaited,

@@ -23,6 +23,7 @@ from afl.config import Config, dump_config
 from afl.core.engine import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
@@ -45,6 +46,7 @@ class RunRecords:
         round: the last closed round.
         first_round: the first line of a round in the metrics.
         history: what the status page draws; ``None`` where nothing serves it.
+        names: of sites, by worker.
     """
 
     run_id: str
@@ -61,6 +63,7 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self.ranking = Ranking(self.config.divergence_watch, self.config.evaluation.ranking)
+        self.names: Names = self.config.names
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     # Beginning.
@@ -260,6 +263,7 @@ class RunRecords:
                 if evaluation.means is None
                 else {"smooth_worst_loss": evaluation.smooth_worst, "means": evaluation.means}
             ),
+            **self._sites(),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
@@ -273,6 +277,7 @@ class RunRecords:
             extra=events.Evaluation(
                 round=summary.round,
                 worst_worker=summary.worst_worker,
+                worst_site=self.names.get(summary.worst_worker) if summary.worst_worker is not None else None,
                 worst_accuracy=summary.worst_accuracy,
                 max_loss=summary.max_loss,
                 smooth_worst_loss=summary.smooth_worst_loss,
@@ -280,6 +285,11 @@ class RunRecords:
                 worst_value=by.worst,
             ).extra,
         )
+
+    def _sites(self) -> dict[str, Any]:
+        """All sites' names by worker id, where there are any."""
+        workers = range(self.config.workers)
+        return {"sites": [self.names.get(worker) for worker in workers]} if self.names else {}
 
     def _say_unranked(self, evaluation: Evaluation, by: Ranked) -> None:
         """Warn, at the first evaluation, that no worker reports the metric that is to rank them."""
@@ -371,6 +381,7 @@ class RunRecords:
             "algorithm": self.config.algorithm.name,
             "task": self.config.task.name,
             "workers": self.config.workers,
+            **self._sites(),
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
             # Its losses are of a model that nobody has trained.

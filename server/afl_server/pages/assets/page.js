@@ -3,7 +3,7 @@
 import { Chart, color, element, workerLook } from "./charts.js";
 import { Link } from "./link.js";
 import { Table } from "./table.js";
-import { bytes, clock, facts, figure, measured, NONE, seconds, title } from "./words.js";
+import { bytes, capital, clock, facts, figure, measured, named, NONE, seconds, title } from "./words.js";
 
 const REFRESH_MS = 2_000; // between two looks at curves and table
 const FEW = 6; // up to so many workers, each has a line of its own
@@ -160,7 +160,7 @@ function chosenCurve(kind, rounds) {
   // The two may be of different times.
   const values = new Map(worker[rounds].map((round, place) => [round, worker.curves[0][kind][place]]));
   const shown = history[rounds].map((round) => values.get(round) ?? null);
-  return [{ label: `worker ${worker.id}`, values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
+  return [{ label: named(worker.id, worker.site), values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
 }
 
 function drawServed(chart, worst, mean, kind, metric, name) {
@@ -177,7 +177,7 @@ function drawServed(chart, worst, mean, kind, metric, name) {
     lines.push({ label: "lower", values: quarter, color: color("others"), width: 0, silent: true });
   } else {
     for (const curve of history.curves) {
-      lines.push({ label: `worker ${curve.worker}`, values: curve[kind], color: color("others"), width: 1, silent: true });
+      lines.push({ label: named(curve.worker, curve.site), values: curve[kind], color: color("others"), width: 1, silent: true });
     }
   }
   if (mean.some((value) => value != null)) lines.push({ label: "mean", values: mean, color: color("mean"), width: 1.5, dash: [7, 3] });
@@ -186,7 +186,7 @@ function drawServed(chart, worst, mean, kind, metric, name) {
   if (!hides) lines.push(...chosenCurve(kind, "evaluation_round"));
   const last = worst.at(-1);
   const usual = mean.at(-1) ?? last;
-  const said = last == null ? "" : ` The ${name} is ${shown(last)}${hides ? "" : `, of worker ${history.worst_worker.at(-1)}`}; the mean is ${shown(usual)}.`;
+  const said = last == null ? "" : ` The ${name} is ${shown(last)}${hides ? "" : `, of ${named(history.worst_worker.at(-1), history.worst_site)}`}; the mean is ${shown(usual)}.`;
   const all = hides && usual != null ? ` The mean is ${shown(usual)}.` : "";
   const every = history.evaluations_a_point;
   chart.draw(xs, lines, {
@@ -206,7 +206,7 @@ function drawWeights() {
   const worst = page.state?.last?.worst_worker;
   history.curves.forEach((curve, place) => {
     const look = curve.worker === worst ? { color: color("worst"), dash: [] } : workerLook(place);
-    const label = `worker ${curve.worker}`;
+    const label = named(curve.worker, curve.site);
     if (isRecent) {
       lines.push({ label, values: curve.recent_weight, ...look });
     } else {
@@ -231,11 +231,11 @@ function drawWeights() {
   if (!isRecent && history.rounds_a_point > 1) notes.push(`least to largest of ${history.rounds_a_point} rounds each`);
   if (history.workers > FEW && history.curves.length) notes.push(`the worst worker and ${history.curves.length - 1} of the heaviest of ${history.workers}`);
   const heaviest = history.curves
-    .map((curve) => [(isRecent ? curve.recent_weight : curve.weight_high).at(-1), curve.worker])
+    .map((curve) => [(isRecent ? curve.recent_weight : curve.weight_high).at(-1), named(curve.worker, curve.site)])
     .filter(([weight]) => weight != null)
     .sort((one, other) => other[0] - one[0])[0];
   weights.draw(xs, lines, {
-    about: heaviest ? `Dual weights over the rounds. Worker ${heaviest[1]} has ${figure(heaviest[0])}; even weights would be ${figure(even)}.` : "Dual weights over the rounds.",
+    about: heaviest ? `Dual weights over the rounds. ${capital(heaviest[1])} has ${figure(heaviest[0])}; even weights would be ${figure(even)}.` : "Dual weights over the rounds.",
     note: notes.join("; "),
     marks,
   });
@@ -281,6 +281,7 @@ function hashChanged() {
 function describeChosen() {
   const { worker } = page;
   if (!worker) return;
+  byId("worker-title").textContent = capital(named(worker.id, worker.site));
   const facts = [];
   for (const [name, value] of Object.entries(worker.metrics)) facts.push([title(name), measured(name, value)]);
   if (!page.state.hides_losses) {

@@ -1,7 +1,7 @@
 // The table of workers: sorted, searched and paged here; rows are reused, so that the focus stays where it is.
 
 import { element } from "./charts.js";
-import { figure, heading, measured, NONE, WORKER_STATES } from "./words.js";
+import { capital, figure, heading, measured, named, NONE, WORKER_STATES } from "./words.js";
 
 const ROWS = 20;
 const SLOW_TIMES = 3; // a report that takes so many times the median is slow
@@ -68,13 +68,13 @@ export class Table {
   }
 
   wanted() {
-    const { id, state } = this.table;
+    const { id, site, state } = this.table;
     const asked = this.find.value.trim();
     const span = asked.match(/^(\d+)(?:\s*-\s*(\d+))?$/);
-    const fits = (worker) =>
-      !asked || (span !== null && (span[2] === undefined ? worker === +span[1] : worker >= +span[1] && worker <= +span[2]));
+    const fits = (worker, name) =>
+      !asked || name?.toLowerCase().includes(asked.toLowerCase()) || (span !== null && (span[2] === undefined ? worker === +span[1] : worker >= +span[1] && worker <= +span[2]));
     const places = [...id.keys()].filter(
-      (place) => fits(id[place]) && (!this.only.value || state[place] === "gone" || state[place] === "new" || this.isSlow(place)),
+      (place) => fits(id[place], site?.[place]) && (!this.only.value || state[place] === "gone" || state[place] === "new" || this.isSlow(place)),
     );
     const values = this.column === "state" ? state.map((name) => TROUBLE_FIRST[name]) : this.table[this.column];
     // What is not known comes last, either way; of equals, those that are served worse come first.
@@ -120,12 +120,12 @@ export class Table {
   }
 
   fill(row, place) {
-    const { id, value, loss, weight, seconds, state } = this.table;
+    const { id, site, value, loss, weight, seconds, state } = this.table;
     row.dataset.worker = id[place];
     row.toggleAttribute("aria-current", false);
     if (id[place] === this.chosen) row.setAttribute("aria-current", "true");
-    row.firstChild.firstChild.textContent = id[place];
-    row.firstChild.firstChild.setAttribute("aria-label", `Worker ${id[place]}`);
+    row.firstChild.firstChild.textContent = site?.[place] ? `${id[place]} ${site[place]}` : id[place];
+    row.firstChild.firstChild.setAttribute("aria-label", capital(named(id[place], site?.[place])));
     const cells = [
       measured(this.table.rank_by, value[place]),
       figure(loss[place]),

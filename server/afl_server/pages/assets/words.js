@@ -22,6 +22,8 @@ export const figure = (value) => (value == null ? NONE : String(Number(value.toP
 
 export const measured = (metric, value) => (value != null && isShare(metric) ? percent(value) : figure(value));
 
+export const named = (worker, site) => `worker ${worker}${site ? ` (${site})` : ""}`;
+
 export function bytes(count) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
     if (count < 1000) return `${unit === "B" ? count : count.toFixed(2)} ${unit}`;
@@ -71,7 +73,7 @@ function place(metric) {
   return metric.startsWith("held_out_") ? metric.replaceAll("_", " ").replace("held out", "held-out") : `test ${metric}`;
 }
 
-const capital = (words) => words[0].toUpperCase() + words.slice(1);
+export const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
 export const title = (metric) => capital(place(metric));
 
@@ -95,14 +97,14 @@ export function facts(state) {
     ready: `${state.workers - state.missing_count} of ${state.workers}`,
     measure: measure(last),
     worst_figure: worst,
-    worst_worker: last ? `worker ${last.worst_worker}` : "not evaluated yet",
+    worst_worker: last ? named(last.worst_worker, state.last_site) : "not evaluated yet",
     worst_round: last ? `after round ${grouped(last.round)}` : "",
     mean_figure: mean,
     gap,
     largest_loss: figure(last?.max_loss),
     worst_weight: state.worst_weight == null ? NONE : `${(state.worst_weight * state.workers).toFixed(2)} × even`,
     best_figure: served(best)[0],
-    best_where: best ? `${best.worst_worker == null ? "" : `worker ${best.worst_worker}, `}round ${grouped(best.round)}` : "",
+    best_where: best ? `${best.worst_worker == null ? "" : `${named(best.worst_worker, state.best_site)}, `}round ${grouped(best.round)}` : "",
     bytes: bytes(sent),
     bytes_up: bytes(state.up),
     bytes_down: bytes(state.down),
