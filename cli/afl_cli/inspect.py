@@ -20,7 +20,7 @@ from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.names import named, names_of
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event, read_model
 from afl.runs.metrics import (
     HIDDEN,
     MOST_SHOWN,
@@ -34,6 +34,8 @@ from afl.runs.metrics import (
     ranked,
     worst_loss,
 )
+from afl.runs.sites import SiteTable
+from afl.terminal.by_site import BySite
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_tensors
 
@@ -157,7 +159,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         shown = [evaluations[index * (len(evaluations) - 1) // (limit - 1)] for index in range(limit)]
     left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)}"]
     own = _own_metrics(shown, left_out, limit)
-    return [about, _evaluations(shown, left_out), *own, *_residuals(evaluations, limit)]
+    by_site = BySite(SiteTable.of(of_event(entries, "evaluation")), limit)
+    return [about, _evaluations(shown, left_out), *own, by_site, *_residuals(evaluations, limit)]
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:

@@ -143,7 +143,15 @@ class FakeRun:
     def sources(self, events: RecentEvents) -> Sources:
         """What the server's pages are made from."""
         assert self.records.history is not None
-        return Sources(self.snapshot, lambda: None, self.records.history, self.dual_window, events, Strangers)
+        return Sources(
+            self.snapshot,
+            lambda: None,
+            self.records.history,
+            self.dual_window,
+            events,
+            self.records.sites,
+            Strangers,
+        )
 
     def play(self, rounds: int, *, evaluate_every: int = 10) -> None:
         """Close rounds; every so many are evaluated."""

@@ -19,6 +19,7 @@ from afl.config.quantities import shown_seconds
 from afl.errors import ExitCode
 from afl.names import with_names
 from afl.runs.metrics import Ranked, own_metrics_line, ranked
+from afl.runs.sites import SiteTable
 from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
@@ -45,6 +46,7 @@ class Sources:
     history: History
     dual_window: DualWindow
     events: RecentEvents
+    sites: SiteTable
     strangers: Callable[[], Strangers]  # at the port of gRPC
 
 
@@ -118,7 +120,7 @@ class PageData:
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
         metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
-        by = _ranked(snapshot.last)
+        by, sites = _ranked(snapshot.last), [] if snapshot.run.hides_losses else self._sources.sites.rows
         value, loss = ([entry.get(name, math.nan) for entry in metrics] for name in (by.metric, "loss"))
         rows = _worst_first(value, loss, higher_is_better=by.higher_is_better)[:MOST_ROWS]
 
@@ -139,6 +141,9 @@ class PageData:
             "higher_is_better": by.higher_is_better,
             "value": _short(value[row] for row in rows),
             "loss": _short(loss[row] for row in rows),
+            "first": _short(sites[row].first if row < len(sites) else None for row in rows),
+            "best": _short(sites[row].best if row < len(sites) else None for row in rows),
+            "best_round": [sites[row].best_round if row < len(sites) else None for row in rows],
             "weight": _short(snapshot.dual_weights[rows]),
             "seconds": _short(snapshot.report_seconds[row] for row in rows),
             "state": [state(worker) for worker in rows],

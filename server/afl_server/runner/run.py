@@ -181,6 +181,7 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            sites=self.run.records.sites,
             strangers=strangers,
         )
 
@@ -256,7 +257,7 @@ def _conclude(
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
     if live:
-        print_summary(summary, records.directory)
+        print_summary(summary, records.directory, records.sites)
     return code
 
 

@@ -28,6 +28,7 @@ from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
+from afl.runs.sites import SiteTable
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
@@ -47,6 +48,7 @@ class RunRecords:
         first_round: the first line of a round in the metrics.
         history: what the status page draws; ``None`` where nothing serves it.
         names: of sites, by worker.
+        sites: how each has fared.
     """
 
     run_id: str
@@ -64,6 +66,7 @@ class RunRecords:
     def __post_init__(self) -> None:
         self.ranking = Ranking(self.config.divergence_watch, self.config.evaluation.ranking)
         self.names: Names = self.config.names
+        self.sites = SiteTable()
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     # Beginning.
@@ -153,6 +156,7 @@ class RunRecords:
         elif line["event"] == "evaluation":
             evaluation = evaluation_of_line(line)
             self.ranking.see(evaluation)
+            self.sites.see(line)
             self._show_evaluation(EvaluationSummary.of(evaluation, self.ranking.by), evaluation)
 
     def caught_up(self) -> tuple[int, int]:
@@ -244,10 +248,11 @@ class RunRecords:
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
         """An evaluation: one line."""
         summary = EvaluationSummary.of(evaluation, self.ranking.by)
+        weights = None if self.round is None or evaluation.means is not None else self.round.dual_weights
         by = ranked(vars(summary))
         self._say_unranked(evaluation, by)
         self.last_evaluation = evaluation
-        self._line(
+        line = self._line(
             "evaluation",
             up,
             down,
@@ -263,10 +268,12 @@ class RunRecords:
                 if evaluation.means is None
                 else {"smooth_worst_loss": evaluation.smooth_worst, "means": evaluation.means}
             ),
+            **({} if weights is None else {"dual_weights": weights.tolist()}),
             **self._sites(),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
+        self.sites.see(line)
         self._show_evaluation(summary, evaluation)
         LOG.info(
             "round %d: %s",

@@ -287,6 +287,8 @@ def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, 
                 "Worker",
                 "Loss",
                 "Dual weight",
+                "At first",
+                "At best (round)",
                 "Report, s",
                 "State",
             ]

@@ -54,6 +54,8 @@ class EvaluationLine(Line):
     better: str | None = None
     worst_value: float | None = None
     mean_value: float | None = None
+    sites: list[str | None] = []
+    dual_weights: list[float] = []
     means: dict[str, float] = {}
 
 
