@@ -44,6 +44,12 @@ def call(path: str, stream: int = 1, *, message: bytes = b"", has_body: bool = T
     return head + frame(_DATA, _END_STREAM, stream, body) if has_body else head
 
 
+class _Link(ssl.SSLSocket):
+    def __del__(self) -> None:
+        # Python leaves one open that the server resets before the handshake.
+        self.close()
+
+
 def connection(port: int, ca: Path | None, said: bytes, pair: Pair | None = None) -> socket.socket:
     """A connection over which HTTP/2 was begun and this said; over TLS if there is an authority, and then
     with a certificate if there is one."""
@@ -51,6 +57,7 @@ def connection(port: int, ca: Path | None, said: bytes, pair: Pair | None = None
     try:
         if ca is not None:
             context = ssl.create_default_context(cafile=str(ca))
+            context.sslsocket_class = _Link
             context.set_alpn_protocols(["h2"])
             if pair is not None:
                 context.load_cert_chain(pair.certificate, pair.key)
