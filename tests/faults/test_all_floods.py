@@ -227,7 +227,9 @@ def flooded(run: dict[str, Any], folder: Path, enrolled: Enrolled, seconds: floa
         ),
     ],
 )
-def test_all_at_once(kind: str, seconds: float, rounds: int, is_timed: bool, tmp_path: Path) -> None:
+def test_all_floods_at_once_change_no_bit(
+    kind: str, seconds: float, rounds: int, is_timed: bool, tmp_path: Path
+) -> None:
     enrolled = Enrolled(tmp_path / "pki", kind)
     run = config(rounds, enrolled.server)
     hurry, now = tmp_path / "hurry", tmp_path / "now"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.engine import Evaluation, RoundSummary
-from afl.core.policy import DivergenceWatch
+from afl.core.rounds.policy import DivergenceWatch
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, settled
 
 
