@@ -27,12 +27,14 @@ class Job:
     Attributes:
         name: how it is shown; no two jobs of a call share it.
         config: with its seed.
+        asks: whether who watches is shown each evaluation, and may end the run there.
     """
 
     name: str
     config: Config
     directory: Path
     saves_models: bool = True
+    asks: bool = False
 
     def __post_init__(self) -> None:
         assert self.config.run.seed is not None
