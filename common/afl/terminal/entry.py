@@ -58,7 +58,7 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
 
 
 def _run(program: str, module: str) -> int:
-    # What gRPC's core would write there, past the log and a line for each bad call of a stranger, the log says.
+    # gRPC's core would write there past the log, and a line for each bad call of a stranger.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         with naming_paths():

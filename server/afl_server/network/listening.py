@@ -85,6 +85,6 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    # Whoever sends what is not UTF-8 could fill the log with gRPC's lines on it.
+    # Whoever sends what is not UTF-8, or hangs up as a call ends, could fill the log with gRPC's lines on it.
     error = record.exc_info[1] if record.exc_info else None
-    return not any(isinstance(one, UnicodeDecodeError) for one in (error, record.msg))
+    return not any(isinstance(one, UnicodeDecodeError | grpc.aio.BaseError) for one in (error, record.msg))
