@@ -67,7 +67,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for worker in "01":
             federation.start(worker, "--give-up-after", "60s")
         federation.server.expect(-9)
-        assert len(list((federation.directory / "state").glob("checkpoint-*"))) == 2
+        assert len(list((federation.directory / "state").glob("checkpoint-*[0-9]"))) == 2
     return folder
 
 
@@ -104,7 +104,7 @@ def test_what_is_not_sealed_with_the_key_is_refused(
     shutil.copytree(stopped / "federation" / "run", folder / "run")
     config = sealed(tmp_path)
     key, inside = Path(config["server"]["integrity_key"]), folder / "run" / "key"
-    checkpoints = sorted((folder / "run" / "state").glob("checkpoint-*"))
+    checkpoints = sorted((folder / "run" / "state").glob("checkpoint-*[0-9]"))
     before = {path.name: path.read_bytes() for path in checkpoints}
     match case:
         case "all checkpoints remade":
@@ -140,7 +140,7 @@ def test_one_remade_checkpoint_costs_nothing_and_a_key_that_all_can_read_is_told
     shutil.copytree(stopped / "federation" / "run", tmp_path / "run")
     config = sealed(tmp_path)
     Path(config["server"]["integrity_key"]).chmod(0o644)
-    newest = max((tmp_path / "run" / "state").glob("checkpoint-*"))
+    newest = max((tmp_path / "run" / "state").glob("checkpoint-*[0-9]"))
     remake(newest, evil)
     with Federation(config, tmp_path) as federation:
         federation.server.wait_for("listening")
