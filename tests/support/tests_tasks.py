@@ -178,6 +178,14 @@ class MeanNorm(LocalNorm):
     buffers = "mean"
 
 
+class SlowMeanNorm(MeanNorm):
+    """The same with a pause before each gradient."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        time.sleep(0.005)
+        return super().loss(model, batch)
+
+
 class PartlyFrozen(MeanNorm):
     """The same with a layer that is not trained."""
 

@@ -178,6 +178,7 @@ class Conversation:
             ],
             partial=self.assembler.partial(),
             keys=self._keys(welcome),
+            frozen_digest=participant.vector.frozen_digest,
         )
 
     def _keys(self, welcome: pb.Welcome) -> pb.KeyOffer | None:

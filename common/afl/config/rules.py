@@ -136,6 +136,10 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         )
         yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
+    task = section if isinstance(section := values.get("task"), Mapping) else {}
+    if algorithm_.get("dual_loss") == "held-out" and task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
@@ -218,7 +222,9 @@ def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
         if values.get(option) is None:
             continue
         why = "does not use it"
-        if option in {"uplink", "downlink"}:
+        if option == "dual_loss" and "eta_q" not in about.takes:
+            why += "; it has no dual weights"
+        elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
         elif option in {"block", "local_steps"}:
             why += f"; {' and '.join(users_of(option))} do"

@@ -152,6 +152,9 @@ class Task(Section):
     """minibatch of one worker in one round"""
     evaluation_batch_size: Annotated[Count, Unit("examples")] = 1024
     """batch in evaluations; bounds their memory"""
+    held_out: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), Unit("share")] = 0.0
+    """share of each worker's training examples, drawn from the seed, that never gives gradients; evaluations
+    report the model's metrics on them as held_out_NAME"""
 
 
 class Algorithm(Section):
@@ -182,6 +185,9 @@ class Algorithm(Section):
     ] = None
     """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
     of the single worst, so that none alone steers the model"""
+    dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
+    """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
+    its own), or that of a minibatch of the examples that task.held_out holds out"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
@@ -250,6 +256,9 @@ class Run(Section):
     """where checkpoints and results go; final, random and best models are always saved"""
     seed: Annotated[Seed | None, Null("a fresh one")] = None
     """every random choice of the run is made from it"""
+    initial_model: Annotated[PathName | None, Null("the task's model, drawn from the seed")] = None
+    """a safetensors file to begin with: a model of another run, or a state_dict of the task's model; only the
+    server reads it, once, and resumes without it"""
     description: Annotated[str | None, Null("none")] = None
     """what the data is, in your own words, for the card of an exported model"""
     trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []

@@ -157,7 +157,7 @@ class Standing(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., reported: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch")
+    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch", "frozen_digest")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class Welcome(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_AVERAGED_FIELD_NUMBER: _ClassVar[int]
     KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server_version: str
     settings: RunSettings
@@ -172,7 +173,8 @@ class Welcome(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[Expectation]
     buffers_averaged: Position
     key_epoch: int
-    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ...) -> None: ...
+    frozen_digest: str
+    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
 
 class Expectation(_message.Message):
     __slots__ = ("worker", "position", "held", "payload", "offset", "others")
@@ -245,20 +247,22 @@ class CompressorSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial", "keys")
+    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial", "keys", "frozen_digest")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     REALIZATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     layout_hash: bytes
     dim: int
     realization_digest: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Standing]
     partial: PartialStep
     keys: KeyOffer
-    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ..., keys: _Optional[_Union[KeyOffer, _Mapping]] = ...) -> None: ...
+    frozen_digest: str
+    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ..., keys: _Optional[_Union[KeyOffer, _Mapping]] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
 
 class KeyOffer(_message.Message):
     __slots__ = ("epoch", "workers", "public_keys", "signature", "certificates", "signer", "roster")

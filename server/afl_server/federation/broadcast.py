@@ -153,4 +153,5 @@ class ModelCopy:
     def __init__(self, vector: ParameterVector) -> None:
         self.dim = vector.dim
         self.buffers = vector.stored_buffers
+        self.initial_digest, self.frozen_digest = vector.initial_digest, vector.frozen_digest
         self.tensors = {name: tensor.clone() for name, tensor in vector.named_values().items()}

@@ -179,6 +179,7 @@ class Membership:
             workers=[_expectation(engine, worker, position) for worker in member.workers],
             buffers_averaged=position_message(engine.buffers_averaged),
             key_epoch=run.keys.epoch if run.keys is not None else 0,
+            frozen_digest=engine.model.frozen_digest,
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 

@@ -438,6 +438,8 @@ class Rounds:
         described = {
             "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
+            "initial_model": model.initial_digest,
+            "frozen": model.frozen_digest,
             "engine": values,
             "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }

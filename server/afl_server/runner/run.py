@@ -147,7 +147,14 @@ class _Parts:
         self._authentication = authentication
         self._recent = recent
         config, records, now = run.config, run.records, time.monotonic()
-        self.federation, vector = build(config, records.run_id, records.directory, records.ranking, now)
+        self.federation, vector = build(
+            config,
+            records.run_id,
+            records.directory,
+            records.ranking,
+            now,
+            is_resumed=run.checkpoint is not None,
+        )
         self._dual_window = DualWindow.of(config)
         checkpointing = None
         if run.store is not None:

@@ -326,6 +326,8 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
+        digests = {"initial_model": snapshot.initial_digest, "frozen_digest": snapshot.frozen_digest}
+        metadata |= {name: digest for name, digest in digests.items() if digest}
         if summary is not None:
             served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss")
             metadata |= {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,12 @@ def config_of(uplink: dict[str, Any] | None, **faults: Any) -> dict[str, Any]:
 
 def absent_in(config: dict[str, Any], attack: str) -> tuple[set[int], np.ndarray[Any, Any]]:
     """The workers that some round was closed without, and the final model."""
-    driver = poisoned(config, ATTACKS[attack])
+    return _absent_in(json.dumps(config), attack)
+
+
+@cache
+def _absent_in(config: str, attack: str) -> tuple[set[int], np.ndarray[Any, Any]]:
+    driver = poisoned(json.loads(config), ATTACKS[attack])
     absent: set[int] = set()
     for _ in driver.steps():
         if driver.engine.last_round is not None:
