@@ -129,6 +129,7 @@ class Conversation:
             layout_hash=participant.vector.layout_hash() if participant else b"",
             applied=position_message(participant.applied if participant else NOWHERE),
             workers=self._options.workers,
+            sites=self._options.sites,
         )
 
     @property

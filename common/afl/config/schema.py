@@ -26,14 +26,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from afl import theory
+from afl import names, theory
 from afl.config import rules
 from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -60,10 +60,16 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
+def _site_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"a name of a site has {names.ACCEPTED}")
+    return name
+
+
+def _each_once(each: list[str]) -> list[str]:
+    if len(set(each)) < len(each):
         raise ValueError("a name appears twice")
-    return names
+    return each
 
 
 def installed_algorithm(name: str) -> str:
@@ -84,6 +90,8 @@ Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+SiteName: TypeAlias = Annotated[str, AfterValidator(_site_name)]
 
 Seed: TypeAlias = Annotated[
     int,
@@ -247,6 +255,20 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
+    """the task's metric that says which worker is served worst and which model is best, and that charts and
+    tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
+    better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
+    """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+
+    @property
+    def ranking(self) -> RankBy | None:
+        """``rank_by`` and its better end; ``None`` where accuracy or loss ranks."""
+        if self.rank_by is None:
+            return None
+        is_higher = is_higher_better(self.rank_by) if self.better is None else self.better == "higher"
+        assert is_higher is not None  # by a rule
+        return RankBy(self.rank_by, is_higher)
 
 
 class Run(Section):
@@ -425,6 +447,13 @@ class Config(Section):
 
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
+    sites: Annotated[
+        list[SiteName] | None,
+        Accepts("a list of names, one for each worker, each once"),
+        AfterValidator(_each_once),
+        Null("none"),
+    ] = None
+    """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""
     task: Task
     """the learning problem"""
     algorithm: Algorithm
@@ -441,6 +470,11 @@ class Config(Section):
     """what happens when something breaks"""
     privacy: Privacy = Privacy()
     """what the server does not learn"""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The sites' names by worker; empty where there are none."""
+        return dict(enumerate(self.sites or ()))
 
     @property
     def absence(self) -> AbsencePolicy:

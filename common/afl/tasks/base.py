@@ -117,7 +117,8 @@ class Task(abc.ABC):
         A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
         what is no mean, such as a root, depends on that size: return what is under the root.
 
-        ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
+        ``accuracy``, where given, ranks the workers (the worst has the lowest), otherwise ``loss`` does; or
+        what the configuration names (``evaluation.rank_by``).
         """
         return {"loss": self.loss(model, batch)}
 

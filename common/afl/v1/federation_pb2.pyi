@@ -129,7 +129,7 @@ class Position(_message.Message):
     def __init__(self, round: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers")
+    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers", "sites")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class Join(_message.Message):
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     package_version: str
     incarnation: bytes
@@ -146,7 +147,8 @@ class Join(_message.Message):
     layout_hash: bytes
     applied: Position
     workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    sites: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("worker", "reported")

@@ -105,7 +105,7 @@ def _check(report: Report, config: Config) -> None:
             held_out=config.task.held_out,
             loss_of_held_out=config.algorithm.dual_loss == "held-out",
         )
-    check_learning(report, task, vector, oracle, workers)
+    check_learning(report, task, vector, oracle, workers, rank_by=config.evaluation.rank_by)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}
     check_averaging(report, task, oracle, workers, tests=tests, size=size)

@@ -79,7 +79,13 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
 
 
 def check_learning(
-    report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
+    report: Report,
+    task: Task,
+    vector: ParameterVector,
+    oracle: TaskOracle,
+    workers: Sequence[int],
+    *,
+    rank_by: str | None,
 ) -> None:
     """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed."""
     seen: dict[str, str] = {}
@@ -98,6 +104,10 @@ def check_learning(
         with blaming(report, f"metrics of worker {worker}'s test examples"):
             metrics, _ = oracle.evaluate(worker)
         _check_metrics(report, worker, metrics)
+        if rank_by is not None and rank_by not in metrics:
+            there = _names(sorted(metrics))
+            what = f"worker {worker} does not report {rank_by} (evaluation.rank_by), but {there}"
+            report.warn("the metrics", what, "return it from the task's metrics, or name another")
     if missing := [name for name, state in seen.items() if state == "missing"]:
         what = f"no loss depends on {_names(missing)}"
         advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"

@@ -20,6 +20,7 @@ from afl.core.randomness import SharedRandomness
 from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
+from afl.daemon.logs import Naming
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
@@ -99,6 +100,10 @@ async def _run(
     shell.streams = service.carry_out
     asked_to_end = asyncio.Event()
     with contextlib.ExitStack() as stack:
+        naming = Naming(federation.names)
+        LOG.addFilter(naming)
+        stack.callback(LOG.removeFilter, naming)
+        run.records.names = federation.names
         try:
             await service.start(config.server.listen)
             http: HttpServer | None = None
@@ -187,6 +192,7 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            sites=self.run.records.sites,
             strangers=strangers,
         )
 
@@ -262,7 +268,7 @@ def _conclude(
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
     if live:
-        print_summary(summary, records.directory)
+        print_summary(summary, records.directory, records.sites)
     return code
 
 

@@ -371,6 +371,9 @@ class RoundEngine:
         self._leave_quarantined_out()
 
     def _leave_quarantined_out(self) -> None:
+        if self.quarantined.issuperset(self._participants):
+            # A step that was drawn before, and asks nobody else: the next draw is among the others.
+            return
         for worker in self.quarantined.intersection(self._participants).difference(self._reports):
             incoming = self._incoming.standing_for(worker)
             is_alone = incoming is None or self.quarantined.issuperset(incoming.report.workers)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,33 @@ from numpy.typing import NDArray
 from afl.errors import DivergedError
 
 DEFAULT_QUORUM = 0.5
+
+BETTER: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("loss", "error", "mae", "mse", "rmse", "mape", "perplexity", "brier", "ece"), False),
+    **dict.fromkeys(("accuracy", "auc", "auroc", "auprc", "f1", "precision", "recall"), True),
+    **dict.fromkeys(("sensitivity", "specificity", "dice", "iou", "r2", "kappa", "mcc"), True),
+}
+"""Of metrics with well-known names: whether more is better."""
+
+
+@dataclass(frozen=True)
+class RankBy:
+    """The metric by which workers, and models by their worst worker, are ranked."""
+
+    metric: str
+    higher_is_better: bool
+
+    @property
+    def better(self) -> str:
+        """As the configuration says it."""
+        return "higher" if self.higher_is_better else "lower"
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Whether more of a metric is better, by its name, such as ``auc`` or ``held_out_loss``; ``None`` if that
+    does not say."""
+    words = metric.lower().replace("-", "_").split("_")
+    return BETTER.get(words[-1])
 
 
 @dataclass(frozen=True)
