@@ -80,6 +80,7 @@ class Driver:
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
+            clip_norm=settings.clip_norm,
         )
         side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite

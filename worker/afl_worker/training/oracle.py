@@ -54,6 +54,7 @@ class TaskOracle:
     Args:
         data: by hosted worker.
         batch_size: examples of a minibatch.
+        clip_norm: the largest norm of a gradient, before its factor; ``None`` for no limit.
         spent: to which the time of gradients, losses and evaluations is added.
 
     Raises:
@@ -70,6 +71,7 @@ class TaskOracle:
         *,
         batch_size: int,
         evaluation_batch_size: int,
+        clip_norm: float | None = None,
         spent: Spent | None = None,
     ) -> None:
         self._spent = spent or Spent()
@@ -78,6 +80,7 @@ class TaskOracle:
         self._randomness = randomness
         self._device = vector.values.device
         self._evaluation_batch_size = evaluation_batch_size
+        self._clip_norm = clip_norm
         self._local = {
             worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
         }
@@ -103,11 +106,14 @@ class TaskOracle:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
         with self._spent:
-            return self._gradient(worker, round_, scale)
+            loss, examples, weighted = self._gradient(worker, round_, scale)
+            if self._clip_norm is not None:
+                weighted.clip(self._clip_norm)
+            return loss, examples, weighted
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
-        batch = self.minibatch(worker, round_)
+        batch = self.augmented(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
         what = f"{type(self._task).__name__}.loss returned"
@@ -198,6 +204,14 @@ class TaskOracle:
         is_whole = local.batch_size == local.train_count
         chosen = torch.arange(local.train_count) if is_whole else self._draw(worker, round_, purpose)
         return self._batch(local.train, chosen)
+
+    def augmented(self, worker: int, round_: int) -> Batch:
+        """The worker's minibatch of a round, as its gradient sees it."""
+        batch = self.minibatch(worker, round_)
+        if type(self._task).augment is Task.augment:
+            return batch
+        seed = int(self._randomness.stream(Purpose.AUGMENTATION, round_, worker).words(1)[0])
+        return self._task.augment(batch, torch.Generator().manual_seed(seed))
 
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
         drawn, local = self._drawn[worker, purpose], self._local[worker]

@@ -81,6 +81,7 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
+        clip_norm=run.clip_norm,
         spent=spent,
     )
     run = replace(run, tensors=vector.tensors)
