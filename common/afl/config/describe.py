@@ -124,8 +124,8 @@ def _bounds(metadata: Iterable[Any]) -> str:
             return f" above {above} and at most {most}"
         case {"gt": above}:
             return f" above {above}"
-        case {"ge": least, "lt": above}:
-            return f" from {least} to below {above}"
+        case {"ge": least, "lt": below}:
+            return f" from {least}, below {below}"
         case {"ge": least, "le": most}:
             return f" from {least} to {most}"
     assert not found, f"no words for {found}"

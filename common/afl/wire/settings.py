@@ -52,6 +52,7 @@ class RunSettings:
     journal: str = "off"
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
+    single_reports: bool = False
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
@@ -94,6 +95,8 @@ class RunSettings:
                 downlink=downlink,
                 secure_aggregation=config.privacy.secure_aggregation,
                 hides_losses=config.privacy.losses == "hidden",
+                held_out=config.task.held_out,
+                dual_loss_held_out=algorithm.dual_loss == "held-out",
                 own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
@@ -102,6 +105,7 @@ class RunSettings:
             peer_timeout=config.server.peer_timeout,
             journal=config.worker.journal,
             skips_non_finite=config.faults.non_finite == "skip",
+            single_reports=config.faults.update_norm is not None,
         )
 
     def check(self) -> None:
@@ -135,7 +139,7 @@ class RunSettings:
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
-        heartbeats and their limit may change with each start of the server."""
+        heartbeats, their limit and whether reports are joined may change with each start of the server."""
         one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
@@ -147,8 +151,8 @@ class RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
-        for name in _LATER:
-            if shared[name] == getattr(AlgorithmSettings, name):
+        for name in _WHERE_SET:
+            if shared[name] == getattr(_DEFAULTS, name):
                 # A worker of a version that does not know it need not.
                 del shared[name]
         return pb.RunSettings(
@@ -212,7 +216,7 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
@@ -292,6 +296,8 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
     "largest_weight": (lambda value: _is_share(value) and value > 0, "a share above 0"),
+    "held_out": (lambda value: _is_share(value) and value < 1, "a share below 1"),
+    "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
     "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
     "optimizer": (_has_parts("optimizer"), "an optimizer and its constants"),
     "weight_decay": (_is_step_size, "a number from 0"),
@@ -299,9 +305,13 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
+_WHERE_SET = (
+    *("largest_weight", "held_out", "dual_loss_held_out"),
+    *("schedule", "optimizer", "weight_decay", "clip_norm"),
+)
+"""Those that it has only where they are not at their defaults."""
 
-_LATER = ("largest_weight", "schedule", "optimizer", "weight_decay", "clip_norm")
-"""What is told only where it is not at its default."""
+_DEFAULTS = AlgorithmSettings(workers=1, rounds=1, block=1, eta_w=0.0, eta_q=0.0)
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

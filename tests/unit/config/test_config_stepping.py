@@ -54,7 +54,7 @@ FULL = {
         ({"optimizer": {"name": "adamw"}}, "optimizer.name", "sgd, momentum or adam"),
         ({"optimizer": {"beta_1": 0.9}}, "optimizer.beta_1", "only name: momentum and adam uses it"),
         ({"optimizer": {"name": "momentum", "beta_2": 0.9}}, "optimizer.beta_2", "only name: adam uses it"),
-        ({"optimizer": {"name": "momentum", "beta_1": 1.0}}, "optimizer.beta_1", "from 0 to below 1"),
+        ({"optimizer": {"name": "momentum", "beta_1": 1.0}}, "optimizer.beta_1", "from 0, below 1"),
         ({"clip_norm": 0}, "clip_norm", "a number above 0"),
         ({"weight_decay": -1}, "weight_decay", "a number above 0"),
         (

@@ -172,12 +172,17 @@ class AflComWorker(WorkerAlgorithm):
         """The round of the last message, in whose step size's units the residual is."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
-        """Weigh the gradient, compress it with error feedback, and pack."""
+        """Weigh the gradient, compress it with error feedback, and pack.
+
+        The loss reported is the gradient's minibatch's, or that of a minibatch of held-out records.
+        """
         own = self._own_weight
         if own is not None:
             weight = own.of_round(position.round, weight)
+        # Before the gradient, which is valid until the next call.
+        held_out = model.loss(position.round)[0] if self._settings.dual_loss_held_out else None
         loss, examples, weighted = model.weighted_gradient(position.round, weight)
-        finite_loss(loss)
+        loss = finite_loss(loss if held_out is None else held_out)
         # Before anything is taken out of the residual: it may be too large to be told.
         share = None if own is None else payload_of(own.share(position.round, weight, loss), Role.WEIGHT)
         if self._feedback is None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SHARED_OPTIONS: Final = frozenset(
     {
-        *("block", "eta_q", "largest_weight", "local_steps", "sampled", "weighting", "uplink", "downlink"),
-        *("schedule", "optimizer", "weight_decay"),
+        *("block", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
+        *("uplink", "downlink", "schedule", "optimizer", "weight_decay"),
     }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""

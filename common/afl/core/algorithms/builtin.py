@@ -25,7 +25,7 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = STEPPING | {"block", "eta_q", "largest_weight", "uplink", "downlink"}
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink"}
     has_theorems = True
 
     def server(
@@ -49,7 +49,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = STEPPING | {"block", "eta_q", "largest_weight"}
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight"}
 
 
 class Sgda(Algorithm):
@@ -57,7 +57,7 @@ class Sgda(Algorithm):
 
     name = "sgda"
     description = "AFL-BR with projected ascent on the dual weights"
-    takes = STEPPING | {"eta_q"}
+    takes = STEPPING | {"dual_loss", "eta_q"}
 
     def server(
         self, settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness
@@ -97,7 +97,7 @@ class Drfa(_LocalSteps):
     description = (
         "takes local steps between synchronizations, and moves the dual weights by a snapshot's losses"
     )
-    takes = frozenset({"eta_q", "local_steps", "sampled", "schedule", "weight_decay"})
+    takes = frozenset({"dual_loss", "eta_q", "local_steps", "sampled", "schedule", "weight_decay"})
     snapshots = True
 
     def server(

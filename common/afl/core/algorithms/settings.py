@@ -62,6 +62,8 @@ class AlgorithmSettings:
         optimizer: how every copy of the model steps along D.
         weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
+        held_out: the share of each worker's training records that gives no gradients.
+        dual_loss_held_out: whether the losses that move the dual weights are of held-out records.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -84,6 +86,8 @@ class AlgorithmSettings:
     optimizer: OptimizerChoice = OptimizerChoice()
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    held_out: float = 0.0
+    dual_loss_held_out: bool = False
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
