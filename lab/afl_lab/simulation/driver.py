@@ -86,6 +86,7 @@ class Driver:
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
+            clip_norm=settings.clip_norm,
             held_out=settings.held_out,
             loss_of_held_out=settings.dual_loss_held_out,
         )

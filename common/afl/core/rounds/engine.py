@@ -734,7 +734,11 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
-        right = b"" if self._model is None else self.model.digest(self.algorithm.grid)
+        right = b""
+        if self._model is not None:
+            # Its update comes first: the companions move with the model.
+            model = self.model
+            right = model.digest(*(beside.content() for beside in self.algorithm.companions.values()))
         self.residual_norm = None if self._model is None else self.algorithm.residual_norm
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)
