@@ -33,6 +33,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
 from afl.paths import expanded
 
@@ -247,6 +248,9 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    patience: Annotated[Count | None, Unit("evaluations"), Null("never")] = None
+    """end the run, complete, after so many evaluations in a row whose worst held_out_loss is no better than
+    before; the best model is then chosen by it too; needs task.held_out"""
 
 
 class Run(Section):
@@ -442,6 +446,11 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def patience(self) -> Patience | None:
+        """What ends the run before its last round; ``None`` unless ``evaluation.patience`` is set."""
+        return None if self.evaluation.patience is None else Patience(self.evaluation.patience)
 
     @property
     def loss_cap(self) -> float:

@@ -14,6 +14,7 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import AbsencePolicy
 from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
@@ -39,7 +40,7 @@ class Driver:
         evaluate_every: in update rounds.
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
-        loss_cap: as the engine takes it.
+        loss_cap, patience: as the engine takes them.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
     """
@@ -55,6 +56,7 @@ class Driver:
         evaluate_every: int,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
         batched: bool = False,
         meter: WireMeter | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class Driver:
             buffer_mean=BufferMean.of(vector.buffers, settings),
             policy=policy,
             loss_cap=loss_cap,
+            patience=patience,
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
@@ -164,6 +167,7 @@ def metered(
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
+        patience=config.patience,
         batched=config.worker.batch_oracles,
     )
     engine = driver.engine

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DivergenceWatch
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, settled
@@ -89,12 +90,14 @@ class Ranking:
 
     Args:
         watch: notices a loss that stays too high.
+        patience: what chooses the best, in place of the metrics on test data.
     """
 
-    def __init__(self, watch: DivergenceWatch | None = None) -> None:
+    def __init__(self, watch: DivergenceWatch | None = None, patience: Patience | None = None) -> None:
         self.evaluations: list[EvaluationSummary] = []
         self.best: EvaluationSummary | None = None
         self._watch = watch
+        self._patience = patience
 
     @property
     def last(self) -> EvaluationSummary | None:
@@ -109,6 +112,8 @@ class Ranking:
             self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite, evaluation.smooth_worst)
         # Who was absent may be the one that is served worst.
         is_best = not evaluation.absent and summary.is_better_than(self.best)
+        if self._patience is not None:
+            is_best = self._patience.see(summary.round, evaluation.metrics)
         if is_best:
             self.best = summary
         return is_best

@@ -453,7 +453,7 @@ class Rounds:
     def _model_written(self, event: events.ModelWritten) -> None:
         if event.name == "final" and self.engine.finished:
             # Safe before anyone is told that the run is complete.
-            self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
+            self._finish(ExitCode.OK, self.engine.completion, GoodbyeStatus.FINISHED)
 
     def _write_failed(self, event: events.WriteFailed) -> Job[None] | None:
         """What the run does not wait for could not be written."""

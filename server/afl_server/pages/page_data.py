@@ -220,7 +220,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
     if snapshot.ending is not None:
         reason = snapshot.ending.reason
         if snapshot.ending.code is ExitCode.OK:
-            return "finished", "The run is complete."
+            return "finished", f"{reason[:1].upper()}{reason[1:]}."
         if snapshot.ending.can_resume:
             return "stopped", f"The run is stopped and can be resumed: {reason}."
         return "aborted", f"The run has ended before its last round: {reason}."

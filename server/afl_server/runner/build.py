@@ -43,6 +43,7 @@ def build(
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         loss_cap=config.loss_cap,
+        patience=config.patience,
         model=vector,
     )
     description = RunDescription(

@@ -60,7 +60,7 @@ class RunRecords:
     """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
-        self.ranking = Ranking(self.config.divergence_watch)
+        self.ranking = Ranking(self.config.divergence_watch, self.config.patience)
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     # Beginning.

@@ -36,6 +36,7 @@ from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
 from afl.core.rounds.held_reports import HeldReports, with_stand_ins
 from afl.core.rounds.incoming import IncomingReports
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import AbsencePolicy, LargeUpdate
 from afl.core.rounds.report_check import ReportCheck
 from afl.core.rounds.results import Evaluation, Opening, Outcome, RoundSummary
@@ -67,6 +68,7 @@ class RoundEngine:
             and whole payloads are kept until the step closes, unless they are integers.
         loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
             recorded as it was reported.
+        patience: ends the run before its last round.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -79,11 +81,13 @@ class RoundEngine:
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
         self._model = model
         self.policy = policy or AbsencePolicy()
+        self.patience = patience
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
@@ -269,6 +273,13 @@ class RoundEngine:
         if self.step.kind is not Kind.TRAIN or header is None or self.policy.leaves_out:
             return None
         return self._following((header,))
+
+    @property
+    def completion(self) -> str:
+        """That the run is complete, and why before its last round if it is."""
+        if self.patience is None or not self.patience.is_over:
+            return "the run is complete"
+        return f"the run is complete: {self.patience.reason}"
 
     # What workers say.
 
@@ -460,6 +471,8 @@ class RoundEngine:
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
         values["highest_median"] = self.losses.highest_median
+        if self.patience is not None:
+            values["patience"] = self.patience.state()
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
@@ -506,6 +519,8 @@ class RoundEngine:
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
+        if self.patience is not None and "patience" in values:
+            self.patience.restore(values["patience"])
         self.finished = values["finished"]
         self._open(Step(position, Kind[values["kind"]]))
 
@@ -523,7 +538,9 @@ class RoundEngine:
         position = self.step.position
         if outcome.payload is None:
             self.last_evaluation = outcome.evaluation
-            if position.round == self.synchronizations:
+            if self.patience is not None and outcome.evaluation is not None:
+                self.patience.see(outcome.evaluation.round, outcome.evaluation.metrics)
+            if position.round == self.synchronizations or (self.patience and self.patience.is_over):
                 self.finished = True
                 return None
             self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
