@@ -1,29 +1,25 @@
 """Small sites: dual weights that follow training losses, and such that follow held-out ones.
 
-    python -m afl_benchmarks.small_sites [--seeds 5] [--rounds 1200]
+    python -m afl_benchmarks.small_sites [--seeds 5] [--rounds 2000] [--eta-q 0.2]
 
-The hospitals of docs/examples/hospitals, where the one that is unlike the others has 100 to 10,000 records,
-in simulation. It prints, as means over the seeds, the area under the ROC curve on test records, and the mean
-dual weight of the small site, as a table for docs/decisions.md. About six minutes of one core.
+The hospitals of docs/examples/hospitals, where the one that is unlike the others has 100 to 10,000 records.
+All runs of a kind of model are taken together in batched products: AFL-BR as docs/algorithm.md has it, with
+minibatches drawn with replacement. It prints a table: means over the seeds of the area under the ROC curve on
+test records by site, and of site 0's dual weight in the second half. A minute of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-
-from afl import Classification, TaskContext, WorkerData
-from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.messages import Kind
-from afl.core.randomness import SharedRandomness
-from afl_lab.simulation.driver import Driver
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "hospitals"
 
@@ -32,134 +28,170 @@ MODES = {
     "held out, training losses": (0.2, False),
     "held out, held-out losses": (0.2, True),
 }
+"""Of each, the share that is held out, and whether the dual weights follow it."""
 
-PROBLEMS = (("network", 32, 100), ("network", 32, 300), ("network", 32, 1000), ("network", 32, 10_000))
-LINEAR = (("logistic", 0, 300),)
+RECORDS = (100, 300, 1_000, 10_000)
+"""At site 0; the others have those of the example."""
 
-EVERY = 50
-"""Rounds between two evaluations."""
+MODELS = {"network": 32, "logistic": 0}
+"""Hidden units."""
 
-
-class Hospitals(Classification):
-    """The example's, with so many records at site 0; ``hidden`` 0 is logistic regression."""
-
-    def __init__(self, seed: int, records: int, hidden: int) -> None:
-        self.seed, self.records, self.hidden = seed, records, hidden
-        self.auc = runpy.run_path(str(EXAMPLE / "task.py"))["auc"]
-
-    def model(self) -> nn.Module:
-        """One hidden layer, or none."""
-        if not self.hidden:
-            return nn.Linear(20, 2)
-        return nn.Sequential(nn.Linear(20, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 2))
-
-    def data(self, worker: int, context: TaskContext) -> WorkerData:  # noqa: ARG002
-        """As the example's task has it."""
-        made = runpy.run_path(str(EXAMPLE / "make_data.py"))
-        x, y = map(torch.from_numpy, made["hospital"](worker, self.seed, None if worker else self.records))
-        later = made["LATER"]
-        return WorkerData(train=(x[:-later], y[:-later]), test=(x[-later:], y[-later:]))
-
-    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        """Loss and AUC, of all records at once."""
-        logits = model(batch[0])
-        loss = nn.functional.cross_entropy(logits, batch[1])
-        return {"loss": loss, "auc": self.auc(logits[:, 1] - logits[:, 0], batch[1])}
+SITES, BATCH, STEP, EVERY = 3, 32, 0.2, 50
+"""And eta_w, and the rounds between two evaluations."""
 
 
-class Found(NamedTuple):
-    """One run.
+@dataclass(frozen=True)
+class Data:
+    """Of all runs, R: records of each site, float32 ``[R, 3, n, 20]`` and int64 ``[R, 3, n]``, filled up with
+    zeros; of ``counts`` records (int64 ``[R, 3]``) the last ``held`` are held out."""
 
-    Attributes:
-        last: AUC on test records by site, at the end.
-        best: the same where the worst held-out loss was lowest; and at which ``round`` that was.
-        weight: site 0's mean dual weight in the second half.
-    """
+    x: Tensor
+    y: Tensor
+    counts: Tensor
+    held: Tensor
+    test_x: Tensor
+    test_y: Tensor
 
-    last: list[float]
-    best: list[float]
-    weight: float
-    round: int
+    def minibatch(self, generator: torch.Generator, *, of_held_out: Tensor) -> tuple[Tensor, Tensor]:
+        """One of each site, ``[R, 3, 32, 20]`` and ``[R, 3, 32]``, of held-out records where bool ``[R]``."""
+        kept = self.counts - self.held
+        first = torch.where(of_held_out[:, None], kept, 0)
+        size = torch.where(of_held_out[:, None], self.held, kept)
+        drawn = torch.rand((*self.counts.shape, BATCH), generator=generator)
+        places = first[..., None] + (drawn * size[..., None]).long()
+        return self.x.gather(2, places[..., None].expand(-1, -1, -1, 20)), self.y.gather(2, places)
 
 
-def one_run(
-    task: Hospitals, held_out: float, *, follows: bool, seed: int, rounds: int, eta_q: float
-) -> Found:
-    """AFL-BR; compression is not what is looked at."""
-    settings = AlgorithmSettings(
-        workers=3,
-        rounds=rounds,
-        block=int(np.ceil(np.sqrt(rounds))),
-        eta_w=0.2,
-        eta_q=eta_q,
-        name="afl-br",
-        held_out=held_out,
-        dual_loss_held_out=follows,
+def data_of(seeds: Sequence[int]) -> Data:
+    """Of each seed, number of records and mode, in this order."""
+    made = runpy.run_path(str(EXAMPLE / "make_data.py"))
+    later, most = made["LATER"], max(made["SIZES"])
+    runs, counts, held = [], [], []
+    for seed in seeds:
+        for records in RECORDS:
+            sites = [made["hospital"](site, seed, None if site else records) for site in range(SITES)]
+            own = torch.tensor([len(y) - later for _, y in sites])
+            for share, _ in MODES.values():
+                runs.append(sites)
+                counts.append(own)
+                held.append((share * own).round().long())
+    x, y = torch.zeros(len(runs), SITES, most, 20), torch.zeros(len(runs), SITES, most, dtype=torch.int64)
+    test_x, test_y = torch.zeros(len(runs), SITES, later, 20), torch.zeros(len(runs), SITES, later).long()
+    for run, sites in enumerate(runs):
+        for site, (values, labels) in enumerate(sites):
+            count = len(labels) - later
+            x[run, site, :count], test_x[run, site] = map(torch.from_numpy, (values[:count], values[count:]))
+            y[run, site, :count], test_y[run, site] = map(torch.from_numpy, (labels[:count], labels[count:]))
+    return Data(x, y, torch.stack(counts), torch.stack(held), test_x, test_y)
+
+
+def initial(runs: int, hidden: int, generator: torch.Generator) -> list[Tensor]:
+    """Weights and biases as PyTorch's linear layers begin with."""
+    sizes = [20, hidden, 2] if hidden else [20, 2]
+    layers = []
+    for before, after in itertools.pairwise(sizes):
+        for shape in ((runs, before, after), (runs, 1, after)):
+            uniform = 2 * torch.rand(shape, generator=generator) - 1
+            layers.append((uniform / math.sqrt(before)).requires_grad_())
+    return layers
+
+
+def logits_of(layers: Sequence[Tensor], x: Tensor) -> Tensor:
+    """``[R, 3, n, 20]`` to ``[R, 3, n, 2]``."""
+    found = x.flatten(1, 2)
+    for place in range(0, len(layers), 2):
+        found = torch.baddbmm(layers[place + 1], found.relu() if place else found, layers[place])
+    return found.reshape(*x.shape[:3], 2)
+
+
+def losses_of(layers: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy by site, ``[R, 3]``."""
+    each = nn.functional.cross_entropy(logits_of(layers, x).flatten(0, 2), y.flatten(), reduction="none")
+    return each.reshape(y.shape).mean(dim=2)
+
+
+def aucs_of(layers: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Areas under the ROC curve by site, float64 ``[R, 3]``."""
+    logits = logits_of(layers, x)
+    ranks = (logits[..., 1] - logits[..., 0]).argsort(dim=2).argsort(dim=2).double() + 1
+    ones = y.sum(dim=2).double()
+    return ((ranks * y).sum(dim=2) - ones * (ones + 1) / 2) / (ones * (y.shape[2] - ones))
+
+
+def held_out_losses(layers: Sequence[Tensor], data: Data) -> Tensor:
+    """Means over all held-out records by site, ``[R, 3]``; NaN where there are none."""
+    places = torch.arange(data.y.shape[2])
+    is_held = (places >= (data.counts - data.held)[..., None]) & (places < data.counts[..., None])
+    each = nn.functional.cross_entropy(
+        logits_of(layers, data.x).flatten(0, 2), data.y.flatten(), reduction="none"
     )
-    driver = Driver(
-        task,
-        settings,
-        SharedRandomness.from_int(seed),
-        batch_size=32,
-        evaluation_batch_size=1 << 20,
-        evaluate_every=EVERY,
-        batched=True,
-    )
-    evaluations: list[tuple[dict[str, float], ...]] = []
-    weights = []
-    for closed in driver.steps():
-        if closed.kind is Kind.EVALUATE:
-            assert driver.engine.last_evaluation is not None
-            evaluations.append(driver.engine.last_evaluation.metrics)
-        elif closed.position.round > rounds // 2 and driver.engine.last_round is not None:
-            weights.append(float(driver.engine.last_round.dual_weights[0]))
-    aucs = [[site["auc"] for site in sites] for sites in evaluations]
-    best = len(evaluations) - 1
-    if held_out:
-        worst = [max(site["held_out_loss"] for site in sites) for sites in evaluations]
-        best = int(np.argmin(worst))
-    return Found(aucs[-1], aucs[best], float(np.mean(weights)), EVERY * (best + 1))
+    return (each.reshape(data.y.shape) * is_held).sum(dim=2) / data.held
+
+
+def trained(data: Data, hidden: int, rounds: int, eta_q: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Test AUC at the end and at the least worst held-out loss (at the end where nothing is held out), which
+    round that was, and site 0's mean dual weight in the second half."""
+    runs, generator = len(data.x), torch.Generator().manual_seed(1)
+    follows = torch.tensor([follows for _, follows in MODES.values()]).repeat(runs // len(MODES))
+    nobody = torch.zeros(runs, dtype=torch.bool)
+    layers = initial(runs, hidden, generator)
+    q = torch.full((runs, SITES), 1 / SITES)
+    block, weight = math.isqrt(rounds - 1) + 1, torch.zeros(runs)
+    least, best_round = torch.full((runs,), math.inf), torch.full((runs,), rounds)
+    best = torch.zeros(runs, SITES, dtype=torch.float64)
+    for round_ in range(1, rounds + 1):
+        losses = losses_of(layers, *data.minibatch(generator, of_held_out=nobody))
+        gradients = torch.autograd.grad((q * losses).sum(), layers)
+        with torch.no_grad():
+            measured = losses_of(layers, *data.minibatch(generator, of_held_out=follows))
+            measured = torch.where(follows[:, None], measured, losses)
+            for layer, gradient in zip(layers, gradients, strict=True):
+                layer.sub_(STEP * gradient)
+            weight += q[:, 0] * (round_ > rounds // 2)
+            q = (q.log() + eta_q * measured).softmax(dim=1)
+            if round_ % block == 0:
+                q = torch.full_like(q, 1 / SITES)
+            if round_ % EVERY == 0:
+                worst = held_out_losses(layers, data).amax(dim=1)
+                is_best = worst < least
+                least = torch.where(is_best, worst, least)
+                best_round = torch.where(is_best, round_, best_round)
+                best = torch.where(is_best[:, None], aucs_of(layers, data.test_x, data.test_y), best)
+    last = aucs_of(layers, data.test_x, data.test_y)
+    return last.detach(), best, best_round, weight / (rounds - rounds // 2)
 
 
 def measured(seeds: int, rounds: int, eta_q: float) -> Iterator[str]:
     """The table's lines."""
-    best = "at the best held-out round | that round"
-    yield f"| model | site 0's records | | its weight | AUC at the end, sites 0, 1, 2 | {best} |"
+    head = "AUC at the end, sites 0, 1, 2 | at the least worst held-out loss | its round"
+    yield f"| model | records of site 0 | | its weight | {head} |"
     yield "|---|---|---|---|---|---|---|"
-    for kind, hidden, records in (*PROBLEMS, *LINEAR):
-        for mode, (held_out, follows) in MODES.items():
-            found = [
-                one_run(
-                    Hospitals(seed, records, hidden),
-                    held_out,
-                    follows=follows,
-                    seed=seed,
-                    rounds=rounds,
-                    eta_q=eta_q,
-                )
-                for seed in range(1, seeds + 1)
-            ]
-            best = shown([run.best for run in found]) if held_out else "unknown"
-            round_ = f"{np.mean([run.round for run in found]):.0f}" if held_out else ""
-            yield (
-                f"| {kind} | {records:,} | {mode} | {np.mean([run.weight for run in found]):.2f} "
-                f"| {shown([run.last for run in found])} | {best} | {round_} |"
-            )
+    data = data_of(range(1, seeds + 1))
+    for model, hidden in MODELS.items():
+        shape = (seeds, len(RECORDS), len(MODES))
+        last, best, round_, weight = (
+            found.reshape(*shape, *found.shape[1:]) for found in trained(data, hidden, rounds, eta_q)
+        )
+        for place, records in enumerate(RECORDS):
+            for column, (mode, (held_out, _)) in enumerate(MODES.items()):
+                at = (slice(None), place, column)
+                known = f"{shown(best[at])} | {round_[at].double().mean():.0f}" if held_out else " | "
+                shares = f"{weight[at].mean():.2f} | {shown(last[at])}"
+                yield f"| {model} | {records:,} | {mode} | {shares} | {known} |"
 
 
-def shown(aucs: list[list[float]]) -> str:
-    """By site, the mean over the seeds; of site 0 also the standard error."""
-    values: Any = np.array(aucs)
-    error = values[:, 0].std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-    first, *others = (f"{mean:.3f}" for mean in values.mean(axis=0))
+def shown(aucs: Tensor) -> str:
+    """By site, the mean over the seeds, ``[seeds, 3]``; of site 0 also the standard error."""
+    first, *others = (f"{mean:.3f}" for mean in aucs.mean(dim=0).tolist())
+    error = aucs[:, 0].std().item() / math.sqrt(len(aucs))
     return f"{first} ± {error:.3f}, {', '.join(others)}"
 
 
 def main() -> None:
-    """Print the table as it comes."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=1200)
+    parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--eta-q", type=float, default=0.2)
     options = parser.parse_args()
     torch.set_num_threads(1)

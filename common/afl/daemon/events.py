@@ -246,6 +246,12 @@ class Evaluation(Event):
     smooth_worst_loss: Annotated[float | None, "in its place if losses are hidden, else null"]
 
 
+class SiteWarning(Event):
+    """A site is served worst and weighted below even, or its loss rises while its training loss falls."""
+
+    round: Annotated[int, "the update rounds that led to the model"]
+
+
 class Absent(Event):
     """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
 

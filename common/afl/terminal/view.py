@@ -95,6 +95,8 @@ class RunView:
             "best so far": describe_standing(state["best"]),
             "on the wire": _describe_bytes(state),
         }
+        if state.get("warnings"):
+            rows["warning"] = "\n".join(state["warnings"])
         if hides:
             rows["losses"] = HIDDEN
         if state.get("integers"):

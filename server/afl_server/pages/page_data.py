@@ -229,7 +229,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         return "waiting", f"Waiting for workers: {workers - len(missing)} of {workers} are here."
     usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
     if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
-        return "running", ""
+        return "running", "\n".join(snapshot.evaluation.warnings if snapshot.evaluation else ())
     gone = sorted(set(missing).intersection(step.awaited))
     whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
     named = (

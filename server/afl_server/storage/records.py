@@ -258,6 +258,7 @@ class RunRecords:
                 else {"smooth_worst_loss": evaluation.smooth_worst, "means": evaluation.means}
             ),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **({"warnings": evaluation.warnings} if evaluation.warnings else {}),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
         self._show_evaluation(summary, evaluation)
@@ -430,6 +431,7 @@ def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
         non_finite=tuple(line.get("non_finite", ())),
         means=line.get("means"),
         smooth_worst=line.get("smooth_worst_loss"),
+        warnings=tuple(line.get("warnings", ())),
     )
 
 

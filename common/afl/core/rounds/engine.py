@@ -40,6 +40,7 @@ from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import AbsencePolicy, LargeUpdate
 from afl.core.rounds.report_check import ReportCheck
 from afl.core.rounds.results import Evaluation, Opening, Outcome, RoundSummary
+from afl.core.rounds.site_watch import SiteWatch
 from afl.core.rounds.worker_losses import WorkerLosses
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
 
@@ -117,6 +118,11 @@ class RoundEngine:
         self.cut_off: tuple[Ack, ...] = ()
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
         self.losses = WorkerLosses(self.workers, loss_cap)
+        self._watch = SiteWatch(
+            self.workers,
+            dual_loss_held_out=algorithm.settings.dual_loss_held_out,
+            has_dual_weights=not algorithm.reports_bring_weights,
+        )
         self.quarantined: frozenset[int] = frozenset()
         """Workers that steps are closed without, whatever they report."""
         self.buffers_averaged: Position = NOWHERE
@@ -447,6 +453,8 @@ class RoundEngine:
         assert not self._reports
         assert outcome.step.position == self.step.position
         assert outcome.step.kind is self.step.kind
+        if outcome.evaluation is not None:
+            self._watch.take_evaluation(outcome.evaluation.round, outcome.evaluation.metrics)
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
             losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self.losses.cap, self.losses.cap)
@@ -466,6 +474,7 @@ class RoundEngine:
         arrays["last_losses"] = self.losses.last.copy()
         arrays["counted"] = self._counted.copy()
         arrays["trained"] = self._trained.copy()
+        arrays |= {f"watch.{name}": array for name, array in self._watch.state().items()}
         if self._bound is not None:
             arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
@@ -498,6 +507,10 @@ class RoundEngine:
         self.losses.last = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
+        prefix = "watch."
+        # States of before sites were watched have none.
+        if watch := {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}:
+            self._watch.restore(watch)
         if self._bound is not None:
             self._bound.gradients = arrays["bound.gradients"].copy()
             self._bound.reach = arrays["bound.reach"].copy()
@@ -569,6 +582,7 @@ class RoundEngine:
                 algorithm.integers,
                 algorithm.mean_loss,
             )
+            self._watch.take_round(self.last_round.dual_weights, self._told_losses)
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
 
@@ -723,10 +737,12 @@ class RoundEngine:
         means, smooth_worst = None, None
         if self._metric_sums is not None:
             means, smooth_worst = self._metric_sums.means_of(reports)
+        metrics = tuple({} if means else dict(report.metrics) for report in by_worker)
+        round_ = self.algorithm.settings.updates_after(self.step.position.round)
         return Evaluation(
-            round=self.algorithm.settings.updates_after(self.step.position.round),
+            round=round_,
             synchronization=self.step.position.round,
-            metrics=tuple({} if means else dict(report.metrics) for report in by_worker),
+            metrics=metrics,
             examples=() if means else tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
@@ -737,6 +753,7 @@ class RoundEngine:
             means=means,
             smooth_worst=smooth_worst,
             tensor_residual_norms=self._largest_norms(reports),
+            warnings=self._watch.take_evaluation(round_, metrics),
         )
 
     def _largest_norms(self, reports: Sequence[Report]) -> dict[str, float]:
