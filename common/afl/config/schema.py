@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from afl import theory
+from afl import names, theory
 from afl.config import rules
 from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
@@ -34,7 +34,7 @@ from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.rounds.patience import Patience
-from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -61,10 +61,16 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
+def _site_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"a name of a site has {names.ACCEPTED}")
+    return name
+
+
+def _each_once(each: list[str]) -> list[str]:
+    if len(set(each)) < len(each):
         raise ValueError("a name appears twice")
-    return names
+    return each
 
 
 def installed_algorithm(name: str) -> str:
@@ -85,6 +91,8 @@ Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+SiteName: TypeAlias = Annotated[str, AfterValidator(_site_name)]
 
 Seed: TypeAlias = Annotated[
     int,
@@ -248,9 +256,23 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
+    """the task's metric that says which worker is served worst and which model is best, and that charts and
+    tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
+    better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
+    """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
     patience: Annotated[Count | None, Unit("evaluations"), Null("never")] = None
-    """end the run, complete, after so many evaluations in a row whose worst held_out_loss is no better than
-    before; the best model is then chosen by it too; needs task.held_out"""
+    """end the run, complete, after so many evaluations in a row whose worst held_out_loss (of rank_by: auc,
+    held_out_auc) is no better than before; the best model is then chosen by it too; needs task.held_out"""
+
+    @property
+    def ranking(self) -> RankBy | None:
+        """``rank_by`` and its better end; ``None`` where accuracy or loss ranks."""
+        if self.rank_by is None:
+            return None
+        is_higher = is_higher_better(self.rank_by) if self.better is None else self.better == "higher"
+        assert is_higher is not None  # by a rule
+        return RankBy(self.rank_by, is_higher)
 
 
 class Run(Section):
@@ -260,6 +282,9 @@ class Run(Section):
     """where checkpoints and results go; final, random and best models are always saved"""
     seed: Annotated[Seed | None, Null("a fresh one")] = None
     """every random choice of the run is made from it"""
+    initial_model: Annotated[PathName | None, Null("the task's model, drawn from the seed")] = None
+    """a safetensors file to begin with: a model of another run, or a state_dict of the task's model; only the
+    server reads it, once, and resumes without it"""
     description: Annotated[str | None, Null("none")] = None
     """what the data is, in your own words, for the card of an exported model"""
     trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
@@ -294,6 +319,11 @@ class Server(Section):
     http_token: Annotated[PathName | None, Null("none is asked for")] = None
     """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
     read again when it changes"""
+    http_certificate: Annotated[PathName | None, Null("plaintext")] = None
+    """the certificate of pages, which are then served over TLS only; it may be that of server.tls; read again
+    when it changes"""
+    http_key: Annotated[PathName | None, Null("plaintext")] = None
+    """the private key of http_certificate (PEM, not encrypted)"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),
@@ -317,6 +347,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
@@ -327,6 +360,11 @@ class Server(Section):
     """largest piece of a payload in one message"""
     reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
     """payload held for workers whose turn to be summed has not come; at least a chunk"""
+
+    @property
+    def page_scheme(self) -> str:
+        """How pages are asked for: ``http`` or ``https``."""
+        return "http" if self.http_certificate is None else "https"
 
 
 class Worker(Section):
@@ -413,6 +451,13 @@ class Config(Section):
 
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
+    sites: Annotated[
+        list[SiteName] | None,
+        Accepts("a list of names, one for each worker, each once"),
+        AfterValidator(_each_once),
+        Null("none"),
+    ] = None
+    """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""
     task: Task
     """the learning problem"""
     algorithm: Algorithm
@@ -429,6 +474,11 @@ class Config(Section):
     """what happens when something breaks"""
     privacy: Privacy = Privacy()
     """what the server does not learn"""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The sites' names by worker; empty where there are none."""
+        return dict(enumerate(self.sites or ()))
 
     @property
     def absence(self) -> AbsencePolicy:
@@ -450,7 +500,8 @@ class Config(Section):
     @property
     def patience(self) -> Patience | None:
         """What ends the run before its last round; ``None`` unless ``evaluation.patience`` is set."""
-        return None if self.evaluation.patience is None else Patience(self.evaluation.patience)
+        evaluation = self.evaluation
+        return None if evaluation.patience is None else Patience(evaluation.patience, evaluation.ranking)
 
     @property
     def loss_cap(self) -> float:

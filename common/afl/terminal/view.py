@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -15,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.names import Names, named, names_of, with_names
 from afl.outside import lines
-from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line
+from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line, ranked
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
@@ -91,8 +93,8 @@ class RunView:
             "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}",
             "round": f"{state['round']} of {state['rounds']}{left}",
             "workers": describe_workers(state),
-            "all workers" if hides else "worst worker": describe_standing(state["last"]),
-            "best so far": describe_standing(state["best"]),
+            "all workers" if hides else "worst worker": describe_standing(state["last"], names_of(state)),
+            "best so far": describe_standing(state["best"], names_of(state)),
             "on the wire": _describe_bytes(state),
         }
         if state.get("warnings"):
@@ -104,7 +106,7 @@ class RunView:
         for row in rows.items():
             grid.add_row(*row)
         yield grid
-        yield from _dual_plot(state.get("dual_history"), options)
+        yield from _dual_plot(state.get("dual_history"), options, names_of(state))
         # In a table, since a bar alone does not end its line.
         bar = Table.grid()
         width = min(BAR_COLUMNS, options.max_width)
@@ -113,11 +115,11 @@ class RunView:
         yield Text(self._hint, style="dim")
 
 
-def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> RenderResult:
+def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions, sites: Names) -> RenderResult:
     """A line for each worker with much weight: its weight over the last rounds, and now."""
     if not history or len(history["rounds"]) < 2:
         return
-    names = [f"worker {worker}" for worker in history["workers"]]
+    names = [f"worker {named(worker, sites)}" for worker in history["workers"]]
     label = max(len("restarts"), *map(len, names)) + 2
     columns = min(len(history["rounds"]), options.max_width - label - len("  0.000"))
     if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
@@ -149,7 +151,10 @@ def run_line(state: Mapping[str, Any]) -> str:
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
     known = hidden_figures(last)
-    known = known or f"worst worker {last['worst_worker']}, {_figures(last, at_length=False)}"
+    known = (
+        known
+        or f"worst worker {named(last['worst_worker'], names_of(state))}, {_figures(last, at_length=False)}"
+    )
     return f"round {last['round']} of {state['rounds']}: {known}"
 
 
@@ -181,40 +186,38 @@ def compared(sent: int, uncompressed: int) -> str:
 
 def describe_workers(state: Mapping[str, Any]) -> str:
     """Which workers have joined, and which the run waits for."""
-    missing, late = state["workers_missing"], state["reports_missing"]
+    missing, late, names = state["workers_missing"], state["reports_missing"], names_of(state)
     if state["state"] == "over":
         return f"{state['workers']}, informed of the end"
     if missing:
         waiting = [
-            str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
+            named(worker, names)
+            if seconds is None
+            else f"{named(worker, names)} (lost {shown_seconds(seconds)} ago)"
             for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
         ]
         return (
             f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {some_of(waiting)}"
         )
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; slowest: {some_of(late)}"
+        return f"all {state['workers']} ready; slowest: {some_of([named(worker, names) for worker in late])}"
     return f"all {state['workers']} ready"
 
 
-def describe_standing(standing: Mapping[str, Any] | None) -> str:
+def describe_standing(standing: Mapping[str, Any] | None, names: Names = MappingProxyType({})) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
     if known := hidden_figures(standing):
         return f"round {standing['round']}: {known}"
     figures = _figures(standing, at_length=True)
-    return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}: {figures}"
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
-    over, loss = "over workers " * at_length, standing["max_loss"]
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
-    else:
-        largest = f", largest loss {loss:.3f}" * at_length
-        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
-        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    over, by = "over workers " * at_length, ranked(standing)
+    largest = f", largest loss {standing['max_loss']:.3f}" * (at_length and by.metric != "loss")
+    figures = f"{by.metric} {by.shown(by.worst)} (mean {over}{by.shown(by.mean)}{largest})"
     own = own_metrics_line(standing.get("own_metrics", {}))
     return f"{figures}, {own}" if own else figures
 
@@ -225,8 +228,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     whom = "all workers" if hides else "worst worker"
     rows: dict[str, RenderableType] = {
         "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
-        f"{whom}, last model": describe_standing(summary["last"]),
-        f"{whom}, best model": describe_standing(summary["best"]),
+        f"{whom}, last model": describe_standing(summary["last"], names_of(summary)),
+        f"{whom}, best model": describe_standing(summary["best"], names_of(summary)),
     }
     if hides:
         rows["losses"] = HIDDEN
@@ -243,7 +246,7 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
     rows["results"] = str(directory)
-    return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
+    return facts(rows, title=f"Run {summary['run_id']}: {with_names(summary['reason'], names_of(summary))}")
 
 
 def some_of(workers: Sequence[object]) -> str:

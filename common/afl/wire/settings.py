@@ -51,6 +51,7 @@ class RunSettings:
     journal: str = "off"
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
+    single_reports: bool = False
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
@@ -99,6 +100,7 @@ class RunSettings:
             peer_timeout=config.server.peer_timeout,
             journal=config.worker.journal,
             skips_non_finite=config.faults.non_finite == "skip",
+            single_reports=config.faults.update_norm is not None,
         )
 
     def check(self) -> None:
@@ -132,7 +134,7 @@ class RunSettings:
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
-        heartbeats and their limit may change with each start of the server."""
+        heartbeats, their limit and whether reports are joined may change with each start of the server."""
         one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
@@ -209,7 +211,7 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from afl.config import Config, config_from_mapping, load_config
 from afl.core.randomness import SharedRandomness
+from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
@@ -84,6 +85,9 @@ def _check(report: Report, config: Config) -> None:
         task = load_task(config.task.name, config.task.options, allow_path=True)
     with blaming(report, "model()"):
         vector = build_vector(task, randomness)
+    if config.run.initial_model is not None:
+        with blaming(report, "run.initial_model"):
+            load_initial_model(vector, config.run.initial_model)
     describe_model(report, task, vector)
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
@@ -101,7 +105,7 @@ def _check(report: Report, config: Config) -> None:
             held_out=config.task.held_out,
             loss_of_held_out=config.algorithm.dual_loss == "held-out",
         )
-    check_learning(report, task, vector, oracle, workers)
+    check_learning(report, task, vector, oracle, workers, rank_by=config.evaluation.rank_by)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}
     check_averaging(report, task, oracle, workers, tests=tests, size=size)

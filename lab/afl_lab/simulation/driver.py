@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
@@ -15,9 +16,10 @@ from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
 from afl.core.rounds.patience import Patience
-from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.policy import AbsencePolicy, RankBy
 from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
+from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
@@ -40,9 +42,10 @@ class Driver:
         evaluate_every: in update rounds.
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
-        loss_cap, patience: as the engine takes them.
+        loss_cap, patience, rank_by: as the engine takes them.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
+        initial_model: a file with the values to begin with.
     """
 
     def __init__(
@@ -57,11 +60,16 @@ class Driver:
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
         patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         batched: bool = False,
+        initial_model: Path | None = None,
         meter: WireMeter | None = None,
     ) -> None:
         workers = range(settings.workers)
-        vector = build_vector(task, randomness)
+        vector, self.model = (build_vector(task, randomness) for _ in range(2))
+        if initial_model is not None:
+            for each in (vector, self.model):
+                load_initial_model(each, initial_model)
         settings = replace(settings, tensors=vector.tensors)
         self.engine = RoundEngine(
             server_half(settings, vector.values, randomness),
@@ -70,10 +78,10 @@ class Driver:
             policy=policy,
             loss_cap=loss_cap,
             patience=patience,
+            rank_by=rank_by,
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
-        self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers, randomness)
         data = {worker: worker_data(task, worker, context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
@@ -168,7 +176,9 @@ def metered(
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
         patience=config.patience,
+        rank_by=config.evaluation.ranking,
         batched=config.worker.batch_oracles,
+        initial_model=config.run.initial_model,
     )
     engine = driver.engine
     meter = WireMeter(

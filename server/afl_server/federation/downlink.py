@@ -180,7 +180,7 @@ class Downlink:
         """
         opening = self._engine.opening()
         if asked is not None:
-            opening = replace(opening, participants=asked)
+            opening = replace(opening, participants=asked, left_out=frozenset())
         return self._framed(opening, self._open.base)
 
     def _framed(self, opening: Opening, base: Position) -> Broadcast:

@@ -48,6 +48,7 @@ class Rounds:
     Attributes:
         description: what does not change while the run lasts.
         engine: which step is open, and who has reported.
+        names: of sites, by worker; more as workers join that call themselves something.
         counters: of the whole run; what is sent is counted by whoever sends it.
         has_begun: whether all that the run begins with is durable.
         ending: how the run, or this process's part of it, has ended; ``None`` while it goes on.
@@ -61,6 +62,7 @@ class Rounds:
         self.description = run.description
         self.engine = engine
         self.counters = run.counters
+        self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
         self._run = run
@@ -448,6 +450,8 @@ class Rounds:
         described = {
             "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
+            "initial_model": model.initial_digest,
+            "frozen": model.frozen_digest,
             "engine": values,
             "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }

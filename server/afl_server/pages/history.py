@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.runs.metrics import ranked
 from afl_server.federation.evaluation_summary import EvaluationSummary
 
 BUCKETS = 256  # points of a curve: more than a screen resolves, few enough that a page of ten curves is small
@@ -53,9 +54,9 @@ class Point(NamedTuple):
     """An evaluation; NaN where a worker that is followed has no such metric."""
 
     summary: EvaluationSummary
-    accuracy: NDArray[np.float32]
+    value: NDArray[np.float32]  # of the metric that ranks
     loss: NDArray[np.float32]
-    spread: NDArray[np.float32]  # quantiles over all workers of accuracy and of loss, [2, 4]
+    spread: NDArray[np.float32]  # quantiles over all workers of these values and of the losses, [2, 4]
 
 
 class View(NamedTuple):
@@ -99,13 +100,13 @@ class History:
 
     def add_evaluation(self, summary: EvaluationSummary, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
-        accuracy, loss = (
+        value, loss = (
             # As near as the curves' type of numbers has them; NaN stays.
             np.array([entry.get(name, math.nan) for entry in metrics]).clip(-_LARGEST, _LARGEST)
-            for name in ("accuracy", "loss")
+            for name in (ranked(vars(summary)).metric, "loss")
         )
-        spread = np.array([_spread(accuracy), _spread(loss)], dtype=np.float32)
-        point = Point(summary, self._followed(accuracy), self._followed(loss), spread)
+        spread = np.array([_spread(value), _spread(loss)], dtype=np.float32)
+        point = Point(summary, self._followed(value), self._followed(loss), spread)
         with self._lock:
             self.version += 1
             if self._points and (self._evaluated - 1) % self._spacing:

@@ -76,6 +76,14 @@ class Checkpointing:
                 f"task: the model of {self._records.config.task.name} has another layout than the run in "
                 f"{self._records.directory}; use the version of the task that the run began with"
             )
+        found = checkpoint.values.get("frozen", "")
+        if found != vector.frozen_digest:
+            raise ConfigError(
+                f"task: the frozen parameters are not those that the run in {self._records.directory} began "
+                f"with: their digest is {vector.frozen_digest or 'none'}, the run's {found or 'none'}; give "
+                "the task the file that it had then"
+            )
+        vector.initial_digest = checkpoint.values.get("initial_model", "")
         vector.load(arrays["params"])
         if vector.frozen_length:
             vector.load_frozen(self._store.frozen())

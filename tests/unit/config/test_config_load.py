@@ -44,9 +44,9 @@ def problem(heading: str, found: str, accepted: str, **more: str) -> str:
 
 COUNT = "a whole number from 1 to 2^31 - 1"
 SERVER_KEYS = (
-    "one of listen, http, http_hosts, http_token, tls, tokens, insecure, heartbeat, peer_timeout,"
-    " handshake_timeout, start_timeout, give_up_after, state, checkpoint_every, grace, max_sessions,"
-    " chunk_bytes, reorder_buffer"
+    "one of listen, http, http_hosts, http_token, http_certificate, http_key, tls, tokens, insecure,"
+    " heartbeat, peer_timeout, handshake_timeout, start_timeout, give_up_after, state, integrity_key,"
+    " checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
 )
 ALGORITHM_NAMES = ", ".join(algorithm_names()[:-1]) + f" or {algorithm_names()[-1]}"
 

@@ -91,6 +91,8 @@ def servers(draw: st.DrawFn) -> dict[str, Any]:
         "listen": draw(st.sampled_from(["127.0.0.1:0", ":50051", "[::1]:50051", "silo:1", "*:7"])),
         "http_hosts": draw(st.lists(NAMES | TRAPS.filter(bool), max_size=3, unique=True)),
         "http_token": draw(st.none() | PATHS),
+        **draw(st.just({}) | st.fixed_dictionaries({"http_certificate": PATHS, "http_key": PATHS})),
+        "integrity_key": draw(st.none() | PATHS),
         "http": draw(st.sampled_from([None, "127.0.0.1:9090", "[::]:0"])),
         "tls": draw(
             st.none()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -487,6 +488,26 @@ def test_a_report_of_nothing_holds_nothing(report: Report) -> None:
 def test_a_report_of_nothing_is_refused_where_the_run_does_not_skip() -> None:
     with pytest.raises(ProtocolError, match="a report of nothing, where one is due"):
         nothing(engine(skips_late=True), 0)
+
+
+def test_the_payloads_of_one_step_are_kept_until_it_is_closed() -> None:
+    dim = 100_000
+    chosen = AlgorithmSettings(4, 9, 3, 0.1, 0.1)
+    half = server_half(chosen, torch.zeros(dim), SharedRandomness.from_int(3))
+    driven = RoundEngine(half, evaluate_every=9, policy=AbsencePolicy(skips_late=True))
+    header = PayloadHeader(Role.UPDATE, Encoding.DENSE, dim, dim, 4 * dim)
+    tracemalloc.start()
+    try:
+        for round_ in (1, 2, 3):
+            before = tracemalloc.get_traced_memory()[0]
+            for worker in range(4):
+                driven.begin_report(Report(worker, Position(round_, 0), 1.0, 4, (header,)))
+                driven.add_piece(worker, 0, 0, bytes(4 * dim))
+            held = tracemalloc.get_traced_memory()[0] - before
+            assert held == pytest.approx(4 * 4 * dim, rel=0.05)
+            driven.advance()
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_streamed_where_a_step_may_close_without_someone() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import RankBy
 from afl.errors import ConfigError
 
 
@@ -31,7 +32,7 @@ def test_it_is_over_after_so_many_that_are_no_better_in_a_row() -> None:
 
 
 def test_of_a_metric_of_which_more_is_better_the_lowest_is_the_worst() -> None:
-    patience = Patience(1, "held_out_auc", higher_is_better=True)
+    patience = Patience(1, RankBy("auc", higher_is_better=True))
     first, second = ([{"held_out_auc": value}, {"held_out_auc": 0.9}] for value in (0.6, 0.7))
     assert patience.see(1, first)
     assert patience.see(2, second)

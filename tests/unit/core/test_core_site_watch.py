@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from afl.core.rounds.policy import RankBy
 from afl.core.rounds.site_watch import SiteWatch
 
 
@@ -37,8 +38,8 @@ def test_the_worst_that_is_weighted_below_even_is_named_at_the_fifth_evaluation_
     assert [told(watch, 10 * n, weights=BELOW) for n in range(1, 5)] == [()] * 4
     (warning,) = told(watch, 50, weights=BELOW)
     assert warning.startswith(
-        "worker 0 is served worst on its test data, and weighted below even (0.267 of 1/m = 0.333), at the "
-        "last 5 evaluations; let the weights follow held-out records: task.held_out, algorithm.dual_loss"
+        "worker 0 is served worst (loss 1), and weighted below even (0.267; 1/m is 0.333), at the last 5 "
+        "evaluations; let the weights follow held-out records: task.held_out, algorithm.dual_loss"
     )
     assert told(watch, 60, weights=ABOVE) == ()
     assert [told(watch, 70 + n, weights=BELOW) for n in range(4)] == [()] * 4, "it begins anew"
@@ -56,7 +57,14 @@ def test_accuracy_says_who_is_worst_where_there_is_any() -> None:
     watch = SiteWatch(3)
     accuracy = (0.9, 0.8, 0.95)
     found = [told(watch, n, weights=(0.4, 0.2, 0.4), accuracy=accuracy) for n in range(1, 6)]
-    assert found[-1][0].startswith("worker 1 is served worst")
+    assert found[-1][0].startswith("worker 1 is served worst (accuracy 0.8)")
+
+
+def test_the_metric_that_ranks_says_who_is_worst() -> None:
+    watch = SiteWatch(3, by=RankBy("auc", higher_is_better=True))
+    values = {"accuracy": (0.1, 0.8, 0.95), "auc": (0.9, 0.8, 0.4)}
+    found = [told(watch, n, weights=(0.4, 0.4, 0.2), **values) for n in range(1, 6)]
+    assert found[-1][0].startswith("worker 2 is served worst (auc 0.4)")
 
 
 def test_weights_that_hardly_move_and_means_of_models_are_not_told() -> None:

@@ -114,7 +114,7 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         assert seen.buckets == known.buckets
         assert [point.summary for point in seen.points] == [point.summary for point in known.points]
         for one, other in zip(seen.points, known.points, strict=True):
-            np.testing.assert_array_equal(one.accuracy, other.accuracy)
+            np.testing.assert_array_equal(one.value, other.value)
         for bucket in seen.buckets:
             assert np.isnan(bucket.high).all(), "the metrics do not have each worker's weights"
         assert records.history.heaviest(2) == [0, 1]

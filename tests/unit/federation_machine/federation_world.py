@@ -244,9 +244,7 @@ class World:
             if step.kind is Kind.MODEL:
                 continue
             asked = [
-                worker
-                for worker in workers
-                if worker in broadcast.participants and peer.reported[worker] <= step.position
+                worker for worker in broadcast.asked_of(workers) if peer.reported[worker] <= step.position
             ]
             peer.reported.update(dict.fromkeys(asked, step.position))
             self.queue_all(peer, asked, step.position, step.kind)

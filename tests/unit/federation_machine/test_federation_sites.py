@@ -46,7 +46,7 @@ def test_it_is_told_once_and_shown_as_long_as_it_is_so(
     world = ended(config_of(algorithm=ALGORITHM), resumes_at=resumes_at)
     lines = [line for line in world.log if line.event.name == "site_warning"]
     assert [line.event.extra["round"] for line in lines] == [10]
-    assert lines[0].message.startswith("worker 2 is served worst on its test data, and weighted below even")
+    assert lines[0].message.startswith("worker 2 is served worst (loss 50), and weighted below even")
     snapshot = world.federation.snapshot()
     assert snapshot.evaluation is not None
     (warning,) = snapshot.evaluation.warnings

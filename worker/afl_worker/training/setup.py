@@ -16,7 +16,8 @@ from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.secrecy.keys import KeyStore
 from afl.daemon import events
-from afl.errors import ConfigError, PeerError
+from afl.errors import ConfigError, DataError, PeerError
+from afl.outside import words
 from afl.security.identity import WorkerIds
 from afl.tasks.base import TaskContext
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
@@ -70,6 +71,7 @@ def set_up(
         local=options.task_options,
     )
     vector = build_vector(task, randomness, device)
+    _check_frozen(options, type(task).__name__, vector.frozen_digest, welcome.frozen_digest)
     context = TaskContext(run.workers, randomness)
     data = {worker: worker_data(task, worker, context) for worker in workers}
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
@@ -117,6 +119,18 @@ def set_up(
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side), masking)
+
+
+def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:
+    """Raise DataError if this site's frozen parameters are not the run's: it says where they come from."""
+    if own == wanted:
+        return
+    given = ", ".join(f"--task-option {name}={value}" for name, value in options.task_options.items())
+    raise DataError(
+        f"the frozen parameters, which {task}.model() loads here{given and f' with {given}'}, are not the "
+        f"run's: their digest is {own or 'none'}, the server's {words(wanted, 40) or 'none'}; give this site "
+        "the same file, and the same version of the task"
+    )
 
 
 def _masking(

@@ -37,7 +37,7 @@ from afl.core.model.parameters import ParameterVector
 from afl.core.rounds.held_reports import HeldReports, with_stand_ins
 from afl.core.rounds.incoming import IncomingReports
 from afl.core.rounds.patience import Patience
-from afl.core.rounds.policy import AbsencePolicy, LargeUpdate
+from afl.core.rounds.policy import AbsencePolicy, LargeUpdate, RankBy
 from afl.core.rounds.report_check import ReportCheck
 from afl.core.rounds.results import Evaluation, Opening, Outcome, RoundSummary
 from afl.core.rounds.site_watch import SiteWatch
@@ -46,6 +46,9 @@ from afl.errors import AflError, NonFiniteError, ProtocolError, place
 
 _UPDATE_NORMS = "update_norms"
 """Of an outcome that is not sent: the norms of the updates that counted, ``[m]``, NaN elsewhere."""
+
+_UNDRAWN = "undrawn"
+"""Of an outcome that is not sent: the workers that the draw which it led to left out."""
 
 QUARANTINED = "the operator has put the worker in quarantine"
 
@@ -70,6 +73,7 @@ class RoundEngine:
         loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
             recorded as it was reported.
         patience: ends the run before its last round.
+        rank_by: the metric that says which worker is served worst, for warnings.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -83,6 +87,7 @@ class RoundEngine:
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
         patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
@@ -122,6 +127,7 @@ class RoundEngine:
             self.workers,
             dual_loss_held_out=algorithm.settings.dual_loss_held_out,
             has_dual_weights=not algorithm.reports_bring_weights,
+            by=rank_by,
         )
         self.quarantined: frozenset[int] = frozenset()
         """Workers that steps are closed without, whatever they report."""
@@ -130,6 +136,8 @@ class RoundEngine:
         self.residual_norm: float | None = None
         """The Euclidean norm of the server's own residual at the last evaluation that this engine closed;
         ``None`` where it keeps none."""
+        self._left_out: frozenset[int] = frozenset()
+        """Those of them that the open step does not ask."""
         self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
         self._trained: NDArray[np.int64] = np.zeros(self.workers, dtype=np.int64)
         self._absent: tuple[int, ...] = ()
@@ -242,7 +250,7 @@ class RoundEngine:
         asked, answered = len(self._participants), len(self._reports)
         if answered == asked or not self.policy.leaves_out:
             return answered == asked
-        needed, without = self.policy.needed(asked), len(self._non_finite())
+        needed, without = self._needed(), len(self._non_finite())
         # What can no longer have a quorum is closed too: that ends the run.
         return asked - without < needed or (self._is_expired and answered - without >= needed)
 
@@ -311,6 +319,8 @@ class RoundEngine:
             )
         if position < self.step.position or self.finished:
             return self._answer_closed(report)
+        if report.others:
+            self._let_joined(report)
         if self._is_true_of_all(report, self.holds):
             return self._answer_repeated(report, self._reports[worker])
         try:
@@ -360,6 +370,7 @@ class RoundEngine:
         if any(self.collector.received(sender, payload) for payload in payloads):
             return False
         self._incoming.forget(incoming)
+        self._leave_quarantined_out()
         return True
 
     def drop_shared(self, workers: Collection[int]) -> None:
@@ -367,9 +378,11 @@ class RoundEngine:
         rest it cannot send."""
         for incoming in self._incoming.shared(workers):
             self.drop_beginning(incoming.report.worker)
+        self._leave_quarantined_out()
 
     def quarantine(self, workers: Collection[int]) -> None:
-        """Close steps without these workers from now on; the open one too, but for a report that is complete.
+        """Close steps without these workers from now on; the open one too, but for a report that is complete,
+        and for a joint one: nothing can be taken out of what it brings for others too.
 
         Who was in quarantine before and is not any more comes back with the next step.
         """
@@ -379,8 +392,24 @@ class RoundEngine:
 
     def _leave_quarantined_out(self) -> None:
         for worker in self.quarantined.intersection(self._participants).difference(self._reports):
-            if self.drop_beginning(worker):
+            incoming = self._incoming.standing_for(worker)
+            is_alone = incoming is None or self.quarantined.issuperset(incoming.report.workers)
+            if is_alone and self.drop_beginning(worker):
                 self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=QUARANTINED)
+
+    def _let_joined(self, report: Report) -> None:
+        """A joint report may have been made before one of its workers was put into quarantine."""
+        mine = self._in_quarantine().intersection(report.workers)
+        if mine.isdisjoint(self._left_out) and not self.quarantined.issuperset(report.workers):
+            for worker in mine:
+                del self._reports[worker]
+
+    def _in_quarantine(self) -> set[int]:
+        return {worker for worker, report in self._reports.items() if report.missing == QUARANTINED}
+
+    def _needed(self) -> int:
+        """How many of the open step's participants have to report; one in quarantine is not counted."""
+        return self.policy.needed(len(self._participants) - len(self._in_quarantine()))
 
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
@@ -435,8 +464,11 @@ class RoundEngine:
                     [replace(report, loss=self.losses.counting(report.loss)) for report in reports],
                     {worker: self.losses.counting(loss) for worker, loss in stand_ins.items()},
                 )
+            self.algorithm.undrawn = self.quarantined
             payload = self.collector.close()
             unsent = self.collector.unsent()
+            if self.quarantined:
+                unsent = {**unsent, _UNDRAWN: np.array(sorted(self.quarantined))}
             if self._bound is not None and self.step.kind is Kind.TRAIN:
                 norms = np.full(self.workers, np.nan)
                 norms[list(self._bound.norms)] = list(self._bound.norms.values())
@@ -457,6 +489,7 @@ class RoundEngine:
             self._watch.take_evaluation(outcome.evaluation.round, outcome.evaluation.metrics)
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
+            self.algorithm.undrawn = frozenset(outcome.unsent.get(_UNDRAWN, np.zeros(0)).tolist())
             losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self.losses.cap, self.losses.cap)
             self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
@@ -588,7 +621,7 @@ class RoundEngine:
 
     def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
         told = _NOT_TOLD if step.kind is Kind.BUFFERS else self._told
-        return Opening(step, payloads, told, self._participants)
+        return Opening(step, payloads, told, self._participants, self._left_out)
 
     def _open(self, step: Step) -> None:
         self.step = step
@@ -597,6 +630,7 @@ class RoundEngine:
         self._told = self.algorithm.told_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
+        self._left_out = self.quarantined
         self._leave_quarantined_out()
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
@@ -667,12 +701,14 @@ class RoundEngine:
         data = self._training.payloads(report.worker)[0]
         norm, workers = self.algorithm.update_norm(report.payloads[0], data), list(report.workers)
         shares = np.maximum(self.dual_weights[workers], 1e-12)
-        self._bound.norms.update(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True))
+        self._bound.add(dict(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True)))
 
     def _answer_closed(self, report: Report) -> Ack:
         def is_known(worker: int) -> bool:
             known = self._previous.get(worker)
-            return known is not None and known.position == report.position
+            if known is None or known.position != report.position:
+                return False
+            return not (report.others and known.missing == QUARANTINED)
 
         if self._is_true_of_all(report, is_known):
             return self._answer_repeated(report, self._previous[report.worker])
@@ -705,12 +741,13 @@ class RoundEngine:
 
     def _require_quorum(self) -> None:
         non_finite, asked = self._non_finite(), len(self._participants)
-        if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
+        needed = self._needed()
+        if not non_finite or asked - len(non_finite) >= needed:
             return
         raise NonFiniteError(
             f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing "
             f"{'finite' if self._bound is None else 'that counts'} to report; "
-            f"the quorum is {self.policy.needed(asked)}: "
+            f"the quorum is {needed}: "
             + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
         )
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-HELD_OUT_LOSS = "held_out_loss"
+from afl.core.rounds.policy import RankBy
+
+HELD_OUT = "held_out_"
+"""What the names of metrics on held-out examples begin with."""
 
 
 class Patience:
@@ -20,14 +23,13 @@ class Patience:
 
     Args:
         evaluations: how many may follow the best.
+        by: the metric that ranks the workers, whose value on held-out examples counts; ``None`` for the loss.
     """
 
-    def __init__(
-        self, evaluations: int, metric: str = HELD_OUT_LOSS, *, higher_is_better: bool = False
-    ) -> None:
+    def __init__(self, evaluations: int, by: RankBy | None = None) -> None:
         self._evaluations = evaluations
-        self._metric = metric
-        self._higher_is_better = higher_is_better
+        self._metric = HELD_OUT + ("loss" if by is None else by.metric.removeprefix(HELD_OUT))
+        self._higher_is_better = by is not None and by.higher_is_better
         self.best: float | None = None
         self.best_round = 0
         self.since = 0

@@ -21,12 +21,14 @@ class Opening:
     Attributes:
         dual_weights: what the workers are told of q, ``[m]``; empty where a step that follows brings it.
         participants: the workers that answer it, ascending; the others need not hear of it.
+        left_out: those of them whose answer would not count: a process that has others need not make it.
     """
 
     step: Step
     payloads: tuple[Payload, ...]
     dual_weights: NDArray[np.float64]
     participants: Sequence[int]
+    left_out: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.algorithms.base import Arrays
+from afl.core.rounds.policy import RankBy
 
 IN_A_ROW: Final = 5
 """Evaluations before anything is said."""
@@ -30,12 +31,19 @@ class SiteWatch:
         dual_loss_held_out: whether the losses of rounds are of held-out records: how a site trains is not
             known then.
         has_dual_weights: whether the weights of rounds are such.
+        by: the metric that says who is worst; ``None`` for accuracy, or loss where the task has none.
     """
 
     def __init__(
-        self, workers: int, *, dual_loss_held_out: bool = False, has_dual_weights: bool = True
+        self,
+        workers: int,
+        *,
+        dual_loss_held_out: bool = False,
+        has_dual_weights: bool = True,
+        by: RankBy | None = None,
     ) -> None:
         self._workers = workers
+        self._by = by
         self._has_dual_weights = has_dual_weights
         self._held_out = dual_loss_held_out
         self._weights: NDArray[np.float64] = np.zeros(workers)
@@ -76,10 +84,10 @@ class SiteWatch:
         present = [worker for worker, own in enumerate(metrics) if own]
         if not present:
             return ""
-        if all("accuracy" in metrics[worker] for worker in present):
-            worst = min(present, key=lambda worker: metrics[worker]["accuracy"])
-        else:
-            worst = max(present, key=lambda worker: metrics[worker]["loss"])
+        candidates = [*([self._by] if self._by else []), RankBy("accuracy", True), RankBy("loss", False)]
+        by = next(each for each in candidates if all(each.metric in metrics[worker] for worker in present))
+        sign = 1 if by.higher_is_better else -1
+        worst = min(present, key=lambda worker: sign * metrics[worker][by.metric])
         last, in_a_row = self._below.tolist()
         in_a_row = (in_a_row if worst == last else 0) + 1
         if not (self._has_dual_weights and weights[worst] < EVEN / self._workers):
@@ -90,10 +98,9 @@ class SiteWatch:
         advice = "let the weights follow held-out records: task.held_out, algorithm.dual_loss: held-out"
         if self._held_out:
             advice = "its held-out loss is not the highest: raise task.held_out, or look at its data"
-        return (
-            f"worker {worst} is served worst on its test data, and weighted below even ({weights[worst]:.3f} "
-            f"of 1/m = {1 / self._workers:.3f}), at the last {in_a_row} evaluations; {advice} ({WHERE})"
-        )
+        served = f"worker {worst} is served worst ({by.metric} {metrics[worst][by.metric]:.3g})"
+        weighted = f"weighted below even ({weights[worst]:.3f}; 1/m is {1 / self._workers:.3f})"
+        return f"{served}, and {weighted}, at the last {in_a_row} evaluations; {advice} ({WHERE})"
 
     def _memorizing(
         self, round_: int, metrics: Sequence[Mapping[str, float]], training: NDArray[np.float64]

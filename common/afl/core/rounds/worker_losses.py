@@ -49,7 +49,7 @@ class WorkerLosses:
 
         It is the last that it reported. For one that never has, it is the mean of the present: adding the
         same to all losses moves no dual weight, so that a worker of which nothing is known neither gains nor
-        loses against the average of the others.
+        loses against the average of the others. Where nobody is present it is 0.
 
         Args:
             losses: of the open round, ``[m]``; NaN for those that are absent.
@@ -59,7 +59,9 @@ class WorkerLosses:
             return {}
         present = losses[~np.isnan(losses)]
         # Divided before the sum, which could overflow; rounding must not lead past the ends.
-        mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
+        mean = 0.0
+        if len(present):
+            mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
         return {
             worker: float(mean if np.isnan(self.last[worker]) else self.last[worker]) for worker in absent
         }
