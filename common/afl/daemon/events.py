@@ -266,6 +266,12 @@ class NotRanked(Event):
     metrics: Annotated[Sequence[str], "those that are reported"]
 
 
+class SiteWarning(Event):
+    """A site is served worst and weighted below even, or its loss rises while its training loss falls."""
+
+    round: Annotated[int, "the update rounds that led to the model"]
+
+
 class Absent(Event):
     """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
 

@@ -97,6 +97,8 @@ class RunView:
             "best so far": describe_standing(state["best"], names_of(state)),
             "on the wire": _describe_bytes(state),
         }
+        if state.get("warnings"):
+            rows["warning"] = "\n".join(state["warnings"])
         if hides:
             rows["losses"] = HIDDEN
         if state.get("integers"):

@@ -15,7 +15,8 @@ from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
-from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import AbsencePolicy, RankBy
 from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
 from afl.runs.initial_model import load_initial_model
@@ -41,7 +42,7 @@ class Driver:
         evaluate_every: in update rounds.
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
-        loss_cap: as the engine takes it.
+        loss_cap, patience, rank_by: as the engine takes them.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
         initial_model: a file with the values to begin with.
@@ -58,6 +59,8 @@ class Driver:
         evaluate_every: int,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         batched: bool = False,
         initial_model: Path | None = None,
         meter: WireMeter | None = None,
@@ -74,6 +77,8 @@ class Driver:
             buffer_mean=BufferMean.of(vector.buffers, settings),
             policy=policy,
             loss_cap=loss_cap,
+            patience=patience,
+            rank_by=rank_by,
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
@@ -171,6 +176,8 @@ def metered(
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
+        patience=config.patience,
+        rank_by=config.evaluation.ranking,
         batched=config.worker.batch_oracles,
         initial_model=config.run.initial_model,
     )

@@ -82,7 +82,7 @@ def simulate(
                     on_round(engine.last_round.round)
                 if engine.step.position == Position(random_round, 0):
                     save("random")
-            ending = ExitCode.OK, "the run is complete"
+            ending = ExitCode.OK, engine.completion
         except (NonFiniteError, DivergedError) as error:
             ending = ExitCode.DIVERGED, str(error)
         save("final")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DivergenceWatch, RankBy
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, ranked, settled
@@ -118,13 +119,20 @@ class Ranking:
     Args:
         watch: notices a loss that stays too high.
         by: the metric that ranks; ``None`` for accuracy, or loss where the task has none.
+        patience: what chooses the best by held-out records, in place of the metrics on test data.
     """
 
-    def __init__(self, watch: DivergenceWatch | None = None, by: RankBy | None = None) -> None:
+    def __init__(
+        self,
+        watch: DivergenceWatch | None = None,
+        by: RankBy | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         self.by = by
         self.evaluations: list[EvaluationSummary] = []
         self.best: EvaluationSummary | None = None
         self._watch = watch
+        self._patience = patience
 
     @property
     def last(self) -> EvaluationSummary | None:
@@ -139,6 +147,8 @@ class Ranking:
             self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite, evaluation.smooth_worst)
         # Who was absent may be the one that is served worst.
         is_best = not evaluation.absent and summary.is_better_than(self.best)
+        if self._patience is not None:
+            is_best = self._patience.see(summary.round, evaluation.metrics)
         if is_best:
             self.best = summary
         return is_best

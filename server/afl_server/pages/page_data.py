@@ -241,7 +241,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
     if snapshot.ending is not None:
         reason = snapshot.ending.reason
         if snapshot.ending.code is ExitCode.OK:
-            return "finished", "The run is complete."
+            return "finished", f"{reason[:1].upper()}{reason[1:]}."
         if snapshot.ending.can_resume:
             return "stopped", f"The run is stopped and can be resumed: {reason}."
         return "aborted", f"The run has ended before its last round: {reason}."
@@ -250,7 +250,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         return "waiting", f"Waiting for workers: {workers - len(missing)} of {workers} are here."
     usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
     if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
-        return "running", ""
+        return "running", "\n".join(snapshot.evaluation.warnings if snapshot.evaluation else ())
     gone = sorted(set(missing).intersection(step.awaited))
     whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
     named = (

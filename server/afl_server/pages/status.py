@@ -44,6 +44,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "losses": "hidden" if run.hides_losses else "shown",
         "last": snapshot.last and vars(snapshot.last),
         "best": snapshot.best and vars(snapshot.best),
+        "warnings": snapshot.evaluation.warnings if snapshot.evaluation else (),
         "uplink_bytes": counters.uplink.total,
         "downlink_bytes": counters.downlink.total,
         "uncompressed_bytes": counters.uncompressed_bytes,
