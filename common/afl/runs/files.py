@@ -16,6 +16,7 @@ from afl.outside import plain
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
+EVENTS_FILE = "events.json"
 STATE_FOLDER = "state"
 TRACKERS_FOLDER = "trackers"
 
