@@ -257,7 +257,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
-    http = "no http" if server.http is None else f"http on {_listening(server.http)}"
+    http = "no http" if server.http is None else f"{server.page_scheme} on {_listening(server.http)}"
     rows: dict[str, RenderableType] = {
         "workers": f"{config.workers}: {', '.join(config.sites)}" if config.sites else str(config.workers),
         "task": _task_line(config),

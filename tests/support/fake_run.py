@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from afl.config import config_from_mapping
-from afl.core.engine import Evaluation, RoundSummary
 from afl.core.grid import IntegerRound
 from afl.core.messages import Kind
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation.counters import Counters

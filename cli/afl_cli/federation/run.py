@@ -138,6 +138,7 @@ def _plan(
         worker=worker,
         logs=directory / "logs",
         http_host="127.0.0.1" if http is None else reachable(http.host),
+        http_certificate=config.server.http_certificate,
         restarts=options.restarts,
         stops_softly=True,
     )

@@ -33,7 +33,7 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -160,6 +160,9 @@ class Task(Section):
     """minibatch of one worker in one round"""
     evaluation_batch_size: Annotated[Count, Unit("examples")] = 1024
     """batch in evaluations; bounds their memory"""
+    held_out: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), Unit("share")] = 0.0
+    """share of each worker's training examples, drawn from the seed, that never gives gradients; evaluations
+    report the model's metrics on them as held_out_NAME"""
 
 
 class Algorithm(Section):
@@ -190,6 +193,9 @@ class Algorithm(Section):
     ] = None
     """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
     of the single worst, so that none alone steers the model"""
+    dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
+    """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
+    its own), or that of a minibatch of the examples that task.held_out holds out"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
@@ -272,6 +278,9 @@ class Run(Section):
     """where checkpoints and results go; final, random and best models are always saved"""
     seed: Annotated[Seed | None, Null("a fresh one")] = None
     """every random choice of the run is made from it"""
+    initial_model: Annotated[PathName | None, Null("the task's model, drawn from the seed")] = None
+    """a safetensors file to begin with: a model of another run, or a state_dict of the task's model; only the
+    server reads it, once, and resumes without it"""
     description: Annotated[str | None, Null("none")] = None
     """what the data is, in your own words, for the card of an exported model"""
     trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
@@ -306,6 +315,11 @@ class Server(Section):
     http_token: Annotated[PathName | None, Null("none is asked for")] = None
     """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
     read again when it changes"""
+    http_certificate: Annotated[PathName | None, Null("plaintext")] = None
+    """the certificate of pages, which are then served over TLS only; it may be that of server.tls; read again
+    when it changes"""
+    http_key: Annotated[PathName | None, Null("plaintext")] = None
+    """the private key of http_certificate (PEM, not encrypted)"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),
@@ -329,6 +343,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
@@ -339,6 +356,11 @@ class Server(Section):
     """largest piece of a payload in one message"""
     reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
     """payload held for workers whose turn to be summed has not come; at least a chunk"""
+
+    @property
+    def page_scheme(self) -> str:
+        """How pages are asked for: ``http`` or ``https``."""
+        return "http" if self.http_certificate is None else "https"
 
 
 class Worker(Section):

@@ -93,6 +93,13 @@ class Listening(Event):
     directory: Annotated[str, "the run directory"]
 
 
+class InitialModel(Event):
+    """A run begins with the values of a file (``run.initial_model``)."""
+
+    file: Annotated[str, "as configured"]
+    digest: Annotated[str, "of its tensors, 32 hexadecimal digits, as `afl inspect` shows it"]
+
+
 class Resumed(Event):
     """A server has read a run's state and resumes the run."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from afl.core.model.buffers import BufferPolicy
+from afl.core.model.parameters import FrozenPolicy
 from afl.core.randomness import SharedRandomness
 from afl.errors import DataError
 from afl.tasks.dtypes import types_problem
@@ -69,6 +70,15 @@ class Task(abc.ABC):
     Buffers of other types, such as BatchNorm's count of batches, are each worker's own and never averaged.
     What a worker's process has of its own is lost with it: a new one begins with the model's initial buffers,
     and with the present mean of those that are averaged.
+    """
+
+    frozen: ClassVar[FrozenPolicy] = "sent"
+    """Where parameters with ``requires_grad = False`` come from.
+
+    - ``sent``: from the server, with a worker's first model.
+    - ``local``: from each site's own ``model()``, which loads them from a file of the site: a base model that
+      is too large to send, under adapters that are trained. A worker whose values are not the server's to the
+      bit is refused. They are in no checkpoint and no saved model; ``afl export --with-base`` adds them.
     """
 
     allow_smaller_batch: ClassVar[bool] = False

@@ -40,6 +40,12 @@ BUFFERS_ADVICE = {
     "refuse": "",
 }
 
+FROZEN_ADVICE = {
+    "sent": "{} are sent to each worker once, with its first model; none where each site has a file of them"
+    ' (frozen = "local" in the task)',
+    "local": "{} are each site's own, neither sent nor saved; a worker with other values is refused",
+}
+
 MOST_NAMED = 6
 
 
@@ -55,7 +61,8 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
         what = f"{len(frozen)} parameters are frozen: {_names(frozen)}"
-        advice = "they are sent once, with the first model, and never change"
+        report.values["model"]["frozen_digest"] = vector.frozen_digest
+        advice = FROZEN_ADVICE[task.frozen].format(shown_bytes(vector.frozen_length + vector.base_length))
         report.note("the model", what, advice)
     if twice:
         report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")

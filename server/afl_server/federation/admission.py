@@ -7,6 +7,7 @@ import hmac
 from afl._version import __version__
 from afl.errors import ConfigError
 from afl.names import ACCEPTED, is_name
+from afl.outside import words
 from afl.tasks.initialization import realization_digest
 from afl.tasks.registry import task_identity
 from afl.wire.frames import PROTOCOL
@@ -20,6 +21,7 @@ class Admission:
     def __init__(self, run: Run) -> None:
         self._run = run.description
         self._layout_hash = run.engine.model.layout_hash()
+        self._frozen_digest = run.engine.model.frozen_digest
         self._realization_digest = realization_digest(run.engine.algorithm)
 
     def of_join(self, join: Joined) -> str:
@@ -60,6 +62,14 @@ class Admission:
                 f"the model's layout differs: this worker's has {ready.dim} trainable parameters, the "
                 f"run's {self._run.dim}; names, shapes, types and order must be the same; install the "
                 "same version of the task at both ends"
+            )
+        if ready.frozen_digest != self._frozen_digest:
+            ours, theirs = (
+                digest or "none" for digest in (self._frozen_digest, words(ready.frozen_digest, 40))
+            )
+            return (
+                f"the frozen parameters differ: this worker's digest is {theirs}, the run's {ours}; give "
+                "each site the same file, and the same version of the task"
             )
         if not hmac.compare_digest(ready.realization_digest, self._realization_digest):
             return (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.engine import Evaluation, RoundSummary
-from afl.core.policy import DivergenceWatch, RankBy
+from afl.core.rounds.policy import DivergenceWatch, RankBy
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, ranked, settled
 
 

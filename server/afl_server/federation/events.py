@@ -109,6 +109,7 @@ class Ready(MemberEvent):
         reported: of each of its workers, the position of its last report.
         partial: the step that it has a part of; at no position where it has none.
         keys: of its workers, with secure aggregation.
+        frozen_digest: of the parameters that are not trained, where each site has its own; else empty.
     """
 
     layout_hash: bytes
@@ -117,6 +118,7 @@ class Ready(MemberEvent):
     reported: tuple[tuple[int, Position], ...]
     partial: PartialStep = NO_STEP
     keys: KeyOffer = NO_KEYS
+    frozen_digest: str = ""
 
 
 class ReportBegan(MemberEvent):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from afl._version import __version__
-from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
 from afl.names import own_word
@@ -183,6 +183,7 @@ class Membership:
             workers=[_expectation(engine, worker, position) for worker in member.workers],
             buffers_averaged=position_message(engine.buffers_averaged),
             key_epoch=run.keys.epoch if run.keys is not None else 0,
+            frozen_digest=engine.model.frozen_digest,
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 

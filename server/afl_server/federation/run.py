@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from afl.config import Config
-from afl.core.engine import RoundEngine
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.core.secrecy.exchange import KeyExchange
 from afl.daemon import events as log_events
 from afl.errors import place

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.engine import Evaluation, RoundSummary
 from afl.core.messages import Kind
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
 from afl.names import Names
 from afl_server.federation.counters import Counters

@@ -114,6 +114,7 @@ class Conversation:
         return events.Ready(
             self._member,
             layout_hash=ready.layout_hash,
+            frozen_digest=ready.frozen_digest,
             dim=ready.dim,
             realization_digest=ready.realization_digest,
             reported=tuple((entry.worker, position_of(entry.reported)) for entry in ready.workers),

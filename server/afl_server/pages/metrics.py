@@ -100,6 +100,8 @@ _MEANINGS: Final = {
     "afl_disk_free_bytes": "free bytes of the run directory's file system",
     "afl_disk_size_bytes": "size of the run directory's file system",
     "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",
+    "afl_page_certificate_expiry_seconds": "when the certificate of server.http expires, in Unix time; with "
+    "server.http_certificate only",
     "afl_worker_certificate_expiry_seconds{worker}": "when the certificate of each worker's session "
     "expires, in Unix time; with client certificates only",
 }
@@ -135,6 +137,7 @@ Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | N
 class _Collector(Collector):
     snapshot: Callable[[], Snapshot]
     certificate_expiry: Callable[[], float | None]
+    page_certificate_expiry: Callable[[], float | None]
     strangers: Callable[[], Strangers]
 
     def collect(self) -> Iterable[Metric]:
@@ -143,6 +146,7 @@ class _Collector(Collector):
         values: dict[str, Value] = {
             **_values(self.snapshot()),
             "afl_certificate_expiry_seconds": self.certificate_expiry(),
+            "afl_page_certificate_expiry_seconds": self.page_certificate_expiry(),
             "afl_strangers": strangers.now,
             "afl_strangers_cut_total": strangers.cut,
         }
@@ -166,11 +170,12 @@ class _Collector(Collector):
 def make_registry(
     snapshot: Callable[[], Snapshot],
     certificate_expiry: Callable[[], float | None],
+    page_certificate_expiry: Callable[[], float | None],
     strangers: Callable[[], Strangers],
 ) -> CollectorRegistry:
     """The run's metrics, from its snapshot at each scrape, and the process's own as the client has them."""
     registry = CollectorRegistry()
-    registry.register(_Collector(snapshot, certificate_expiry, strangers))
+    registry.register(_Collector(snapshot, certificate_expiry, page_certificate_expiry, strangers))
     ProcessCollector(registry=registry)
     return registry
 

@@ -16,8 +16,8 @@ from typing import Any
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.config.address import Address
-from afl.core.engine import Outcome
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.daemon.logs import Naming
@@ -34,7 +34,7 @@ from afl_server.federation.rounds import QUARANTINE_FILE
 from afl_server.network.authentication import Authentication
 from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
-from afl_server.pages.access import Access
+from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
@@ -91,7 +91,7 @@ async def _run(
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     try:
         parts = _Parts(run, authentication, recent)
-        access = Access(run.config.server)
+        access, certificate = Access(run.config.server), PageCertificate.of(run.config.server)
     except BaseException:
         run.discard()
         raise
@@ -108,7 +108,11 @@ async def _run(
             http: HttpServer | None = None
             if config.server.http is not None:
                 http = HttpServer(
-                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop(), access
+                    config.server.http,
+                    parts.sources(service.strangers),
+                    asyncio.get_running_loop(),
+                    access,
+                    certificate,
                 )
                 stack.callback(http.close)
             await shell.begin()
@@ -159,7 +163,14 @@ class _Parts:
         self._authentication = authentication
         self._recent = recent
         config, records, now = run.config, run.records, time.monotonic()
-        self.federation, vector = build(config, records.run_id, records.directory, records.ranking, now)
+        self.federation, vector = build(
+            config,
+            records.run_id,
+            records.directory,
+            records.ranking,
+            now,
+            is_resumed=run.checkpoint is not None,
+        )
         self._dual_window = DualWindow.of(config)
         checkpointing = None
         if run.store is not None:
@@ -208,7 +219,7 @@ class _Parts:
             run.dim,
             Address(self.run.config.server.listen.host, port),
             self._authentication.description,
-            f", http on port {http.port}" if http else "",
+            f", {self.run.config.server.page_scheme} on port {http.port}" if http else "",
             extra=log_events.Listening(
                 run_id=run.run_id,
                 port=port,
@@ -284,7 +295,9 @@ async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
     with contextlib.ExitStack() as stack:
         if config.server.http is not None:
-            stack.callback(FinishedPages(config.server.http, "server.http").close)
+            certificate = PageCertificate.of(config.server)
+            context = None if certificate is None else certificate.context
+            stack.callback(FinishedPages(config.server.http, "server.http", context).close)
         asked_to_end = asyncio.Event()
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from afl._version import __version__
 from afl.config import Config, dump_config
-from afl.core.engine import Evaluation, RoundSummary
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.names import Names
@@ -365,6 +365,8 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
+        digests = {"initial_model": snapshot.initial_digest, "frozen_digest": snapshot.frozen_digest}
+        metadata |= {name: digest for name, digest in digests.items() if digest}
         if summary is not None:
             served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss", *RANK_KEYS)
             metadata |= {

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
 from afl_server.pages.live_updates import MOST_VIEWERS, Document

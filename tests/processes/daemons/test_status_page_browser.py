@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from afl.config.quantities import shown_bytes
-from afl.core.engine import Evaluation
 from afl.core.grid import IntegerRound
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving

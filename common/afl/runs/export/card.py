@@ -20,6 +20,10 @@ from afl.runs.sites import SiteRow
 FORMAT = 1  # raised when a card's keys change their meaning
 BYTES_A_VALUE = 4
 _FIGURES = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss")
+ORIGINS: Mapping[str, str] = {
+    "initial_model": "It began with the values of a file of digest `{}`.",
+    "frozen_digest": "What was not trained is each site's own and not in the file; its digest is `{}`.",
+}
 BUFFERS: Mapping[str, str] = {
     "none": "The model has no floating-point buffers.",
     "mean": "Floating-point buffers (such as BatchNorm's running statistics) are the mean of the workers', "
@@ -48,6 +52,7 @@ def card_of(
             "trained_parameters": trained,
             "tensors": len(model.tensors),
             "buffers": model.metadata.get("buffers", "unknown"),
+            **{name: model.metadata[name] for name in ORIGINS if name in model.metadata},
         },
         "data": {"description": description or config.run.description, "workers": config.workers},
         "task": config.task.model_dump(mode="json", include={"name", "options", "batch_size"}),
@@ -92,7 +97,7 @@ def _settings(config: Config) -> dict[str, Any]:
         if algorithm.takes(way):
             compressor = getattr(algorithm, f"{way}_compressor")
             settings[way] = {"name": compressor.name, **compressor.options}
-    names = ("largest_weight", "local_steps", "sampled", "weighting")
+    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     options = {name: getattr(algorithm, name) for name in names}
     return settings | {name: value for name, value in options.items() if value is not None} | algorithm.own
 

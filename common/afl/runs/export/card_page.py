@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from afl.config.quantities import shown_bytes
-from afl.runs.export.card import BUFFERS
+from afl.runs.export.card import BUFFERS, ORIGINS
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE
 from afl.runs.metrics import HIDDEN, Ranked, ranked
 
@@ -47,6 +47,7 @@ def page_of(card: Mapping[str, Any]) -> str:
         f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
         "trained ones in float32, others in their own types."
     )
+    origins = [text.format(model[name]) for name, text in ORIGINS.items() if name in model]
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {task['name']}, {model['name']} model of run {run['id']}",
@@ -55,7 +56,7 @@ def page_of(card: Mapping[str, Any]) -> str:
         f"## How it was trained\n\n{_settings(card)}",
         f"## How well it serves each worker\n\n{_evaluation(card)}",
         f"## What was sent\n\n{_communication(card['communication'])}",
-        f"## Parameters and buffers\n\n{stored} {BUFFERS[model['buffers']]}",
+        f"## Parameters and buffers\n\n{' '.join([stored, BUFFERS[model['buffers']], *origins])}",
         f"## How to load it\n\n{_loading(card)}",
         f"## Versions and identity\n\n{_identity(card)}",
     ]
