@@ -24,8 +24,8 @@ from typing import Any, Final
 import numpy as np
 
 from afl.config import Config, load_config
-from afl.core.engine import RoundSummary
 from afl.core.messages import Kind
+from afl.core.rounds.results import RoundSummary
 from afl.errors import ConfigError, DataError, ExitCode
 from afl.outside import plain
 from afl.paths import kind_of
