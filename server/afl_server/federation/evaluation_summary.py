@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +159,22 @@ class Ranking:
         """Raise a DivergedError where ``faults.divergence`` says so."""
         if self._watch is not None:
             self._watch.require()
+
+
+def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
+    """What a line of the metrics has of an evaluation: all that it is ranked by."""
+    return Evaluation(
+        line["round"],
+        synchronization=0,
+        metrics=tuple(line.get("workers", ())),
+        examples=(),
+        diverged=(),
+        absent=tuple(line.get("absent", ())),
+        non_finite=tuple(line.get("non_finite", ())),
+        means=line.get("means"),
+        smooth_worst=line.get("smooth_worst_loss"),
+        warnings=tuple(line.get("warnings", ())),
+    )
 
 
 def train_loss_of(summary: RoundSummary) -> float:

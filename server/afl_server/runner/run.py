@@ -24,6 +24,7 @@ from afl.daemon.logs import Naming
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
+from afl.runs.files import EVENTS_FILE
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
@@ -95,15 +96,13 @@ async def _run(
         run.discard()
         raise
     config, shell, federation = run.config, parts.shell, parts.federation
+    recent.restore(run.records.directory / EVENTS_FILE)
     run_id = federation.description.run_id
     service = FederationService(config.server, authentication, run_id, federation.counters, shell.deliver)
     shell.streams = service.carry_out
     asked_to_end = asyncio.Event()
     with contextlib.ExitStack() as stack:
-        naming = Naming(federation.names)
-        LOG.addFilter(naming)
-        stack.callback(LOG.removeFilter, naming)
-        run.records.names = federation.names
+        stack.enter_context(_named(run, federation))
         try:
             await service.start(config.server.listen)
             http: HttpServer | None = None
@@ -132,7 +131,7 @@ async def _run(
             # What is left takes no time, and a run that is complete has one exit code.
             _leave_signals(signal.SIG_IGN)
         can_resume = federation.ending is not None and federation.ending.can_resume
-        code = _conclude(run, federation, code, reason, live=live, can_resume=can_resume)
+        code = _conclude(run, federation, code, reason, recent=recent, live=live, can_resume=can_resume)
         status = status_of(code, can_go_on=can_resume)
         if code is ExitCode.SHORTAGE:
             # No thread may be had.
@@ -142,6 +141,18 @@ async def _run(
         if stays and code is ExitCode.OK:
             await _stay(asked_to_end)
     return code
+
+
+@contextlib.contextmanager
+def _named(run: OpenRun, federation: Federation) -> Iterator[None]:
+    """While it is entered, the log and the records name the sites."""
+    naming = Naming(federation.names)
+    run.records.names = federation.names
+    LOG.addFilter(naming)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(naming)
 
 
 class _Parts:
@@ -246,7 +257,14 @@ def _leave_signals(handler: signal.Handlers) -> None:
 
 
 def _conclude(
-    run: OpenRun, federation: Federation, code: ExitCode, reason: str, *, live: bool, can_resume: bool
+    run: OpenRun,
+    federation: Federation,
+    code: ExitCode,
+    reason: str,
+    *,
+    recent: RecentEvents,
+    live: bool,
+    can_resume: bool,
 ) -> ExitCode:
     """Write the summary and say how the run ended; returns the exit code."""
     records = run.records
@@ -267,6 +285,7 @@ def _conclude(
             as_argument(records.directory),
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
+    recent.keep(records.directory / EVENTS_FILE)
     if live:
         print_summary(summary, records.directory, records.sites)
     return code

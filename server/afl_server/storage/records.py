@@ -32,7 +32,12 @@ from afl.runs.sites import SiteTable
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, train_loss_of
+from afl_server.federation.evaluation_summary import (
+    EvaluationSummary,
+    Ranking,
+    evaluation_of_line,
+    train_loss_of,
+)
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -458,22 +463,6 @@ def _readable(lines: bytes) -> list[dict[str, Any]]:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
-    """What a line of the metrics has of an evaluation: all that it is ranked by."""
-    return Evaluation(
-        line["round"],
-        synchronization=0,
-        metrics=tuple(line.get("workers", ())),
-        examples=(),
-        diverged=(),
-        absent=tuple(line.get("absent", ())),
-        non_finite=tuple(line.get("non_finite", ())),
-        means=line.get("means"),
-        smooth_worst=line.get("smooth_worst_loss"),
-        warnings=tuple(line.get("warnings", ())),
-    )
 
 
 def _named(**workers: Sequence[int]) -> dict[str, Any]:
