@@ -138,6 +138,29 @@ def test_a_run_from_its_first_process_to_its_last(folder: Path, afl_run: Callabl
     assert "workers" in other.stderr
 
 
+def test_compared_it_shows_plain_averaging_and_each_worker_alone(
+    folder: Path, afl_run: Callable[..., Answer]
+) -> None:
+    assert afl_run("--workers", "2", "--processes", "1").returncode == 0
+    # Of a run that is complete, too: it is not made again.
+    answer = afl_run("--workers", "2", "--processes", "1", "--compare")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "the same data, seed, step size and batches; the others simulated" in answer.stdout
+    for row in (
+        "afl-com",
+        "plain averaging",
+        "each alone",
+        "worker 0",
+        "worker 1",
+        "worst worker",
+        "nothing",
+    ):
+        assert row in answer.stdout
+    entries = (folder / "runs" / "server" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(entries[-1])
+    assert f"{last['max_loss']:.4g} (worker {last['worst_worker']})" in answer.stdout
+
+
 def test_a_worker_that_dies_is_started_again(folder: Path, afl_run: Callable[..., Answer]) -> None:
     answer = afl_run("--task", "mine.py:Mortal", "--workers", "2", "--processes", "2")
     assert answer.returncode == 0, answer.stdout + answer.stderr

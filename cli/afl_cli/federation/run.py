@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from afl.config import Config, load_config
-from afl.errors import ConfigError, ExitCode, why_unwritable
+from afl.errors import ConfigError, ExitCode, RunCompleteError, why_unwritable
 from afl.paths import as_argument, expanded
 from afl.runs.durable import own_folder
 from afl.terminal.display import RunDisplay
@@ -55,6 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f" (default: {MOST_RESTARTS})"
     )
     parser.add_argument("--restarts", type=int, default=MOST_RESTARTS, metavar="N", help=restarts)
+    compare = "then show what plain averaging, and each worker alone, make of the same data: simulated here"
+    parser.add_argument("--compare", action="store_true", help=compare)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -85,9 +88,23 @@ def run(options: argparse.Namespace) -> ExitCode:
         plan = replace(plan, worker=[*plan.worker, *by_key(keys, config.workers)])
         told = f"Messages are masked; the workers know each other by a key of this command's, in {keys}"
         console.print(told, soft_wrap=True)
-    ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
-    _report(console, ending, directory)
-    return ending.code
+    try:
+        ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
+    except RunCompleteError:
+        if not options.compare:
+            raise
+    else:
+        _report(console, ending, directory)
+        if not options.compare or ending.code is not ExitCode.OK:
+            return ending.code
+    # PyTorch takes seconds to import.
+    from afl_lab.simulation.baselines import compare  # noqa: PLC0415
+    from afl_worker.main import task_option  # noqa: PLC0415
+
+    if options.data_dir:
+        os.environ["AFL_DATA"] = options.data_dir
+    own = dict(task_option(text) for text in options.task_option)
+    return compare(console, directory, config.algorithm.name, alone=True, options=own)
 
 
 def _report(console: Console, ending: Ending, directory: Path) -> None:

@@ -20,6 +20,7 @@ from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
 from afl.wire.settings import RunSettings
+from afl_lab.simulation.jobs import Site
 from afl_lab.simulation.meter import WireMeter
 from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
@@ -41,6 +42,7 @@ class Driver:
         loss_cap: as the engine takes it.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
+        site: whose examples the only worker has; ``None`` where each has its own.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Driver:
         loss_cap: float = math.inf,
         batched: bool = False,
         meter: WireMeter | None = None,
+        site: Site | None = None,
     ) -> None:
         workers = range(settings.workers)
         vector = build_vector(task, randomness)
@@ -70,8 +73,9 @@ class Driver:
         )
         skips_non_finite = self.engine.policy.skips_non_finite
         self.model = build_vector(task, randomness)
-        context = TaskContext(settings.workers, randomness)
-        data = {worker: worker_data(task, worker, context) for worker in workers}
+        context = TaskContext(settings.workers if site is None else site.workers, randomness)
+        whose = workers if site is None else [site.worker]
+        data = {worker: worker_data(task, whose[worker], context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
@@ -144,7 +148,13 @@ class Driver:
 
 
 def metered(
-    config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
+    config: Config,
+    task: Task,
+    randomness: SharedRandomness,
+    *,
+    rounds: int = 0,
+    evaluate_every: int = 0,
+    site: Site | None = None,
 ) -> tuple[Driver, WireMeter]:
     """A run as configured but for ``rounds`` and ``evaluate_every`` other than 0, both in update rounds.
 
@@ -162,6 +172,7 @@ def metered(
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
         batched=config.worker.batch_oracles,
+        site=site,
     )
     engine = driver.engine
     meter = WireMeter(
