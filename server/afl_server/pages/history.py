@@ -11,12 +11,13 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.dual_window import COLUMNS
 
 BUCKETS = 256  # points of a curve: more than a screen resolves, few enough that a page of ten curves is small
 # Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all.
@@ -122,6 +123,27 @@ class History:
         with self._lock:
             buckets = [replace(bucket) for bucket in self._buckets]
             return View(self._width, buckets, self._spacing, list(self._points))
+
+    def worst(self) -> dict[str, Any]:
+        """How the worst worker was served at no more than :data:`COLUMNS` evaluations of the whole run, and
+        now: accuracies, or losses where there are none."""
+        with self._lock:
+            summaries = [point.summary for point in self._points]
+        last = summaries[-1] if summaries else None
+        if last is None or last.worst_accuracy is not None:
+            measure, name = "worst accuracy", "worst_accuracy"
+        elif last.smooth_worst_loss is not None:
+            measure, name = "smooth worst loss", "smooth_worst_loss"
+        else:
+            measure, name = "largest loss", "max_loss"
+        shown = summaries[:: -(-len(summaries) // COLUMNS) or 1]
+        values = [getattr(summary, name) for summary in shown]
+        return {
+            "measure": measure,
+            "rounds": [summary.round for summary in shown],
+            "values": [value if value is not None and math.isfinite(value) else None for value in values],
+            "last": getattr(last, name, None),
+        }
 
     def heaviest(self, count: int) -> list[int]:
         """The workers whose dual weight has been largest on average, heaviest first."""
