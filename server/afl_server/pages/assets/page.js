@@ -284,7 +284,7 @@ function describeChosen() {
     facts.push(["Dual weight", figure(worker.weight)]);
   }
   facts.push(["Last report after", seconds(worker.seconds)]);
-  if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
+  if (worker.peer) facts.push(["Connected from", decodeURIComponent(worker.peer.replace(/^ipv[46]:/, ""))], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");
   const rows = facts.map(([name, value]) => {
