@@ -30,6 +30,9 @@ SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.tasks
 	$(BIN)/afl demo $(ARGS)
 
+# What is compiled is kept, whatever a shell says: each process of pytest would take 4 s for the assertions alone.
+quick test: export PYTHONDONTWRITEBYTECODE =
+
 quick: JOBS ?= 2
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)

@@ -9,7 +9,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, ExitCode
 from afl.paths import expanded
 from afl.runs.files import MODEL_NAMES
-from afl.runs.metrics import hidden_figures, worst_loss
+from afl.runs.metrics import hidden_figures, ranked
 from afl.terminal.view import facts, make_console
 
 HELP = "hand over a run's model, with a card that describes it"
@@ -29,10 +29,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace what an earlier export wrote there")
     description = "what the data is (default: run.description of the run)"
     parser.add_argument("--description", metavar="TEXT", help=description)
+    base = "add the parameters that each site has of its own (frozen = 'local' in the task), as they are here"
+    parser.add_argument("--with-base", action="store_true", help=base)
     onnx = "also the module as ONNX, which runs without its code (the extra afl[onnx])"
     parser.add_argument("--onnx", action="store_true", help=onnx)
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
-    task = "the task's class, for --onnx of a task that is not installed"
+    task = "the task's class, for --onnx or --with-base of a task that is not installed"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=task)
     shape = (
         "the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's data is not on this"
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         task=options.task,
         shape=options.input,
         description=options.description,
+        with_base=options.with_base,
     )
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
     parameters = f"{model['trained_parameters']:,} trained parameters"
@@ -69,8 +72,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         "digest": model["digest"],
     }
     if evaluation is not None:
-        worst = evaluation["worst_accuracy"]
-        figure = f"accuracy {worst:.4f}" if worst is not None else f"loss {worst_loss(evaluation)[1]:.5g}"
+        by = ranked(evaluation)
+        figure = f"{by.metric} {by.shown(by.worst, 4)}"
         where = (
             "" if evaluation["is_of_this_model"] else f", at round {evaluation['round']}, not of this model"
         )

@@ -74,6 +74,8 @@ def test_no_call_without_a_session_lasts(tmp_path: Path) -> None:
                 answers += piece
         assert time.monotonic() - began < 30
         assert b"this call has 1 s" in answers
+        assert b"64 calls are open; later" in answers
+        assert b"\x00\x03\x00\x00\x00\x64" in answers, "SETTINGS_MAX_CONCURRENT_STREAMS is 100"
         refused = federation.server.logged("refused")
         assert any("no Join within 1 s" in line["reason"] for line in refused)
         assert federation.metrics()["afl_sessions"] == 0

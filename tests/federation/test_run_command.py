@@ -158,7 +158,7 @@ def test_compared_it_shows_plain_averaging_and_each_worker_alone(
         assert row in answer.stdout
     entries = (folder / "runs" / "server" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(entries[-1])
-    assert f"{last['max_loss']:.4g} (worker {last['worst_worker']})" in answer.stdout
+    assert f"{last['max_loss']:.5g} (worker {last['worst_worker']})" in answer.stdout
 
 
 def test_the_task_and_the_run_are_beside_a_configuration_elsewhere(

@@ -16,6 +16,7 @@ from support.reference import (
     RANDOM_OUTPUT,
     Doubles,
     _data,
+    _divided,
     _integer,
     _oracle,
     _words,
@@ -38,7 +39,10 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
 
     def oracle(w: Doubles, i: int, t: int, purpose: int = MINIBATCH) -> tuple[float, Doubles]:
         centre, zeta, v = data[i]
-        batch = subset(_words(seed, purpose, t, i), len(zeta), size)
+        trained, held_out = _divided(seed, i, len(zeta), config["task"])
+        is_held_out = purpose == LOSS_MINIBATCH and algorithm.get("dual_loss") == "held-out"
+        part = held_out if is_held_out else trained
+        batch = part[subset(_words(seed, purpose, t, i), len(part), min(size, len(part)))]
         loss, gradient = _oracle(w.astype(np.float32), centre, zeta[batch], v[batch], options)
         return loss, gradient.astype(np.float64)
 
@@ -57,8 +61,12 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
         updates = range((s - 1) * tau + 1, min(s * tau, rounds) + 1)
         if algorithm["name"] == "sgda":
             answers = [oracle(w, i, s) for i in range(workers)]
+            if algorithm.get("dual_loss") == "held-out":
+                losses = [oracle(w, i, s, LOSS_MINIBATCH)[0] for i in range(workers)]
+            else:
+                losses = [loss for loss, _ in answers]
             w = w - eta_w * sum(q[i] * gradient for i, (_, gradient) in enumerate(answers))
-            q = project(q + eta_q * np.array([loss for loss, _ in answers]))
+            q = project(q + eta_q * np.array(losses))
         elif algorithm["name"] == "fedavg":
             counts = [len(zeta) if algorithm.get("weighting") == "samples" else 1 for _, zeta, _ in data]
             ends = [local(w, i, updates)[-1] for i in range(workers)]

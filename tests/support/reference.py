@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 COMPRESSOR, RANDOM_OUTPUT, MINIBATCH, SYNTHETIC_DATA, DOWNLINK_COMPRESSOR = 1, 2, 4, 7, 12
+LOSS_MINIBATCH, HELD_OUT_SPLIT = 11, 17
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Reference:
     dual_weights: list[Doubles] = field(default_factory=list)
     losses: list[Doubles] = field(default_factory=list)
     test_losses: dict[int, Doubles] = field(default_factory=dict)
+    held_out_losses: dict[int, Doubles] = field(default_factory=dict)
     random_round: int = 0
 
     @classmethod
@@ -78,8 +80,13 @@ class Reference:
             total = np.zeros(dim, dtype=np.float32)
             losses = np.zeros(workers)
             for i, (centre, zeta, v) in enumerate(data):
-                batch = subset(_words(seed, MINIBATCH, t, i), len(zeta), task["batch_size"])
+                trained, held_out = _divided(seed, i, len(zeta), task)
+                batch = trained[subset(_words(seed, MINIBATCH, t, i), len(trained), task["batch_size"])]
                 losses[i], gradient = _oracle(w, centre, zeta[batch], v[batch], options)
+                if algorithm.get("dual_loss") == "held-out":
+                    size = min(task["batch_size"], len(held_out))
+                    batch = held_out[subset(_words(seed, LOSS_MINIBATCH, t, i), len(held_out), size)]
+                    losses[i] = _oracle(w, centre, zeta[batch], v[batch], options)[0]
                 p = residuals[i] + np.float32(q[i]) * gradient
                 c = _compressed(uplink, p, seed, t) if grid is None else grid.message(uplink, p, seed, t)
                 residuals[i] = p - c
@@ -105,6 +112,14 @@ class Reference:
             run.losses.append(losses)
             if t % every == 0 or t == rounds:
                 run.test_losses[t] = np.array([_risk(w, centre, options) for centre, _, _ in data])
+                if task.get("held_out"):
+                    run.held_out_losses[t] = np.array(
+                        [
+                            _oracle(w, centre, zeta[held_out], v[held_out], options)[0]
+                            for i, (centre, zeta, v) in enumerate(data)
+                            for _, held_out in (_divided(seed, i, len(zeta), task),)
+                        ]
+                    )
         return run
 
     @property
@@ -124,6 +139,15 @@ def _capped(q: Doubles, largest: float) -> Doubles:
         if not over:
             return capped
         full |= over
+
+
+def _divided(
+    seed: int, worker: int, examples: int, task: Mapping[str, Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of a worker's examples give gradients, and which are held out, both ascending."""
+    size = round(task.get("held_out", 0) * examples)
+    held_out = subset(_words(seed, HELD_OUT_SPLIT, 0, worker), examples, size)
+    return np.setdiff1d(np.arange(examples), held_out), held_out
 
 
 # The task, as documented in common/afl/tasks/synthetic.py.

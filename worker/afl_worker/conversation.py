@@ -129,6 +129,7 @@ class Conversation:
             layout_hash=participant.vector.layout_hash() if participant else b"",
             applied=position_message(participant.applied if participant else NOWHERE),
             workers=self._options.workers,
+            sites=self._options.sites,
         )
 
     @property
@@ -178,6 +179,7 @@ class Conversation:
             ],
             partial=self.assembler.partial(),
             keys=self._keys(welcome),
+            frozen_digest=participant.vector.frozen_digest,
         )
 
     def _keys(self, welcome: pb.Welcome) -> pb.KeyOffer | None:
@@ -305,7 +307,7 @@ class Conversation:
     def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
         if self._trained.masking is not None:
             answers = self._trained.masking.sent(answers)
-        elif len(self._options.workers) > 1:
+        elif len(self._options.workers) > 1 and not self._settings.single_reports:
             answers = joint_reports(answers)
         for kind, answer in answers:
             self._departures.reported(kind, *answer)

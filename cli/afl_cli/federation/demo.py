@@ -23,7 +23,7 @@ from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
 from afl.paths import as_argument, expanded
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
-from afl.runs.metrics import hidden_figures
+from afl.runs.metrics import hidden_figures, ranked
 from afl.security.identity import WorkerIds
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
@@ -201,7 +201,8 @@ def _worst(evaluation: Mapping[str, Any]) -> str:
     if known := hidden_figures(evaluation):
         return f"{known} (after round {evaluation['round']})"
     worst = f"(worker {evaluation['worst_worker']}, after round {evaluation['round']})"
-    return f"accuracy {evaluation['worst_accuracy']:.3f} {worst}"
+    by = ranked(evaluation)
+    return f"{by.metric} {by.shown(by.worst)} {worst}"
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from afl.config import Config, load_config
 from afl.errors import ConfigError, ExitCode, RunCompleteError, why_unwritable
 from afl.paths import as_argument, expanded, kind_of
 from afl.runs.durable import own_folder
+from afl.runs.sites import sites_of
+from afl.terminal.by_site import BySite
 from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
@@ -136,6 +138,7 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     if summary is not None and summary["rounds"]:
         reason = summary["reason"] if code is ExitCode.OK else "not complete"
         console.print(summary_table({**summary, "reason": reason}, directory))
+        console.print(BySite(sites_of(directory)))
     if code is ExitCode.OK:
         console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
         return
@@ -175,6 +178,7 @@ def _plan(
         worker=worker,
         logs=directory / "logs",
         http_host="127.0.0.1" if http is None else reachable(http.host),
+        http_certificate=config.server.http_certificate,
         restarts=options.restarts,
         stops_softly=True,
     )

@@ -31,15 +31,15 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    names = ("largest_weight", "local_steps", "sampled", "weighting")
+    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     later = {name: getattr(algorithm, name) for name in names}
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
-        "task": config.task.model_dump(mode="json"),
+        "task": config.task.model_dump(mode="json", exclude=set() if config.task.held_out else {"held_out"}),
         "algorithm": {
             **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later}),
-            **{key: value for key, value in later.items() if value not in {None, 1, "uniform"}},
+            **{key: value for key, value in later.items() if value not in {None, 1, "training", "uniform"}},
             **algorithm.own,
             "block": algorithm.block_length,
             "uplink": algorithm.uplink_compressor.model_dump(mode="json"),

@@ -18,6 +18,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
 from afl.core.messages import BIT_WIDTHS, BITS
+from afl.core.rounds.policy import is_higher_better
 from afl.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -84,6 +85,12 @@ def server(values: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(tls, Mapping) and tls.get("revoked") is not None and tls.get("client_ca") is None:
         accepted = "no file, unless server.tls.client_ca is set: no certificate is asked for"
         yield Problem(("tls", "revoked"), shown(str(tls["revoked"])), accepted)
+    if values.get("integrity_key") is not None and values.get("state") == "off":
+        accepted = "no file, unless server.state is process or machine: nothing is written that it could seal"
+        yield Problem(("integrity_key",), shown(str(values["integrity_key"])), accepted)
+    for one, other in (("http_certificate", "http_key"), ("http_key", "http_certificate")):
+        if values.get(one) is not None and values.get(other) is None:
+            yield Problem((other,), "nothing", f"a file, since server.{one} is set")
     if listen is None:
         return
     if http is not None and http.port == listen.port != 0:
@@ -113,6 +120,15 @@ def faults(values: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(("stragglers", key), str(section[key]), f"no {key}; only policy: skip uses it")
 
 
+def evaluation(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Which end of the ranking metric is better is known, or said."""
+    rank_by, better = values.get("rank_by"), values.get("better")
+    if rank_by is None and better is not None:
+        yield Problem(("better",), shown(better), "nothing, unless evaluation.rank_by names a metric")
+    if isinstance(rank_by, str) and better is None and is_higher_better(rank_by) is None:
+        yield Problem(("better",), "nothing", f"higher or lower: whether more {rank_by} is better")
+
+
 def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     """What sections demand of each other; the keys start at the top."""
     workers = values.get("workers")
@@ -120,6 +136,11 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         section if isinstance(section := values.get(name), Mapping) else {}
         for name in ("algorithm", "worker")
     )
+    sites = values.get("sites")
+    if isinstance(sites, list) and type(workers) is int and len(sites) != workers:
+        yield Problem(
+            ("sites",), f"{len(sites)} names", f"{workers} names, one for each of workers ({workers})"
+        )
     sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")
@@ -130,6 +151,10 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         )
         yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
+    task = section if isinstance(section := values.get("task"), Mapping) else {}
+    if algorithm_.get("dual_loss") == "held-out" and task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
@@ -155,6 +180,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
 
 RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
     "algorithm": algorithm,
+    "evaluation": evaluation,
     "server": server,
     "faults": faults,
     "config": whole,
@@ -212,7 +238,9 @@ def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
         if values.get(option) is None:
             continue
         why = "does not use it"
-        if option in {"uplink", "downlink"}:
+        if option == "dual_loss" and "eta_q" not in about.takes:
+            why += "; it has no dual weights"
+        elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
         elif option in {"block", "local_steps"}:
             why += f"; {' and '.join(users_of(option))} do"

@@ -26,14 +26,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from afl import theory
+from afl import names, theory
 from afl.config import rules
 from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -60,10 +60,16 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
+def _site_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"a name of a site has {names.ACCEPTED}")
+    return name
+
+
+def _each_once(each: list[str]) -> list[str]:
+    if len(set(each)) < len(each):
         raise ValueError("a name appears twice")
-    return names
+    return each
 
 
 def installed_algorithm(name: str) -> str:
@@ -84,6 +90,8 @@ Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+SiteName: TypeAlias = Annotated[str, AfterValidator(_site_name)]
 
 Seed: TypeAlias = Annotated[
     int,
@@ -152,6 +160,9 @@ class Task(Section):
     """minibatch of one worker in one round"""
     evaluation_batch_size: Annotated[Count, Unit("examples")] = 1024
     """batch in evaluations; bounds their memory"""
+    held_out: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), Unit("share")] = 0.0
+    """share of each worker's training examples, drawn from the seed, that never gives gradients; evaluations
+    report the model's metrics on them as held_out_NAME"""
 
 
 class Algorithm(Section):
@@ -182,6 +193,9 @@ class Algorithm(Section):
     ] = None
     """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
     of the single worst, so that none alone steers the model"""
+    dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
+    """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
+    its own), or that of a minibatch of the examples that task.held_out holds out"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
@@ -241,6 +255,20 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
+    """the task's metric that says which worker is served worst and which model is best, and that charts and
+    tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
+    better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
+    """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+
+    @property
+    def ranking(self) -> RankBy | None:
+        """``rank_by`` and its better end; ``None`` where accuracy or loss ranks."""
+        if self.rank_by is None:
+            return None
+        is_higher = is_higher_better(self.rank_by) if self.better is None else self.better == "higher"
+        assert is_higher is not None  # by a rule
+        return RankBy(self.rank_by, is_higher)
 
 
 class Run(Section):
@@ -250,6 +278,9 @@ class Run(Section):
     """where checkpoints and results go; final, random and best models are always saved"""
     seed: Annotated[Seed | None, Null("a fresh one")] = None
     """every random choice of the run is made from it"""
+    initial_model: Annotated[PathName | None, Null("the task's model, drawn from the seed")] = None
+    """a safetensors file to begin with: a model of another run, or a state_dict of the task's model; only the
+    server reads it, once, and resumes without it"""
     description: Annotated[str | None, Null("none")] = None
     """what the data is, in your own words, for the card of an exported model"""
     trackers: Annotated[list[Name], Accepts("a list of names, each once"), AfterValidator(_each_once)] = []
@@ -284,6 +315,11 @@ class Server(Section):
     http_token: Annotated[PathName | None, Null("none is asked for")] = None
     """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
     read again when it changes"""
+    http_certificate: Annotated[PathName | None, Null("plaintext")] = None
+    """the certificate of pages, which are then served over TLS only; it may be that of server.tls; read again
+    when it changes"""
+    http_key: Annotated[PathName | None, Null("plaintext")] = None
+    """the private key of http_certificate (PEM, not encrypted)"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),
@@ -307,6 +343,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
@@ -317,6 +356,11 @@ class Server(Section):
     """largest piece of a payload in one message"""
     reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
     """payload held for workers whose turn to be summed has not come; at least a chunk"""
+
+    @property
+    def page_scheme(self) -> str:
+        """How pages are asked for: ``http`` or ``https``."""
+        return "http" if self.http_certificate is None else "https"
 
 
 class Worker(Section):
@@ -403,6 +447,13 @@ class Config(Section):
 
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
+    sites: Annotated[
+        list[SiteName] | None,
+        Accepts("a list of names, one for each worker, each once"),
+        AfterValidator(_each_once),
+        Null("none"),
+    ] = None
+    """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""
     task: Task
     """the learning problem"""
     algorithm: Algorithm
@@ -419,6 +470,11 @@ class Config(Section):
     """what happens when something breaks"""
     privacy: Privacy = Privacy()
     """what the server does not learn"""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The sites' names by worker; empty where there are none."""
+        return dict(enumerate(self.sites or ()))
 
     @property
     def absence(self) -> AbsencePolicy:

@@ -1,5 +1,7 @@
 """What the daemons log: one class an event, which is all that an event's name and fields are defined by.
 
+With names of sites, a line that has ``worker`` has ``site`` beside it.
+
 An event goes to a logger as what a line says beside its message::
 
     LOG.info("%s ready", label, extra=WorkerReady(peer=peer, workers=workers).extra)
@@ -89,6 +91,13 @@ class Listening(Event):
     version: Annotated[str, "of afl"]
     dim: Annotated[int, "d, the model's trainable parameters"]
     directory: Annotated[str, "the run directory"]
+
+
+class InitialModel(Event):
+    """A run begins with the values of a file (``run.initial_model``)."""
+
+    file: Annotated[str, "as configured"]
+    digest: Annotated[str, "of its tensors, 32 hexadecimal digits, as `afl inspect` shows it"]
 
 
 class Resumed(Event):
@@ -237,13 +246,24 @@ class Evaluation(Event):
     round: Annotated[int, "the update rounds that led to the model"]
     worst_worker: Annotated[
         int | None,
-        "of lowest accuracy, or of highest loss where there is no accuracy; null if losses are hidden",
+        "of the worst value of evaluation.rank_by; without it of lowest accuracy, or of highest loss where "
+        "there is no accuracy; null if losses are hidden",
     ]
+    worst_site: Annotated[str | None, "its site's name; null without one"]
     worst_accuracy: Annotated[
-        float | None, "its accuracy; null where the task has none, or losses are hidden"
+        float | None, "the lowest accuracy; null where the task has none, or losses are hidden"
     ]
     max_loss: Annotated[float | None, "the highest loss; null if losses are hidden"]
     smooth_worst_loss: Annotated[float | None, "in its place if losses are hidden, else null"]
+    rank_by: Annotated[str, "the metric that ranks"]
+    worst_value: Annotated[float | None, "the worst worker's of it; null if it is hidden"]
+
+
+class NotRanked(Event):
+    """No worker reports the metric of evaluation.rank_by: accuracy ranks, or loss; told once."""
+
+    rank_by: Annotated[str, "the metric"]
+    metrics: Annotated[Sequence[str], "those that are reported"]
 
 
 class Absent(Event):

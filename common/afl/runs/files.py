@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from afl.errors import DataError
 from afl.outside import plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -57,24 +59,25 @@ class StoredModel:
 def read_model(path: Path) -> StoredModel:
     """Read all of a model's file; :class:`DataError` if it is no safetensors file, or damaged."""
     # Commands that read metrics alone start without PyTorch.
-    import torch  # noqa: PLC0415
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
-    digest = hashlib.blake2b(digest_size=16)
+    from afl.core.model.parameters import digest_of  # noqa: PLC0415
+
     tensors = []
+
+    def noted(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in named:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            tensors.append(StoredTensor(name, tuple(tensor.shape), dtype))
+            yield name, tensor
+
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            for name in sorted(file.keys()):
-                tensor = file.get_tensor(name)
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                tensors.append(StoredTensor(name, tuple(tensor.shape), dtype))
-                digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
-                if tensor.numel():
-                    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest = digest_of(noted((name, file.get_tensor(name)) for name in sorted(file.keys())))
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: no safetensors file, or a damaged one: {error}") from error
-    return StoredModel(metadata, tensors, digest.hexdigest())
+    return StoredModel(metadata, tensors, digest)
 
 
 def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:

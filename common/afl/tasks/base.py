@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from afl.core.model.buffers import BufferPolicy
+from afl.core.model.parameters import FrozenPolicy
 from afl.core.randomness import SharedRandomness
 from afl.errors import DataError
 from afl.tasks.dtypes import types_problem
@@ -71,6 +72,15 @@ class Task(abc.ABC):
     and with the present mean of those that are averaged.
     """
 
+    frozen: ClassVar[FrozenPolicy] = "sent"
+    """Where parameters with ``requires_grad = False`` come from.
+
+    - ``sent``: from the server, with a worker's first model.
+    - ``local``: from each site's own ``model()``, which loads them from a file of the site: a base model that
+      is too large to send, under adapters that are trained. A worker whose values are not the server's to the
+      bit is refused. They are in no checkpoint and no saved model; ``afl export --with-base`` adds them.
+    """
+
     allow_smaller_batch: ClassVar[bool] = False
     """Whether a worker with fewer training examples than the batch size uses all of them each round."""
 
@@ -107,7 +117,8 @@ class Task(abc.ABC):
         A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
         what is no mean, such as a root, depends on that size: return what is under the root.
 
-        ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
+        ``accuracy``, where given, ranks the workers (the worst has the lowest), otherwise ``loss`` does; or
+        what the configuration names (``evaluation.rank_by``).
         """
         return {"loss": self.loss(model, batch)}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 from afl.core.model.buffers import BufferPolicy
-from afl.core.model.parameters import DIGEST_BYTES, ParameterVector
+from afl.core.model.parameters import DIGEST_BYTES, FrozenPolicy, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import TaskError
 from afl.tasks.base import Task, TaskContext, WorkerData
@@ -21,7 +21,7 @@ def build_module(task: Task, seed: int) -> nn.Module:
     """The task's module as its constructor leaves it; torch's own generator is seeded for it, then put back.
 
     Raises:
-        TaskError: if the task makes no module, or its policy on buffers is unknown.
+        TaskError: if the task makes no module, or a policy of its is unknown.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -30,11 +30,12 @@ def build_module(task: Task, seed: int) -> nn.Module:
     kind = type(task).__name__
     if not isinstance(module, nn.Module):
         raise TaskError(f"{kind}.model() returned {type(module).__name__}; it must return an nn.Module")
-    policies = get_args(BufferPolicy)
-    if task.buffers not in policies:
-        raise TaskError(
-            f"{kind}.buffers is {task.buffers!r}; it must be one of {', '.join(map(repr, policies))}"
-        )
+    for name, policies in (("buffers", get_args(BufferPolicy)), ("frozen", get_args(FrozenPolicy))):
+        policy = getattr(task, name)
+        if policy not in policies:
+            raise TaskError(
+                f"{kind}.{name} is {policy!r}; it must be one of {', '.join(map(repr, policies))}"
+            )
     return module
 
 
@@ -46,10 +47,10 @@ def build_vector(
     torch's stream may differ between its versions, so the server's result is what every worker is sent.
 
     Raises:
-        TaskError: if the task's module cannot be trained, or its policy on buffers is unknown.
+        TaskError: if the task's module cannot be trained, or a policy of its is unknown.
     """
     seed = int(randomness.stream(Purpose.INITIALIZATION).words(1)[0]) >> 1
-    return ParameterVector(build_module(task, seed), device, buffers=task.buffers)
+    return ParameterVector(build_module(task, seed), device, buffers=task.buffers, frozen=task.frozen)
 
 
 def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:

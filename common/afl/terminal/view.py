@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.names import Names, named, names_of, with_names
 from afl.outside import lines
-from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line
+from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line, ranked
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
@@ -88,13 +90,15 @@ class RunView:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         hides = state.get("losses") == "hidden"
-        at_length = options.max_width >= FULL_COLUMNS
+        at_length, names = options.max_width >= FULL_COLUMNS, names_of(state)
         rows = {
             "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {_phase(state)}",
             "round": f"{state['round']} of {state['rounds']}{_rate(state)}",
             "workers": describe_workers(state),
-            "all workers" if hides else "worst worker": describe_standing(state["last"], at_length=at_length),
-            "best so far": describe_standing(state["best"], at_length=at_length),
+            "all workers" if hides else "worst worker": describe_standing(
+                state["last"], names, at_length=at_length
+            ),
+            "best so far": describe_standing(state["best"], names, at_length=at_length),
             "on the wire": _describe_bytes(state),
         }
         if hides:
@@ -110,12 +114,12 @@ class RunView:
         bar.add_row(ProgressBar(total=state["rounds"], completed=state["round"], width=width))
         end: list[RenderableType] = [bar, Text(self._hint, style="dim")]
         history = state.get("dual_history")
-        plot = list(_dual_plot(history, options, MOST_LINES))
+        plot = list(_dual_plot(history, options, names, MOST_LINES))
         # A terminal cuts off what does not fit: rather lines of workers than the progress.
         most = MOST_LINES if console.is_terminal else 0
         while most and _height(console, options, [*parts, *plot, *end]) > console.height:
             most -= 1
-            plot = list(_dual_plot(history, options, most))
+            plot = list(_dual_plot(history, options, names, most))
         yield Group(*parts, *plot, *end)
 
 
@@ -163,7 +167,7 @@ def _bar(value: float, low: float, high: float, options: ConsoleOptions) -> str:
 
 
 def _dual_plot(
-    history: Mapping[str, Any] | None, options: ConsoleOptions, most: int
+    history: Mapping[str, Any] | None, options: ConsoleOptions, sites: Names, most: int
 ) -> Iterator[RenderableType]:
     """A line for each of at most so many workers with much weight: it over the last rounds, and now."""
     if not history or len(history["rounds"]) < 2 or not most:
@@ -171,7 +175,7 @@ def _dual_plot(
     lines = dict(zip(history["workers"], history["weights"], strict=True))
     chosen = sorted(sorted(lines, key=lambda worker: -sum(lines[worker]))[:most])
     history = {**history, "workers": chosen, "weights": [lines[worker] for worker in chosen]}
-    names = [f"worker {worker}" for worker in chosen]
+    names = [f"worker {named(worker, sites)}" for worker in chosen]
     label = max(len("restarts"), *map(len, names)) + 2
     columns = min(len(history["rounds"]), options.max_width - label - len("  0.000"))
     if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
@@ -201,7 +205,10 @@ def run_line(state: Mapping[str, Any]) -> str:
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
     known = hidden_figures(last)
-    known = known or f"worst worker {last['worst_worker']}, {_figures(last, at_length=False)}"
+    known = (
+        known
+        or f"worst worker {named(last['worst_worker'], names_of(state))}, {_figures(last, at_length=False)}"
+    )
     return f"round {last['round']} of {state['rounds']}: {known}"
 
 
@@ -233,39 +240,40 @@ def compared(sent: int, uncompressed: int) -> str:
 
 def describe_workers(state: Mapping[str, Any]) -> str:
     """Which workers have joined, and which the run waits for."""
-    missing, late = state["workers_missing"], state["reports_missing"]
+    missing, late, names = state["workers_missing"], state["reports_missing"], names_of(state)
     if state["state"] == "over":
         return f"{state['workers']}, informed of the end"
     if missing:
         waiting = [
-            str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
+            named(worker, names)
+            if seconds is None
+            else f"{named(worker, names)} (lost {shown_seconds(seconds)} ago)"
             for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
         ]
         ready = f"{state['workers'] - len(missing)} of {state['workers']} ready"
         return f"{ready}; waiting for worker{'s' * (len(missing) > 1)} {some_of(waiting)}"
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; waiting for worker{'s' * (len(late) > 1)} {some_of(late)}"
+        slowest = some_of([named(worker, names) for worker in late])
+        return f"all {state['workers']} ready; waiting for worker{'s' * (len(late) > 1)} {slowest}"
     return f"all {state['workers']} ready"
 
 
-def describe_standing(standing: Mapping[str, Any] | None, *, at_length: bool = True) -> str:
+def describe_standing(
+    standing: Mapping[str, Any] | None, names: Names = MappingProxyType({}), *, at_length: bool = True
+) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
     if known := hidden_figures(standing):
         return f"round {standing['round']}: {known}"
     figures = _figures(standing, at_length=at_length)
-    return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}: {figures}"
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
-    over, loss = "over workers " * at_length, standing["max_loss"]
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
-    else:
-        largest = f", largest loss {loss:.3f}" * at_length
-        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
-        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    over, by = "over workers " * at_length, ranked(standing)
+    largest = f", largest loss {standing['max_loss']:.3f}" * (at_length and by.metric != "loss")
+    figures = f"{by.metric} {by.shown(by.worst)} (mean {over}{by.shown(by.mean)}{largest})"
     own = own_metrics_line(standing.get("own_metrics", {}))
     return f"{figures}, {own}" if own else figures
 
@@ -276,8 +284,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     whom = "all workers" if hides else "worst worker"
     rows: dict[str, RenderableType] = {
         "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
-        f"{whom}, last model": describe_standing(summary["last"]),
-        f"{whom}, best model": describe_standing(summary["best"]),
+        f"{whom}, last model": describe_standing(summary["last"], names_of(summary)),
+        f"{whom}, best model": describe_standing(summary["best"], names_of(summary)),
     }
     if hides:
         rows["losses"] = HIDDEN
@@ -294,7 +302,7 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
     rows["results"] = str(directory)
-    return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
+    return facts(rows, title=f"Run {summary['run_id']}: {with_names(summary['reason'], names_of(summary))}")
 
 
 def some_of(workers: Sequence[object]) -> str:

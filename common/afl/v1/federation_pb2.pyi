@@ -129,7 +129,7 @@ class Position(_message.Message):
     def __init__(self, round: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers")
+    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers", "sites")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class Join(_message.Message):
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     package_version: str
     incarnation: bytes
@@ -146,7 +147,8 @@ class Join(_message.Message):
     layout_hash: bytes
     applied: Position
     workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    sites: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("worker", "reported")
@@ -157,7 +159,7 @@ class Standing(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., reported: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch")
+    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch", "frozen_digest")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +167,7 @@ class Welcome(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_AVERAGED_FIELD_NUMBER: _ClassVar[int]
     KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server_version: str
     settings: RunSettings
@@ -172,7 +175,8 @@ class Welcome(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[Expectation]
     buffers_averaged: Position
     key_epoch: int
-    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ...) -> None: ...
+    frozen_digest: str
+    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
 
 class Expectation(_message.Message):
     __slots__ = ("worker", "position", "held", "payload", "offset", "others")
@@ -191,7 +195,7 @@ class Expectation(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., held: bool = ..., payload: _Optional[int] = ..., offset: _Optional[int] = ..., others: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite", "secure_aggregation", "hides_losses")
+    __slots__ = ("workers", "task", "task_options", "batch_size", "evaluation_batch_size", "threads", "algorithm", "rounds", "eta_w", "uplink", "downlink", "algorithm_options", "chunk_bytes", "heartbeat_seconds", "peer_timeout_seconds", "batch_oracles", "journal", "skips_non_finite", "secure_aggregation", "hides_losses", "single_reports")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +216,7 @@ class RunSettings(_message.Message):
     SKIPS_NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     HIDES_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_REPORTS_FIELD_NUMBER: _ClassVar[int]
     workers: int
     task: str
     task_options: str
@@ -232,7 +237,8 @@ class RunSettings(_message.Message):
     skips_non_finite: bool
     secure_aggregation: bool
     hides_losses: bool
-    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ..., secure_aggregation: bool = ..., hides_losses: bool = ...) -> None: ...
+    single_reports: bool
+    def __init__(self, workers: _Optional[int] = ..., task: _Optional[str] = ..., task_options: _Optional[str] = ..., batch_size: _Optional[int] = ..., evaluation_batch_size: _Optional[int] = ..., threads: _Optional[int] = ..., algorithm: _Optional[str] = ..., rounds: _Optional[int] = ..., eta_w: _Optional[float] = ..., uplink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., downlink: _Optional[_Union[CompressorSettings, _Mapping]] = ..., algorithm_options: _Optional[str] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., peer_timeout_seconds: _Optional[float] = ..., batch_oracles: bool = ..., journal: _Optional[str] = ..., skips_non_finite: bool = ..., secure_aggregation: bool = ..., hides_losses: bool = ..., single_reports: bool = ...) -> None: ...
 
 class CompressorSettings(_message.Message):
     __slots__ = ("name", "options")
@@ -243,20 +249,22 @@ class CompressorSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial", "keys")
+    __slots__ = ("layout_hash", "dim", "realization_digest", "workers", "partial", "keys", "frozen_digest")
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     REALIZATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     layout_hash: bytes
     dim: int
     realization_digest: bytes
     workers: _containers.RepeatedCompositeFieldContainer[Standing]
     partial: PartialStep
     keys: KeyOffer
-    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ..., keys: _Optional[_Union[KeyOffer, _Mapping]] = ...) -> None: ...
+    frozen_digest: str
+    def __init__(self, layout_hash: _Optional[bytes] = ..., dim: _Optional[int] = ..., realization_digest: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., partial: _Optional[_Union[PartialStep, _Mapping]] = ..., keys: _Optional[_Union[KeyOffer, _Mapping]] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
 
 class KeyOffer(_message.Message):
     __slots__ = ("epoch", "workers", "public_keys", "signature", "certificates", "signer", "roster")

@@ -51,6 +51,7 @@ class RunSettings:
     journal: str = "off"
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
+    single_reports: bool = False
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
@@ -89,6 +90,8 @@ class RunSettings:
                 downlink=downlink,
                 secure_aggregation=config.privacy.secure_aggregation,
                 hides_losses=config.privacy.losses == "hidden",
+                held_out=config.task.held_out,
+                dual_loss_held_out=algorithm.dual_loss == "held-out",
                 own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
@@ -97,6 +100,7 @@ class RunSettings:
             peer_timeout=config.server.peer_timeout,
             journal=config.worker.journal,
             skips_non_finite=config.faults.non_finite == "skip",
+            single_reports=config.faults.update_norm is not None,
         )
 
     def check(self) -> None:
@@ -130,7 +134,7 @@ class RunSettings:
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
-        heartbeats and their limit may change with each start of the server."""
+        heartbeats, their limit and whether reports are joined may change with each start of the server."""
         one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
@@ -142,9 +146,10 @@ class RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
-        if parameters.largest_weight is None:
-            # A worker of a version that does not know it need not.
-            del shared["largest_weight"]
+        for name in _WHERE_SET:
+            if shared[name] == getattr(_DEFAULTS, name):
+                # A worker of a version that does not know it need not.
+                del shared[name]
         return pb.RunSettings(
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             task_options=json.dumps(self.task_options, sort_keys=True),
@@ -206,7 +211,7 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
@@ -242,8 +247,15 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
     "largest_weight": (lambda value: _is_step_size(value) and 0 < value <= 1, "a share above 0"),
+    "held_out": (lambda value: _is_step_size(value) and value < 1, "a share below 1"),
+    "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
 }
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
+
+_WHERE_SET = ("largest_weight", "held_out", "dual_loss_held_out")
+"""Those that it has only where they are not at their defaults."""
+
+_DEFAULTS = AlgorithmSettings(workers=1, rounds=1, block=1, eta_w=0.0, eta_q=0.0)
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

@@ -14,6 +14,7 @@ import torch
 from afl.config import Config, config_from_mapping, load_config
 from afl.config.quantities import shown_seconds
 from afl.core.randomness import SharedRandomness
+from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext, WorkerData
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
@@ -105,15 +106,28 @@ def _check(report: Report, config: Config) -> None:
         task = load_task(config.task.name, config.task.options, allow_path=True)
     with blaming(report, "model()"):
         vector = build_vector(task, randomness)
+    if config.run.initial_model is not None:
+        with blaming(report, "run.initial_model"):
+            load_initial_model(vector, config.run.initial_model)
     describe_model(report, task, vector)
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
-    check_data(report, task, parts, config.task.batch_size)
+    check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
         batch_size = config.task.batch_size
-        oracle = TaskOracle(task, vector, kept, randomness, batch_size=batch_size, evaluation_batch_size=size)
-    evaluation_s = check_learning(report, task, vector, oracle, workers)
+        oracle = TaskOracle(
+            task,
+            vector,
+            kept,
+            randomness,
+            batch_size=batch_size,
+            evaluation_batch_size=size,
+            held_out=config.task.held_out,
+            loss_of_held_out=config.algorithm.dual_loss == "held-out",
+        )
+    rank_by = config.evaluation.rank_by
+    evaluation_s = check_learning(report, task, vector, oracle, workers, rank_by=rank_by)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}
     if report.has_time("whether metrics are means", share=AVERAGING_SHARE):

@@ -115,8 +115,12 @@ def check_costs(
         "uncompressed": uncompressed,
         "whole_run": _sent(start) + settings.synchronizations * (up + down) + evaluations * evaluation,
         "round_seconds": second_s - first_s,
-        "server_memory": SERVER_VECTORS * dim_bytes + buffers + min(held, up),
-        "worker_memory": (WORKER_VECTORS + residuals[0]) * dim_bytes + buffers + activations + data,
+        "server_memory": SERVER_VECTORS * dim_bytes + buffers + vector.base_length + min(held, up),
+        "worker_memory": (WORKER_VECTORS + residuals[0]) * dim_bytes
+        + buffers
+        + vector.base_length
+        + activations
+        + data,
         "server_disk": lines + (MODEL_FILES * kept.model if config.server.state == "off" else kept.server),
         "worker_disk": 0 if config.worker.journal == "off" else kept.journal,
     }

@@ -44,6 +44,12 @@ BUFFERS_ADVICE = {
     "refuse": "",
 }
 
+FROZEN_ADVICE = {
+    "sent": "{} are sent to each worker once, with its first model; none where each site has a file of them"
+    ' (frozen = "local" in the task)',
+    "local": "{} are each site's own, neither sent nor saved; a worker with other values is refused",
+}
+
 MOST_NAMED = 6
 
 
@@ -59,7 +65,8 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
     report.values["model"] = {"dim": vector.dim, "frozen": frozen, "tied": twice, "types": dict(kinds)}
     if frozen:
         what = f"{len(frozen)} parameters are frozen: {_names(frozen)}"
-        advice = "they are sent once, with the first model, and never change"
+        report.values["model"]["frozen_digest"] = vector.frozen_digest
+        advice = FROZEN_ADVICE[task.frozen].format(shown_bytes(vector.frozen_length + vector.base_length))
         report.note("the model", what, advice)
     if twice:
         report.note("the model", f"parameters that are tied count once: {_names(twice)} share another's")
@@ -76,7 +83,13 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
 
 
 def check_learning(
-    report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
+    report: Report,
+    task: Task,
+    vector: ParameterVector,
+    oracle: TaskOracle,
+    workers: Sequence[int],
+    *,
+    rank_by: str | None,
 ) -> float:
     """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed.
 
@@ -106,6 +119,10 @@ def check_learning(
             metrics, _ = oracle.evaluate(worker)
             longest = max(longest, time.monotonic() - started)
         _check_metrics(report, worker, metrics)
+        if rank_by is not None and rank_by not in metrics:
+            there = _names(sorted(metrics))
+            what = f"worker {worker} does not report {rank_by} (evaluation.rank_by), but {there}"
+            report.warn("the metrics", what, "return it from the task's metrics, or name another")
     if missing := [name for name, state in seen.items() if state == "missing"]:
         what = f"no loss depends on {_names(missing)}"
         advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"

@@ -76,6 +76,12 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
     theirs = json.loads(answer.stdout.splitlines()[-1])
     ours = digests(vector, {worker: parts[worker] for worker in workers})
     different = [name for name, digest in ours.items() if theirs.get(name) != digest]
+    if "frozen" in different:
+        report.error(
+            "model()",
+            "another process makes other frozen parameters",
+            'the server refuses such a worker (frozen = "local" in the task): load them from a file',
+        )
     if "layout" in different:
         report.error(
             "model()",
@@ -89,7 +95,7 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
             "every worker is sent the server's, so nothing is wrong; but another run begins elsewhere."
             " torch's own generator is seeded, numpy's and Python's are not",
         )
-    if data := [name for name in different if name not in {"layout", "parameters"}]:
+    if data := [name for name in different if name not in {"layout", "frozen", "parameters"}]:
         report.error(
             f"worker {data[0].split()[1]}'s data",
             f"another process finds other examples, or in another order ({', '.join(data)})",
@@ -100,7 +106,11 @@ def check_second_process(report: Report, config: Config, vector: ParameterVector
 
 def digests(vector: ParameterVector, parts: Parts) -> dict[str, str]:
     """What two processes must agree on, by name."""
-    found = {"layout": vector.layout_hash().hex(), "parameters": vector.digest().hex()}
+    found = {
+        "layout": vector.layout_hash().hex(),
+        "frozen": vector.frozen_digest,
+        "parameters": vector.digest().hex(),
+    }
     for worker, (train, test) in parts.items():
         found[f"train {worker}"], found[f"test {worker}"] = train.digest, test.digest
     return found

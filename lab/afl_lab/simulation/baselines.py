@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,9 @@ from afl.config.quantities import shown_bytes
 from afl.config.schema import Algorithm, Run
 from afl.core.algorithms.registry import algorithm_named
 from afl.errors import ExitCode
+from afl.names import Names, named, names_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event
+from afl.runs.metrics import Ranked, ranked
 from afl.terminal.view import table
 from afl_lab.simulation.command import shown_progress
 from afl_lab.simulation.jobs import Job, Site
@@ -40,13 +42,13 @@ class Standing:
     """How the workers are served in the end by one way to train.
 
     Attributes:
-        values: accuracies, or losses of a task without; by worker, as far as they are known.
+        values: of the metric that ranks, by worker, as far as they are known.
         sent: bytes on the wire, both ways.
     """
 
     name: str
     values: Mapping[int, float]
-    mean: float
+    mean: float | None
     sent: int
 
 
@@ -64,7 +66,9 @@ def compare(
     if options:
         task = config.task.model_copy(update={"options": {**config.task.options, **options}})
         config = config.model_copy(update={"task": task})
-    jobs = baselines(config, directory / FOLDER, alone=alone)
+    last = _last(directory)
+    by = ranked(last)
+    jobs = baselines(config, directory / FOLDER, rounds=last["round"], alone=alone)
     with shown_progress(jobs) as watch:
         if len(jobs) == 1:
             outcomes = [outcome_of(jobs[0], partial(watch, jobs[0]))]
@@ -75,18 +79,18 @@ def compare(
         print(f"{outcome.job.name}: {outcome.error}", file=sys.stderr)
     if failed:
         return failed[0].code
-    metric = "accuracy" if "accuracy" in _last(jobs[0].directory)["workers"][0] else "loss"
-    standings = [_standing(name, directory, metric), _standing(jobs[0].name, jobs[0].directory, metric)]
+    standings = [_standing(name, directory), _standing(jobs[0].name, jobs[0].directory)]
     if alone:
-        values = {job.site.worker: _last(job.directory)["workers"][0][metric] for job in jobs if job.site}
-        standings.append(Standing("each alone", values, sum(values.values()) / len(values), 0))
+        ended = {job.site.worker: ranked(_last(job.directory)).worst for job in jobs if job.site}
+        values = {worker: value for worker, value in ended.items() if value is not None}
+        standings.append(Standing("each alone", values, sum(values.values()) / max(1, len(values)), 0))
     alike = "the same data, seed, step size and batches; the others simulated"
-    console.print(f"\nTest {metric} after {config.algorithm.rounds} rounds ({alike}):", soft_wrap=True)
-    console.print(comparison_table(standings, metric, by_site=alone))
+    console.print(f"\nTest {by.metric} after {last['round']} rounds ({alike}):", soft_wrap=True)
+    console.print(comparison_table(standings, by, names_of(last), by_site=alone))
     return ExitCode.OK
 
 
-def baselines(config: Config, folder: Path, *, alone: bool) -> list[Job]:
+def baselines(config: Config, folder: Path, *, rounds: int, alone: bool) -> list[Job]:
     """Plain averaging, and each worker alone if wanted, of a configuration with its seed."""
     own = config.algorithm
     # Whatever else the two algorithms share, such as local steps, stays as it is.
@@ -96,7 +100,7 @@ def baselines(config: Config, folder: Path, *, alone: bool) -> list[Job]:
         **{
             **chosen,
             "name": AVERAGING,
-            "rounds": own.rounds,
+            "rounds": rounds,
             "eta_w": own.eta_w_value,
             "weighting": "uniform",
         }
@@ -106,7 +110,7 @@ def baselines(config: Config, folder: Path, *, alone: bool) -> list[Job]:
         task=config.task,
         algorithm=averaging,
         evaluation=config.evaluation,
-        run=Run(seed=config.run.seed),
+        run=Run(seed=config.run.seed, initial_model=config.run.initial_model),
         worker=config.worker.model_copy(update={"batch_oracles": False}),
     )
     jobs = [Job("plain averaging (FedAvg)", plain, folder / "averaging", saves_models=False)]
@@ -117,34 +121,35 @@ def baselines(config: Config, folder: Path, *, alone: bool) -> list[Job]:
     return jobs
 
 
-def comparison_table(standings: Sequence[Standing], metric: str, *, by_site: bool) -> Table:
+def comparison_table(standings: Sequence[Standing], by: Ranked, names: Names, *, by_site: bool) -> Table:
     """A column for each way to train; rows for the worst worker, the mean and what was sent, and by worker
     if wanted."""
-    is_worst = min if metric == "accuracy" else max
     shown = table("", *(f"{each.name}>" for each in standings))
     if by_site:
         known = next(each.values for each in standings if each.values)
-        ranked = sorted(known, key=lambda worker: known[worker], reverse=is_worst is max)
-        for worker in sorted(ranked[:MOST_SITES]):
-            shown.add_row(f"worker {worker}", *(_figure(each.values.get(worker)) for each in standings))
-        if len(ranked) > MOST_SITES:
-            shown.add_row(f"({len(ranked) - MOST_SITES} served better)")
+        worst_first = sorted(known, key=lambda worker: known[worker], reverse=not by.higher_is_better)
+        for worker in sorted(worst_first[:MOST_SITES]):
+            figures = (_figure(by, each.values.get(worker)) for each in standings)
+            shown.add_row(f"worker {named(worker, names)}", *figures)
+        if len(worst_first) > MOST_SITES:
+            shown.add_row(f"({len(worst_first) - MOST_SITES} served better)")
         shown.add_section()
-    shown.add_row("worst worker", *(_worst(each, is_worst) for each in standings))
-    shown.add_row("mean", *(_figure(each.mean) for each in standings))
+    shown.add_row("worst worker", *(_worst(by, each) for each in standings))
+    shown.add_row("mean", *(_figure(by, each.mean) for each in standings))
     shown.add_row("sent", *(shown_bytes(each.sent) if each.sent else "nothing" for each in standings))
     return shown
 
 
-def _worst(standing: Standing, is_worst: Callable[..., tuple[float, int]]) -> str:
+def _worst(by: Ranked, standing: Standing) -> str:
     if not standing.values:
         return "hidden"
-    value, worker = is_worst((value, worker) for worker, value in standing.values.items())
-    return f"{_figure(value)} (worker {worker})"
+    worst = min if by.higher_is_better else max
+    value, worker = worst((value, worker) for worker, value in standing.values.items())
+    return f"{_figure(by, value)} (worker {worker})"
 
 
-def _figure(value: float | None) -> str:
-    return "hidden" if value is None else f"{value:.4g}"
+def _figure(by: Ranked, value: float | None) -> str:
+    return "hidden" if value is None else by.shown(value, 4)
 
 
 def _last(directory: Path) -> Mapping[str, Any]:
@@ -153,9 +158,11 @@ def _last(directory: Path) -> Mapping[str, Any]:
     return of_event(entries, "evaluation")[-1]
 
 
-def _standing(name: str, directory: Path, metric: str) -> Standing:
+def _standing(name: str, directory: Path) -> Standing:
     last = _last(directory)
+    by = ranked(last)
     summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
-    values = {worker: entry[metric] for worker, entry in enumerate(last.get("workers") or []) if entry}
-    return Standing(name, values, last[f"mean_{metric}"], sent)
+    workers = enumerate(last.get("workers") or [])
+    values = {worker: metrics[by.metric] for worker, metrics in workers if by.metric in metrics}
+    return Standing(name, values, by.mean, sent)

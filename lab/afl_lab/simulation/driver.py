@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import AckStatus, CommittedStep, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
+from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
@@ -42,6 +45,7 @@ class Driver:
         loss_cap: as the engine takes it.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
+        initial_model: a file with the values to begin with.
         site: whose examples the only worker has; ``None`` where each has its own.
     """
 
@@ -57,11 +61,15 @@ class Driver:
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
         batched: bool = False,
+        initial_model: Path | None = None,
         meter: WireMeter | None = None,
         site: Site | None = None,
     ) -> None:
         workers = range(settings.workers)
-        vector = build_vector(task, randomness)
+        vector, self.model = (build_vector(task, randomness) for _ in range(2))
+        if initial_model is not None:
+            for each in (vector, self.model):
+                load_initial_model(each, initial_model)
         settings = replace(settings, tensors=vector.tensors)
         self.engine = RoundEngine(
             server_half(settings, vector.values, randomness),
@@ -72,7 +80,6 @@ class Driver:
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
-        self.model = build_vector(task, randomness)
         context = TaskContext(settings.workers if site is None else site.workers, randomness)
         whose = workers if site is None else [site.worker]
         data = {worker: worker_data(task, whose[worker], context) for worker in workers}
@@ -83,6 +90,8 @@ class Driver:
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
+            held_out=settings.held_out,
+            loss_of_held_out=settings.dual_loss_held_out,
         )
         side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
@@ -172,6 +181,7 @@ def metered(
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
         batched=config.worker.batch_oracles,
+        initial_model=config.run.initial_model,
         site=site,
     )
     engine = driver.engine

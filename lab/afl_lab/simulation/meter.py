@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import Kind, PayloadHeader, Position, Report, Step
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Opening
 from afl.v1 import federation_pb2 as pb
 from afl.wire import frames
 from afl.wire.accounting import FrameContent

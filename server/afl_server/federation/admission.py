@@ -6,6 +6,8 @@ import hmac
 
 from afl._version import __version__
 from afl.errors import ConfigError
+from afl.names import ACCEPTED, is_name
+from afl.outside import words
 from afl.tasks.initialization import realization_digest
 from afl.tasks.registry import task_identity
 from afl.wire.frames import PROTOCOL
@@ -19,11 +21,12 @@ class Admission:
     def __init__(self, run: Run) -> None:
         self._run = run.description
         self._layout_hash = run.engine.model.layout_hash()
+        self._frozen_digest = run.engine.model.frozen_digest
         self._realization_digest = realization_digest(run.engine.algorithm)
 
     def of_join(self, join: Joined) -> str:
         """Why a Join is refused; empty if it is not."""
-        return _version_refusal(join) or self._identity_refusal(join)
+        return _version_refusal(join) or self._identity_refusal(join) or _name_refusal(join)
 
     def _identity_refusal(self, join: Joined) -> str:
         run = self._run
@@ -60,6 +63,14 @@ class Admission:
                 f"run's {self._run.dim}; names, shapes, types and order must be the same; install the "
                 "same version of the task at both ends"
             )
+        if ready.frozen_digest != self._frozen_digest:
+            ours, theirs = (
+                digest or "none" for digest in (self._frozen_digest, words(ready.frozen_digest, 40))
+            )
+            return (
+                f"the frozen parameters differ: this worker's digest is {theirs}, the run's {ours}; give "
+                "each site the same file, and the same version of the task"
+            )
         if not hmac.compare_digest(ready.realization_digest, self._realization_digest):
             return (
                 "the shared randomness differs: this worker draws another first realization from the same "
@@ -80,6 +91,13 @@ def _version_refusal(join: Joined) -> str:
             "mixed versions are refused: install the same at both ends"
         )
     return ""
+
+
+def _name_refusal(join: Joined) -> str:
+    if join.sites and len(join.sites) != len(join.workers):
+        return f"{len(join.sites)} names of sites for {len(join.workers)} workers; give one for each, or none"
+    wrong = next((name for name in join.sites if not is_name(name)), None)
+    return "" if wrong is None else f"this worker calls its site {wrong!r}; a name has {ACCEPTED}"
 
 
 def _is_same_task(one: str, other: str) -> bool:

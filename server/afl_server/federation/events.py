@@ -67,6 +67,7 @@ class Joined(MemberEvent):
         applied: the position of the last step applied to that model.
         layout_hash: of a model that it has built; empty if it has built none.
         task: the one that it was started for; empty for whatever the run's is.
+        sites: what the workers' sites call themselves, one for each; or none.
     """
 
     workers: tuple[int, ...]
@@ -77,6 +78,7 @@ class Joined(MemberEvent):
     applied: Position = NOWHERE
     layout_hash: bytes = b""
     task: str = ""
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Ready(MemberEvent):
         reported: of each of its workers, the position of its last report.
         partial: the step that it has a part of; at no position where it has none.
         keys: of its workers, with secure aggregation.
+        frozen_digest: of the parameters that are not trained, where each site has its own; else empty.
     """
 
     layout_hash: bytes
@@ -115,6 +118,7 @@ class Ready(MemberEvent):
     reported: tuple[tuple[int, Position], ...]
     partial: PartialStep = NO_STEP
     keys: KeyOffer = NO_KEYS
+    frozen_digest: str = ""
 
 
 class ReportBegan(MemberEvent):

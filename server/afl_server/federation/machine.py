@@ -455,6 +455,7 @@ class Federation(Rounds):
             residual_norm=engine.residual_norm,
             sessions=len(members),
             connections=connections,
+            names=dict(self._run.names),
             known=frozenset(list(members.incarnations)),
             lost_at=dict(members.lost_at),
             counters=self.counters.copied(),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from afl._version import __version__
 from afl.config.address import shown_peer
-from afl.core.engine import RoundEngine
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
+from afl.names import own_word
 from afl.outside import printable
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_message
@@ -168,6 +169,9 @@ class Membership:
         member.workers = member.join.workers
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
+        for worker, name in zip(member.workers, member.join.sites, strict=False):
+            if worker not in run.config.names:
+                run.names[worker] = own_word(name)
         self._members.owners.update(dict.fromkeys(member.workers, member))
         engine.drop_shared(frozenset(member.workers))
         position = position_message(engine.step.position)
@@ -180,6 +184,7 @@ class Membership:
             workers=[_expectation(engine, worker, position) for worker in member.workers],
             buffers_averaged=position_message(engine.buffers_averaged),
             key_epoch=run.keys.epoch if run.keys is not None else 0,
+            frozen_digest=engine.model.frozen_digest,
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 

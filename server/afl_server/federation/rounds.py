@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
-from afl.core.engine import QUARANTINED, Opening, Outcome
 from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
+from afl.core.rounds.engine import QUARANTINED
+from afl.core.rounds.results import Opening, Outcome
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
@@ -47,6 +48,7 @@ class Rounds:
     Attributes:
         description: what does not change while the run lasts.
         engine: which step is open, and who has reported.
+        names: of sites, by worker; more as workers join that call themselves something.
         counters: of the whole run; what is sent is counted by whoever sends it.
         has_begun: whether all that the run begins with is durable.
         ending: how the run, or this process's part of it, has ended; ``None`` while it goes on.
@@ -60,6 +62,7 @@ class Rounds:
         self.description = run.description
         self.engine = engine
         self.counters = run.counters
+        self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
         self._run = run
@@ -193,7 +196,7 @@ class Rounds:
             self._run.log("WARNING", message, left_out)
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
-            if self.engine.counting(report.loss) != report.loss:
+            if self.engine.losses.counting(report.loss) != report.loss:
                 self._note_cap(worker, report)
 
     def _note_cap(self, worker: int, report: Report) -> None:
@@ -201,14 +204,15 @@ class Rounds:
         is_first = not self._run.incidents[Incident.CAPPED_LOSS][worker]
         self._run.count(Incident.CAPPED_LOSS, [worker])
         if is_first:
-            where, counts = self._run.place(worker, report.position.round), self.engine.counting(report.loss)
+            where = self._run.place(worker, report.position.round)
+            counts = self.engine.losses.counting(report.loss)
             message = f"{where}: the loss is {report.loss:g}, and counts as {counts:g} (faults.loss_cap)"
             event = log_events.LossCapped(worker=worker, round=report.position.round, loss=report.loss)
             self._run.log("WARNING", message, event)
 
     def _note_far_above(self, synchronization: int) -> None:
         """Tell which workers' losses are far above the others', whenever that has changed."""
-        far_above = self.engine.far_above
+        far_above = self.engine.losses.far_above
         self._run.count(Incident.HIGH_LOSS, far_above)
         if far_above != self._far_above:
             message = "no training loss is far above the others' any more"
@@ -436,6 +440,8 @@ class Rounds:
         described = {
             "config": dump_config(self._run.config),
             "layout": model.layout_hash().hex(),
+            "initial_model": model.initial_digest,
+            "frozen": model.frozen_digest,
             "engine": values,
             "moment": Moment(0.0, self.seconds, self.counters.copied()).values(),
         }

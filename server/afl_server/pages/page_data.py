@@ -14,7 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from afl._version import __version__
-from afl.runs.metrics import own_metrics_line
+from afl.names import with_names
+from afl.runs.metrics import Ranked, own_metrics_line, ranked
+from afl.runs.sites import SiteTable
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.network.door import Strangers
@@ -37,6 +39,7 @@ class Sources:
     history: History
     dual_window: DualWindow
     events: RecentEvents
+    sites: SiteTable
     strangers: Callable[[], Strangers]  # at the port of gRPC
     rate: Rate = field(default_factory=Rate)
 
@@ -59,7 +62,7 @@ class PageData:
             "task": run.task,
             "algorithm": run.algorithm,
             "phase": phase,
-            "headline": headline,
+            "headline": with_names(headline, snapshot.names),
             "round": snapshot.closed,
             "rounds": run.rounds,
             "seconds": now - snapshot.began_at,
@@ -70,6 +73,10 @@ class PageData:
             "hides_losses": run.hides_losses,
             "last": _summary(last),
             "best": _summary(snapshot.best),
+            **{
+                f"{name}_site": _site_of(each, snapshot)
+                for name, each in (("last", last), ("best", snapshot.best))
+            },
             "own_metrics": own_metrics_line(last.own_metrics) if last else "",
             "worst_weight": (
                 None
@@ -106,9 +113,9 @@ class PageData:
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
         metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
-        accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
-        loss = [entry.get("loss", math.nan) for entry in metrics]
-        rows = _worst_first(accuracy, loss)[:MOST_ROWS]
+        by, sites = _ranked(snapshot.last), [] if snapshot.run.hides_losses else self._sources.sites.rows
+        value, loss = ([entry.get(name, math.nan) for entry in metrics] for name in (by.metric, "loss"))
+        rows = _worst_first(value, loss, higher_is_better=by.higher_is_better)[:MOST_ROWS]
 
         def state(worker: int) -> str:
             if snapshot.is_over and worker in snapshot.known:
@@ -122,8 +129,14 @@ class PageData:
             "workers": snapshot.run.workers,
             "evaluated": evaluation and evaluation.round,
             "id": rows,
-            "accuracy": _short(accuracy[row] for row in rows),
+            "site": [snapshot.names.get(row) for row in rows] if snapshot.names else None,
+            "rank_by": by.metric,
+            "higher_is_better": by.higher_is_better,
+            "value": _short(value[row] for row in rows),
             "loss": _short(loss[row] for row in rows),
+            "first": _short(sites[row].first if row < len(sites) else None for row in rows),
+            "best": _short(sites[row].best if row < len(sites) else None for row in rows),
+            "best_round": [sites[row].best_round if row < len(sites) else None for row in rows],
             "weight": _short(snapshot.dual_weights[rows]),
             "seconds": _short(snapshot.report_seconds[row] for row in rows),
             "state": [state(worker) for worker in rows],
@@ -139,6 +152,7 @@ class PageData:
         metrics = evaluation.metrics[worker] if evaluation else {}
         found = {
             "id": worker,
+            "site": snapshot.names.get(worker),
             "peer": connection and connection.peer,
             "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
@@ -156,7 +170,8 @@ class PageData:
         stamp = self._stamp(snapshot, time.monotonic())
         view, whole = self._history.view(), _uncompressed(snapshot)
         buckets, points = view.buckets, view.points
-        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss", "smooth_worst_loss")
+        averages = ("max_loss", "mean_loss", "smooth_worst_loss")
+        standings = [ranked(vars(point.summary)) for point in points]
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -167,11 +182,15 @@ class PageData:
             "weight_max": _short(bucket.weight_max for bucket in buckets),
             "bytes": [bucket.sent for bucket in buckets],
             "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
+            "worst_site": _site_of(points[-1].summary, snapshot) if points else None,
             "worst_worker": [point.summary.worst_worker for point in points],
             **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
+            "rank_by": _ranked(points[-1].summary if points else None).metric,
+            "worst_value": _short(by.worst for by in standings),
+            "mean_value": _short(by.mean for by in standings),
             "spread": {
                 name: [_short(point.spread[kind, place] for point in points) for place in range(len(SPREAD))]
-                for kind, name in enumerate(("accuracy", "loss"))
+                for kind, name in enumerate(("value", "loss"))
             },
             **self._curves(view, self._shown_workers(points)),
         }
@@ -179,6 +198,7 @@ class PageData:
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
         """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
+        names = self._sources.snapshot().names
         recent_rounds, recent = self._sources.dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
@@ -187,10 +207,11 @@ class PageData:
             "curves": [
                 {
                     "worker": worker,
+                    "site": names.get(worker),
                     "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
                     "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
                     "recent_weight": _short(recent[:, place]),
-                    "accuracy": _short(point.accuracy[worker] for point in view.points),
+                    "value": _short(point.value[worker] for point in view.points),
                     "loss": _short(point.loss[worker] for point in view.points),
                 }
                 for place, worker in enumerate(followed)
@@ -212,7 +233,20 @@ def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
     """Without the task's own metrics, of which there may be many: this is sent every second."""
     if summary is None:
         return None
-    return {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    by = ranked(vars(summary))
+    kept = {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    return kept | {"rank_by": by.metric, "worst_value": by.worst, "mean_value": by.mean}
+
+
+def _site_of(summary: EvaluationSummary | None, snapshot: Snapshot) -> str | None:
+    """The name of the worst worker's site."""
+    worst = None if summary is None else summary.worst_worker
+    return None if worst is None else snapshot.names.get(worst)
+
+
+def _ranked(last: EvaluationSummary | None) -> Ranked:
+    """By what the last evaluation is ranked; before the first, accuracy is what most tasks report."""
+    return Ranked("accuracy", True, None, None) if last is None else ranked(vars(last))
 
 
 def _uncompressed(snapshot: Snapshot) -> int | None:
@@ -223,10 +257,11 @@ def _uncompressed(snapshot: Snapshot) -> int | None:
     return snapshot.counters.uncompressed_bytes
 
 
-def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
-    """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
+def _worst_first(value: Sequence[float], loss: Sequence[float], *, higher_is_better: bool) -> list[int]:
+    """By the worst value of what ranks, then by highest loss; who was not evaluated comes last."""
+    rank = np.asarray(value) if higher_is_better else -np.asarray(value)
     # As keys of a sort, which is stable; NaN would be in no order.
-    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
+    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(rank, nan=math.inf)))
     return [int(worker) for worker in order]
 
 

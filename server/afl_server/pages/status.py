@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from afl._version import __version__
+from afl.names import with_names
+from afl.runs.sites import SiteTable
+from afl.terminal.by_site import BySite
 from afl.terminal.display import REFRESH_S, RunDisplay
 from afl.terminal.view import make_console, summary_table
 from afl_server.federation.snapshot import Snapshot
@@ -35,7 +38,7 @@ def run_status(
         "afl_version": __version__,
         "state": state_of(snapshot),
         "phase": phase,
-        "headline": headline,
+        "headline": with_names(headline, snapshot.names),
         "task": run.task,
         "algorithm": run.algorithm,
         "round": snapshot.closed,
@@ -43,6 +46,7 @@ def run_status(
         "step": "evaluation" if step.kind.is_of_evaluation else "training",
         "open_round": step.round,
         "workers": run.workers,
+        "sites": snapshot.sites,
         "workers_missing": snapshot.missing,
         "workers_missing_seconds": [snapshot.missing_for(worker, now) for worker in snapshot.missing],
         "reports_missing": step.awaited,
@@ -93,7 +97,9 @@ async def live_view(state: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
             display.show(state())
 
 
-def print_summary(summary: dict[str, Any], directory: Path) -> None:
-    """The table at the end of a run; nothing of one that has closed no round."""
+def print_summary(summary: dict[str, Any], directory: Path, sites: SiteTable) -> None:
+    """The tables at the end of a run; nothing of one that has closed no round."""
     if summary["rounds"]:
-        make_console().print(summary_table(summary, directory))
+        console = make_console()
+        console.print(summary_table(summary, directory))
+        console.print(BySite(sites))

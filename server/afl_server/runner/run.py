@@ -16,10 +16,11 @@ from typing import Any
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.config.address import Address
-from afl.core.engine import Outcome
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
+from afl.daemon.logs import Naming
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
@@ -32,7 +33,7 @@ from afl_server.federation.rounds import QUARANTINE_FILE
 from afl_server.network.authentication import Authentication
 from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
-from afl_server.pages.access import Access
+from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
@@ -90,7 +91,7 @@ async def _run(
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     try:
         parts = _Parts(run, authentication, recent)
-        access = Access(run.config.server)
+        access, certificate = Access(run.config.server), PageCertificate.of(run.config.server)
     except BaseException:
         run.discard()
         raise
@@ -100,12 +101,20 @@ async def _run(
     shell.streams = service.carry_out
     asked_to_end = asyncio.Event()
     with contextlib.ExitStack() as stack:
+        naming = Naming(federation.names)
+        LOG.addFilter(naming)
+        stack.callback(LOG.removeFilter, naming)
+        run.records.names = federation.names
         try:
             await service.start(config.server.listen)
             http: HttpServer | None = None
             if config.server.http is not None:
                 http = HttpServer(
-                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop(), access
+                    config.server.http,
+                    parts.sources(service.strangers),
+                    asyncio.get_running_loop(),
+                    access,
+                    certificate,
                 )
                 stack.callback(http.close)
             await shell.begin()
@@ -144,7 +153,14 @@ class _Parts:
         self._authentication = authentication
         self._recent = recent
         config, records, now = run.config, run.records, time.monotonic()
-        self.federation, vector = build(config, records.run_id, records.directory, records.ranking, now)
+        self.federation, vector = build(
+            config,
+            records.run_id,
+            records.directory,
+            records.ranking,
+            now,
+            is_resumed=run.checkpoint is not None,
+        )
         self._dual_window = DualWindow.of(config)
         self._rate = Rate()
         checkpointing = None
@@ -178,6 +194,7 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            sites=self.run.records.sites,
             strangers=strangers,
             rate=self._rate,
         )
@@ -194,7 +211,7 @@ class _Parts:
             run.dim,
             Address(self.run.config.server.listen.host, port),
             self._authentication.description,
-            f", http on port {http.port}" if http else "",
+            f", {self.run.config.server.page_scheme} on port {http.port}" if http else "",
             extra=log_events.Listening(
                 run_id=run.run_id,
                 port=port,
@@ -254,7 +271,7 @@ def _conclude(
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
     if live:
-        print_summary(summary, records.directory)
+        print_summary(summary, records.directory, records.sites)
     return code
 
 
@@ -262,7 +279,9 @@ async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
     with contextlib.ExitStack() as stack:
         if config.server.http is not None:
-            stack.callback(FinishedPages(config.server.http, "server.http").close)
+            certificate = PageCertificate.of(config.server)
+            context = None if certificate is None else certificate.context
+            stack.callback(FinishedPages(config.server.http, "server.http", context).close)
         asked_to_end = asyncio.Event()
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)

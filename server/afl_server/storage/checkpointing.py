@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from afl.core.algorithms.base import Arrays
-from afl.core.engine import Outcome, RoundEngine
 from afl.core.model.parameters import ParameterVector
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Outcome
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError
 from afl_server.federation.counters import Moment
@@ -75,6 +76,14 @@ class Checkpointing:
                 f"task: the model of {self._records.config.task.name} has another layout than the run in "
                 f"{self._records.directory}; use the version of the task that the run began with"
             )
+        found = checkpoint.values.get("frozen", "")
+        if found != vector.frozen_digest:
+            raise ConfigError(
+                f"task: the frozen parameters are not those that the run in {self._records.directory} began "
+                f"with: their digest is {vector.frozen_digest or 'none'}, the run's {found or 'none'}; give "
+                "the task the file that it had then"
+            )
+        vector.initial_digest = checkpoint.values.get("initial_model", "")
         vector.load(arrays["params"])
         if vector.frozen_length:
             vector.load_frozen(self._store.frozen())

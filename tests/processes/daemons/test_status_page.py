@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
 from afl_server.pages.live_updates import MOST_VIEWERS, Document
@@ -204,8 +204,8 @@ def test_one_worker(served: Served) -> None:
     assert gone["missing_seconds"] == pytest.approx(12, abs=1e-3)
     assert there["round"] == list(range(1, 51))
     assert there["curves"][0]["weight_high"] == there["curves"][0]["weight_low"]
-    assert len(there["curves"][0]["accuracy"]) == len(there["evaluation_round"]) == 5
-    assert there["metrics"]["accuracy"] == there["curves"][0]["accuracy"][-1]
+    assert len(there["curves"][0]["value"]) == len(there["evaluation_round"]) == 5
+    assert there["metrics"]["accuracy"] == there["curves"][0]["value"][-1]
 
 
 @pytest.mark.parametrize("asked", ["", "?id=", "?id=3", "?id=-1", "?id=x", "?id=1e400", "?other=1"])
@@ -325,7 +325,7 @@ def test_the_first_view_is_small(tmp_path: Path, workers: int) -> None:
         table = served.json("/data/workers.json")
         worst = served.run.records.ranking.evaluations[-1].worst_worker
         assert table["id"][0] == worst
-        assert table["accuracy"] == sorted(table["accuracy"])
+        assert table["value"] == sorted(table["value"])
 
 
 def test_what_many_ask_for_is_made_once() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from afl.config.quantities import shown_bytes
-from afl.core.engine import Evaluation
 from afl.core.grid import IntegerRound
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving
@@ -262,6 +262,48 @@ def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
             assert {name: fact(page, name) for name in expected} == expected
             assert fact(page, "left").startswith("11 h ")
             assert page.title().startswith(f"{100 * worst:.1f} % \N{MIDDLE DOT} digits ")
+
+
+def test_another_metric_and_the_sites_by_name(browser: Any, tmp_path: Path) -> None:
+    more = {"evaluation": {"rank_by": "held_out_auc"}, "sites": ["north", "south", "Zürich"]}
+    with serving(tmp_path, more=more) as served:
+        served.run.play(20)
+        last = served.data.state()["last"]
+        worst = more["sites"][last["worst_worker"]]
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            assert fact(page, "worst_figure") == f"{last['worst_value']:.4g}"
+            assert fact(page, "measure") == "held-out auc"
+            assert fact(page, "worst_worker") == f"worker {last['worst_worker']} ({worst})"
+            assert page.locator("#served figcaption").inner_text().startswith("Held-out auc: worst")
+            assert worst in page.locator("#served .plot").get_attribute("aria-label")
+            assert page.locator("th[data-column=value]").inner_text() == "Held-out auc"
+            assert (
+                page.locator("#rows tr").first.locator("th").inner_text() == f"{last['worst_worker']} {worst}"
+            )
+            page.locator("#find").fill("zür")
+            assert page.locator("#rows tr").count() == 1
+            page.locator("#rows tr th button").click()
+            assert page.locator("#worker-title").inner_text() == "Worker 2 (Zürich)"
+
+
+def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path, more={"evaluation": {"rank_by": "loss"}}) as served:
+        served.run.play(20)
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            assert page.locator("#served figcaption").inner_text().startswith("Test loss: worst")
+            assert not page.locator("#loss").is_visible()
+            assert page.locator("thead th:visible").all_inner_texts() == [
+                "Worker",
+                "Loss",
+                "Dual weight",
+                "At first",
+                "At best (round)",
+                "Report, s",
+                "State",
+            ]
+            assert fact(page, "measure") == "test loss"
 
 
 def test_more_pages_than_streams_are_live_all_the_same(

@@ -14,11 +14,12 @@ from torch import Tensor
 from afl.core.algorithms.base import WorkerSide
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Position, Report, Step
 from afl.core.participant import Participant
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.results import Evaluation, Opening, RoundSummary
 from afl_server.federation.broadcast import model_payloads
 
 POLICY = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=1e-9)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from afl.core.dual import DualRule, DualWeights
-from afl.core.engine import Evaluation
-from afl.core.policy import DivergenceWatch
+from afl.core.rounds.policy import DivergenceWatch
+from afl.core.rounds.results import Evaluation
 from afl.core.secrecy.fixed_point import LARGEST_IN_WORST, means_of, metrics_payload
 from afl.core.secrecy.hidden_weights import HiddenWeights, OwnWeight
 from afl.errors import DivergedError

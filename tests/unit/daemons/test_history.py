@@ -115,7 +115,7 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         assert seen.buckets == known.buckets
         assert [point.summary for point in seen.points] == [point.summary for point in known.points]
         for one, other in zip(seen.points, known.points, strict=True):
-            np.testing.assert_array_equal(one.accuracy, other.accuracy)
+            np.testing.assert_array_equal(one.value, other.value)
         for bucket in seen.buckets:
             assert np.isnan(bucket.high).all(), "the metrics do not have each worker's weights"
         assert records.history.heaviest(2) == [0, 1]
@@ -196,7 +196,7 @@ def test_what_is_not_finite_is_no_number_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("evaluations", [1, 59, 60, 61, 250, 1601])
 def test_the_worst_worker_s_curve_is_of_the_whole_run_and_bounded(evaluations: int) -> None:
     history = History(2)
-    assert history.worst() == {"measure": "worst accuracy", "rounds": [], "values": [], "last": None}
+    assert history.worst() == {"measure": None, "rounds": [], "values": [], "last": None}
     for number in range(1, evaluations + 1):
         summary = EvaluationSummary(number, 0, number / 2000, 0.9, 1.0, 0.5)
         history.add_evaluation(summary, [{"accuracy": 0.5, "loss": 1.0}] * 2)
@@ -211,4 +211,4 @@ def test_the_worst_worker_s_curve_is_of_the_whole_run_and_bounded(evaluations: i
 def test_the_curve_of_a_task_without_accuracy_is_of_its_largest_loss() -> None:
     history = History(2)
     history.add_evaluation(EvaluationSummary(10, 1, None, None, 2.5, 0.5), [{"loss": 1.0}] * 2)
-    assert history.worst() == {"measure": "largest loss", "rounds": [10], "values": [2.5], "last": 2.5}
+    assert history.worst() == {"measure": "worst loss", "rounds": [10], "values": [2.5], "last": 2.5}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from afl import Task, TaskContext, WorkerData
 from afl.config import config_from_mapping
 from afl.runs.files import METRICS_FILE, metrics_entries, of_event
+from afl.runs.metrics import Ranked
 from afl.tasks.base import Batch
 from afl.terminal.view import make_console
 from afl_lab.simulation.baselines import Standing, baselines, compare, comparison_table
@@ -58,7 +59,7 @@ def config(**changes: Any) -> Any:
 
 def test_each_is_what_it_says(tmp_path: Path) -> None:
     """Gradient steps of ETA on (w - c)^2 / 2 from 0 leave (1 - ETA)^T c, where c is the mean or one's own."""
-    averaging, *alone = baselines(config(), tmp_path, alone=True)
+    averaging, *alone = baselines(config(), tmp_path, rounds=ROUNDS, alone=True)
     assert [job.name for job in alone] == ["worker 0 alone", "worker 1 alone", "worker 2 alone"]
     left = (1 - ETA) ** ROUNDS
     reached = (1 - left) * sum(TARGETS) / len(TARGETS)
@@ -76,15 +77,21 @@ def _losses(job: Job) -> list[float]:
 
 def test_local_steps_and_the_seed_are_the_run_s_and_masks_are_not() -> None:
     drfa = {"name": "drfa", "rounds": 6, "eta_w": 0.1, "eta_q": 0.1, "local_steps": 3}
-    for job in baselines(config(algorithm=drfa), Path("nowhere"), alone=True):
+    for job in baselines(config(algorithm=drfa), Path("nowhere"), rounds=6, alone=True):
         algorithm = job.config.algorithm
         assert (algorithm.name, algorithm.local_steps, algorithm.rounds) == ("fedavg", 3, 6)
         assert job.config.run.seed == 3
     masked = {"secure_aggregation": True, "losses": "hidden"}
-    (job,) = baselines(config(privacy=masked), Path("nowhere"), alone=False)
+    (job,) = baselines(config(privacy=masked), Path("nowhere"), rounds=6, alone=False)
     assert not job.config.privacy.secure_aggregation
     batched = config(worker={"batch_oracles": True})
-    assert not baselines(batched, Path("nowhere"), alone=False)[0].config.worker.batch_oracles
+    assert not baselines(batched, Path("nowhere"), rounds=6, alone=False)[0].config.worker.batch_oracles
+
+
+def test_what_ranks_the_run_ranks_the_others() -> None:
+    ranking = config(evaluation={"every": 2, "rank_by": "auc", "better": "higher"}, sites=["a", "b", "c"])
+    for job in baselines(ranking, Path("nowhere"), rounds=4, alone=True):
+        assert (job.config.evaluation.rank_by, job.config.algorithm.rounds) == ("auc", 4)
 
 
 def test_all_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +103,7 @@ def test_all_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"Test loss after {ROUNDS} rounds (the same data, seed, step size and batches" in shown
     rows = _rows(shown)
     reached = (1 - (1 - ETA) ** ROUNDS) * sum(TARGETS) / len(TARGETS)
-    assert rows["worst worker"][1] == f"{(reached - 4) ** 2 / 2:.4g} (worker 2)"
+    assert rows["worst worker"][1] == f"{(reached - 4) ** 2 / 2:.5g} (worker 2)"
     assert rows.keys() == {"worst worker", "mean", "sent"}
 
 
@@ -108,11 +115,12 @@ def _rows(shown: str) -> dict[str, list[str]]:
 def test_what_is_hidden_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     masked = Standing("own", {}, 0.5, 1000)
     alone = Standing("each alone", {worker: 0.25 + worker / 100 for worker in range(30)}, 0.4, 0)
-    make_console().print(comparison_table([masked, alone], "accuracy", by_site=True))
+    by = Ranked("accuracy", True, None, None)
+    make_console().print(comparison_table([masked, alone], by, {19: "north"}, by_site=True))
     rows = _rows(capsys.readouterr().out)
-    assert rows["worst worker"] == ["hidden", "0.25 (worker 0)"]
-    assert rows["mean"] == ["0.5", "0.4"]
+    assert rows["worst worker"] == ["hidden", "0.2500 (worker 0)"]
+    assert rows["mean"] == ["0.5000", "0.4000"]
     assert rows["sent"] == ["1.00 kB", "nothing"]
-    assert rows["worker 19"] == ["hidden", "0.44"]
+    assert rows["worker 19 (north)"] == ["hidden", "0.4400"]
     assert "worker 20" not in rows
     assert "(10 served better)" in rows

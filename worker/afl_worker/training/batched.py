@@ -15,7 +15,8 @@ from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
-from afl_worker.training.oracle import TaskOracle, mapped
+from afl_worker.training.examples import mapped
+from afl_worker.training.oracle import TaskOracle
 
 
 class BatchedOracle(TaskOracle):

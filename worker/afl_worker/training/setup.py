@@ -16,9 +16,10 @@ from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.secrecy.keys import KeyStore
 from afl.daemon import events
-from afl.errors import ConfigError, PeerError
+from afl.errors import ConfigError, DataError, PeerError
+from afl.outside import words
 from afl.security.identity import WorkerIds
-from afl.tasks.base import TaskContext, example_count
+from afl.tasks.base import TaskContext
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
@@ -70,10 +71,9 @@ def set_up(
         local=options.task_options,
     )
     vector = build_vector(task, randomness, device)
+    _check_frozen(options, type(task).__name__, vector.frozen_digest, welcome.frozen_digest)
     context = TaskContext(run.workers, randomness)
     data = {worker: worker_data(task, worker, context) for worker in workers}
-    examples = {worker: example_count(own.train) for worker, own in data.items()}
-    options.policy.check_batch(settings.batch_size, examples)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
@@ -81,8 +81,12 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
+        held_out=run.held_out,
+        loss_of_held_out=run.dual_loss_held_out,
         spent=spent,
     )
+    examples = {worker: oracle.train_examples(worker) for worker in workers}
+    options.policy.check_batch(settings.batch_size, examples)
     run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
@@ -115,6 +119,18 @@ def set_up(
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side), masking)
+
+
+def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:
+    """Raise DataError if this site's frozen parameters are not the run's: it says where they come from."""
+    if own == wanted:
+        return
+    given = ", ".join(f"--task-option {name}={value}" for name, value in options.task_options.items())
+    raise DataError(
+        f"the frozen parameters, which {task}.model() loads here{given and f' with {given}'}, are not the "
+        f"run's: their digest is {own or 'none'}, the server's {words(wanted, 40) or 'none'}; give this site "
+        "the same file, and the same version of the task"
+    )
 
 
 def _masking(

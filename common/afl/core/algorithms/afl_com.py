@@ -154,6 +154,7 @@ class AflComWorker(WorkerAlgorithm):
         resends: bool,
         joins: bool = False,
         own_weight: OwnWeight | None = None,
+        dual_loss_held_out: bool = False,
     ) -> None:
         super().__init__(worker)
         self._pack = pack_to_add if joins else pack
@@ -164,16 +165,22 @@ class AflComWorker(WorkerAlgorithm):
         self._spare = spare
         self._message = torch.empty(dim, device=device) if lossless and resends else None
         self._own_weight = own_weight
+        self._dual_loss_held_out = dual_loss_held_out
         self._exponents: NDArray[np.int32] | None = None
         """Of the grid that the last message's integers lie on."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
-        """Weigh the gradient, compress it with error feedback, and pack."""
+        """Weigh the gradient, compress it with error feedback, and pack.
+
+        The loss reported is the gradient's minibatch's, or that of a minibatch of held-out records.
+        """
         own = self._own_weight
         if own is not None:
             weight = own.of_round(position.round, weight)
+        # Before the gradient, which is valid until the next call.
+        held_out = model.loss(position.round)[0] if self._dual_loss_held_out else None
         loss, examples, weighted = model.weighted_gradient(position.round, weight)
-        finite_loss(loss)
+        loss = finite_loss(loss if held_out is None else held_out)
         # Before anything is taken out of the residual: it may be too large to be told.
         share = None if own is None else payload_of(own.share(position.round, weight, loss), Role.WEIGHT)
         if self._feedback is None:
@@ -249,7 +256,16 @@ def afl_com_side(
 
     def half(worker: int) -> AflComWorker:
         own = OwnWeight(settings.workers, settings.eta_q, settings.block) if settings.hides_losses else None
-        return AflComWorker(worker, realizations, device, spare, resends=resends, joins=joins, own_weight=own)
+        return AflComWorker(
+            worker,
+            realizations,
+            device,
+            spare,
+            resends=resends,
+            joins=joins,
+            own_weight=own,
+            dual_loss_held_out=settings.dual_loss_held_out,
+        )
 
     halves = {worker: half(worker) for worker in workers}
     return WorkerSide(

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 
 SHARED_OPTIONS: Final = frozenset(
-    {"block", "eta_q", "largest_weight", "local_steps", "sampled", "weighting", "uplink", "downlink"}
+    {
+        "block",
+        "dual_loss",
+        "eta_q",
+        "largest_weight",
+        "local_steps",
+        "sampled",
+        "weighting",
+        "uplink",
+        "downlink",
+    }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""
 

@@ -195,6 +195,9 @@ class ServerAlgorithm(SumCollector):
 
     integers: IntegerRound | None = None
 
+    undrawn: frozenset[int] = frozenset()
+    """Workers that no phase to come asks, where only some are drawn; set before a phase is closed."""
+
     @property
     def keeps_residuals(self) -> bool:
         """Whether a worker's process holds what a new one cannot make again: its uplink residual."""

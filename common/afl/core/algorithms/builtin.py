@@ -22,7 +22,7 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = frozenset({"block", "eta_q", "largest_weight", "uplink", "downlink"})
+    takes = frozenset({"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink"})
     has_theorems = True
 
     def server(
@@ -46,7 +46,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = frozenset({"block", "eta_q", "largest_weight"})
+    takes = frozenset({"block", "dual_loss", "eta_q", "largest_weight"})
 
 
 class Sgda(Algorithm):
@@ -54,7 +54,7 @@ class Sgda(Algorithm):
 
     name = "sgda"
     description = "AFL-BR with projected ascent on the dual weights"
-    takes = frozenset({"eta_q"})
+    takes = frozenset({"dual_loss", "eta_q"})
 
     def server(
         self, settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness
@@ -94,7 +94,7 @@ class Drfa(_LocalSteps):
     description = (
         "takes local steps between synchronizations, and moves the dual weights by a snapshot's losses"
     )
-    takes = frozenset({"eta_q", "local_steps", "sampled"})
+    takes = frozenset({"dual_loss", "eta_q", "local_steps", "sampled"})
     snapshots = True
 
     def server(

@@ -36,6 +36,8 @@ class AlgorithmSettings:
             masked and only their sum be read.
         hides_losses: whether each worker keeps its dual weight, and the server learns of the losses only
             sums.
+        held_out: the share of each worker's training records that gives no gradients.
+        dual_loss_held_out: whether the losses that move the dual weights are of held-out records.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -54,6 +56,8 @@ class AlgorithmSettings:
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False
+    held_out: float = 0.0
+    dual_loss_held_out: bool = False
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 

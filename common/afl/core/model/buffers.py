@@ -151,6 +151,10 @@ class ModuleBuffers:
                 # In place: tied buffers stay tied.
                 tensor.detach().copy_(values)
 
+    def is_averaged(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a buffer of the selected worker that is averaged."""
+        return any(buffer is tensor for _, buffer in self._averaged_of(self._installed()))
+
     @property
     def has_floats(self) -> bool:
         """Whether any buffer is floating-point."""

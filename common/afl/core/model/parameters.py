@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +20,9 @@ from afl.core.vectors import Weighted, overwrite
 from afl.errors import TaskError
 
 DIGEST_BYTES = 16
+
+FrozenPolicy: TypeAlias = Literal["sent", "local"]
+"""Where the parameters that are not trained come from, as :class:`afl.Task` describes it."""
 
 
 class _Entry(NamedTuple):
@@ -39,11 +44,14 @@ class ParameterVector:
         module: changed in place; moved to ``device``.
         device: where the vectors live.
         buffers: what becomes of floating-point buffers, as in :class:`afl.Task`.
+        frozen: where frozen parameters come from, as there. With ``local`` nothing here gives them away.
 
     Attributes:
         tensors: how many values each trainable parameter has, in order.
         names: theirs.
         buffers: the module's buffers, a set for each hosted worker.
+        initial_digest: of the file that the run began with, 32 hexadecimal digits; empty if it began with the
+            task's own values.
 
     Raises:
         TaskError: if there is nothing to train, a parameter is complex, or there are floating-point
@@ -51,7 +59,12 @@ class ParameterVector:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", *, buffers: BufferPolicy = "refuse"
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        *,
+        buffers: BufferPolicy = "refuse",
+        frozen: FrozenPolicy = "sent",
     ) -> None:
         self.module = module.to(device)
         if buffers == "refuse":
@@ -66,7 +79,10 @@ class ParameterVector:
                     "layer); call the module once on an example batch in model(), or give the layer its size"
                 )
         trainable = [(name, p) for name, p in named if p.requires_grad]
-        self._frozen = [p for _, p in named if not p.requires_grad and p.numel()]
+        untrained = [(name, p) for name, p in named if not p.requires_grad and p.numel()]
+        self._base = dict(untrained) if frozen == "local" else {}
+        self._frozen = [] if frozen == "local" else [p for _, p in untrained]
+        self._frozen_is_local = frozen == "local"
         sizes = [p.numel() for _, p in trainable]
         self.tensors = tuple(sizes)
         self.names = tuple(name for name, _ in trainable)
@@ -92,6 +108,7 @@ class ParameterVector:
                 parameter.grad = None
             self._entries.append(entry)
         self._copied = [entry for entry in self._entries if entry.parameter.dtype != torch.float32]
+        self.initial_digest = ""
 
     def publish(self) -> None:
         """Make the module compute with :attr:`values`; call after every change of them."""
@@ -146,13 +163,14 @@ class ParameterVector:
         """What ``load_state_dict`` of a fresh module takes, on the CPU; on a CPU these are views.
 
         Every parameter by each of its names (tied ones have several), trained in float32 and frozen in
-        its own type, and the persistent buffers. Floating-point buffers that stay local to the workers are
-        not the server's to give: loading such a model takes ``strict=False``.
+        its own type unless it is each site's own, and the persistent buffers. Floating-point buffers that
+        stay local to the workers are not the server's to give: loading such a model takes ``strict=False``.
         """
         trained = {id(entry.parameter): entry.values for entry in self._entries}
         named = {
             name: trained.get(id(parameter), parameter.detach())
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad or not self._frozen_is_local
         }
         names_kept = self.module.state_dict().keys()
         named.update(
@@ -170,8 +188,29 @@ class ParameterVector:
             return "none"
         return "mean" if self._buffers_are_shared else "local"
 
+    def is_sent(self, tensor: Tensor) -> bool:
+        """Whether a parameter or buffer of the module goes to each worker with its first model."""
+        if isinstance(tensor, nn.Parameter):
+            return tensor.requires_grad or not self._frozen_is_local
+        return self.buffers.is_averaged(tensor)
+
+    def trained(self, tensor: Tensor) -> Tensor:
+        """Where the values of one of the module's tensors are changed: in the vector, if it is trained."""
+        return next((entry.values for entry in self._entries if entry.parameter is tensor), tensor.detach())
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """By which sites that have the frozen parameters of their own know that these are the same (32
+        hexadecimal digits); empty where they are sent."""
+        return digest_of(sorted(self._base.items())) if self._frozen_is_local else ""
+
+    @property
+    def base_length(self) -> int:
+        """Bytes of the frozen parameters that are each site's own."""
+        return sum(p.numel() * p.element_size() for p in self._base.values())
+
     def frozen_bytes(self) -> bytes:
-        """The frozen parameters, end to end, in order, as raw little-endian bytes."""
+        """The frozen parameters that are sent, end to end, in order, as raw little-endian bytes."""
         flat = (p.detach().cpu().contiguous().reshape(-1) for p in self._frozen)
         return b"".join(part.view(torch.uint8).numpy().tobytes() for part in flat)
 
@@ -189,6 +228,18 @@ class ParameterVector:
     def frozen_length(self) -> int:
         """The length of :meth:`frozen_bytes`."""
         return sum(p.numel() * p.element_size() for p in self._frozen)
+
+
+def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
+    """32 hexadecimal digits over names, types, shapes and bytes, in this order."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name, tensor in named:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _refuse_float_buffers(module: nn.Module) -> None:

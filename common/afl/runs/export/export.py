@@ -7,10 +7,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from afl.core.randomness import SharedRandomness
@@ -21,6 +23,7 @@ from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
 from afl.runs.export.onnx import parsed_input, write_program
 from afl.runs.export.source import Source, find
+from afl.runs.files import read_model
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.initialization import worker_data
 from afl.tasks.registry import load_task
@@ -39,6 +42,7 @@ def export(
     task: str | None = None,
     shape: str | None = None,
     description: str | None = None,
+    with_base: bool = False,
 ) -> dict[str, Any]:
     """Write the folder, whole or not at all; the card.
 
@@ -46,6 +50,7 @@ def export(
         force: replace what an earlier export wrote to ``out``.
         task: ``package.module:Class``, for ONNX of a task that is not installed.
         shape: of a batch, for ONNX; by default examples of worker 0 are taken.
+        with_base: add the frozen parameters that are each site's own, as the task loads them here.
 
     Raises:
         ConfigError: if no such model is there, the folder is taken, or a program needs what is not given.
@@ -67,6 +72,8 @@ def export(
     try:
         with _replacing_folder(from_start(out)) as folder:
             found = find(directory, model, folder / MODEL_FILE)
+            if with_base:
+                found = _with_base(found, folder / MODEL_FILE, _task(found, task))
             programs = [_program(found, folder, task, shape)] if onnx else []
             card = card_of(found, description, programs)
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
@@ -91,15 +98,31 @@ def _replacing_folder(out: Path) -> Iterator[Path]:
         new.rename(out)
 
 
+def _task(found: Source, name: str | None) -> Task:
+    own = found.config.task
+    if ":" in own.name and name is None:
+        raise ConfigError(
+            f"this takes the task's module, and the code of {own.name} is loaded only if the command line "
+            f"names it: add --task {own.name}"
+        )
+    return load_task(name or own.name, own.options, allow_path=True)
+
+
+def _with_base(found: Source, file: Path, task: Task) -> Source:
+    """Add to a model's file what it has been trained on; nothing, where nothing is missing."""
+    metadata = dict(found.model.metadata)
+    if not metadata.pop("frozen_digest", ""):
+        return found
+    tensors = load_file(file)
+    base = load_model(file, task).named_parameters(remove_duplicate=False)
+    tensors |= {name: p.detach().contiguous().clone() for name, p in base if name not in tensors}
+    save_file(tensors, file, metadata)
+    return replace(found, model=read_model(file))
+
+
 def _program(found: Source, folder: Path, task_name: str | None, shape: str | None) -> dict[str, Any]:
     """Write and check the program; what the card says of it."""
-    own = found.config.task
-    if ":" in own.name and task_name is None:
-        raise ConfigError(
-            f"a program is made of the task's module, and the code of {own.name} is loaded only if the "
-            f"command line names it: add --task {own.name}"
-        )
-    task = load_task(task_name or own.name, own.options, allow_path=True)
+    task = _task(found, task_name)
     with warnings.catch_warnings():
         # Of initial statistics, which are refused here, or constant.
         warnings.simplefilter("ignore", UserWarning)

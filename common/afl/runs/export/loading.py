@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from afl.core.model.parameters import digest_of
 from afl.errors import ConfigError, DataError
 from afl.paths import as_argument, kind_of, naming_paths
 from afl.runs.export.shapes import Card, CardTask, read
@@ -48,7 +49,8 @@ def load_model(
 
     Raises:
         ConfigError: if there is no such model, or no task for it.
-        DataError: if the file is damaged, is not what its card says, or does not fit the task's module.
+        DataError: if the file is damaged, is not what its card says, or does not fit the task's module or the
+            base model that it loads.
     """
     file, trained = _stored(Path(path))
     made = _task(file, trained.name, task, {**trained.options, **(options or {})})
@@ -59,6 +61,8 @@ def load_model(
         raise DataError(f"{file}: cannot be read: {error}") from error
     own = module.state_dict()
     missing = own.keys() - tensors.keys()
+    if wanted := read_model(file).metadata.get("frozen_digest"):
+        missing = missing - _base(module, file, wanted)
     if made.buffers == "local":
         missing = missing - {name for name, _ in module.named_buffers(remove_duplicate=False)}
     misfit = _misfit(own, tensors, missing)
@@ -76,6 +80,22 @@ def load_model(
             stacklevel=2,
         )
     return module.to(device).eval()
+
+
+def _base(module: nn.Module, file: Path, wanted: str) -> set[str]:
+    """The names of a module's frozen parameters, which each site has of its own.
+
+    Raises:
+        DataError: if they are not those that the model was trained on.
+    """
+    base = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    found = digest_of(sorted((name, p) for name, p in base.items() if p.numel()))
+    if found != wanted:
+        raise DataError(
+            f"{file} was trained on other frozen parameters than the task's model() loads: their digest is "
+            f"{found}, the run's {wanted}; give the task the same file"
+        )
+    return {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def has_running_statistics(module: nn.Module) -> bool:
