@@ -39,8 +39,7 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
     if snapshot.last_round is None and missing:
         here = f"{run.workers - len(missing)} of {run.workers} are here"
         return "waiting", f"Waiting for workers: {here}. {_start(missing)}"
-    usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
-    if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
+    if not is_stalled(snapshot, now):
         return "running", ""
     gone = sorted(set(missing).intersection(step.awaited))
     whom, what, advice = (
@@ -53,8 +52,15 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         if len(whom) == 1
         else f"{len(whom)} workers ({some_of(whom)}), which are"
     )
-    waits = f"The round waits for {named} {what}; it is open for {shown_seconds(open_seconds)}."
+    waits = f"The round waits for {named} {what}; it is open for {shown_seconds(now - step.opened_at)}."
     return "stalled", f"{waits} {advice}"
+
+
+def is_stalled(snapshot: Snapshot, now: float) -> bool:
+    """Whether the open step waits for a worker, and for much longer than the last of its kind."""
+    step = snapshot.step
+    usual = snapshot.step_seconds.get(step.kind, 0.0)
+    return bool(step.awaited) and now - step.opened_at >= max(STALLED_AFTER_S, STALLED_TIMES * usual)
 
 
 def _start(missing: Sequence[int]) -> str:
@@ -70,7 +76,7 @@ def _start(missing: Sequence[int]) -> str:
 
 def seconds_left(snapshot: Snapshot, now: float) -> float | None:
     """At the mean rate; ``None`` while there is none, a worker is missing, or a step takes too long."""
-    rate = None if snapshot.missing or phase_of(snapshot, now)[0] == "stalled" else mean_rate(snapshot, now)
+    rate = None if snapshot.missing or is_stalled(snapshot, now) else mean_rate(snapshot, now)
     return None if rate is None else (snapshot.run.rounds - snapshot.closed) / rate
 
 
@@ -97,7 +103,7 @@ class Rate:
         if not self._seen or now - self._seen[-1][0] >= 1.0:
             self._seen.append((now, snapshot.closed))
         mean = mean_rate(snapshot, now)
-        if mean is not None and phase_of(snapshot, now)[0] == "stalled":
+        if mean is not None and is_stalled(snapshot, now):
             return 0.0
         since, first = self._seen[0]
         if now - since < 1.0 or snapshot.closed - first < FEWEST_ROUNDS:
