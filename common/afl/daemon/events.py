@@ -415,10 +415,12 @@ class JoinedAgain(Event):
 
 
 class Reconnecting(Event):
-    """There is no session with the server; the worker tries again soon."""
+    """There is no session with the server; the worker tries again soon, and says so ever more rarely: of the
+    first, second, fourth, eighth try and so on, and where the reason is another."""
 
     seconds: Annotated[float, "until then, at most"]
     reason: Reason
+    tries: Annotated[int, "failed since the worker last got further"]
 
 
 class CutShort(Event):

@@ -24,6 +24,7 @@ from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
 from afl.wire.settings import RunSettings
+from afl_lab.simulation.jobs import Site
 from afl_lab.simulation.meter import WireMeter
 from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
@@ -46,6 +47,7 @@ class Driver:
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
         initial_model: a file with the values to begin with.
+        site: whose examples the only worker has; ``None`` where each has its own.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Driver:
         batched: bool = False,
         initial_model: Path | None = None,
         meter: WireMeter | None = None,
+        site: Site | None = None,
     ) -> None:
         workers = range(settings.workers)
         vector, self.model = (build_vector(task, randomness) for _ in range(2))
@@ -82,8 +85,9 @@ class Driver:
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
-        context = TaskContext(settings.workers, randomness)
-        data = {worker: worker_data(task, worker, context) for worker in workers}
+        context = TaskContext(settings.workers if site is None else site.workers, randomness)
+        whose = workers if site is None else [site.worker]
+        data = {worker: worker_data(task, whose[worker], context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
@@ -159,7 +163,13 @@ class Driver:
 
 
 def metered(
-    config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
+    config: Config,
+    task: Task,
+    randomness: SharedRandomness,
+    *,
+    rounds: int = 0,
+    evaluate_every: int = 0,
+    site: Site | None = None,
 ) -> tuple[Driver, WireMeter]:
     """A run as configured but for ``rounds`` and ``evaluate_every`` other than 0, both in update rounds.
 
@@ -180,6 +190,7 @@ def metered(
         rank_by=config.evaluation.ranking,
         batched=config.worker.batch_oracles,
         initial_model=config.run.initial_model,
+        site=site,
     )
     engine = driver.engine
     meter = WireMeter(

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from afl.config.address import Address
+from afl.config.address import Address, shown_peer
 from afl.config.schema import Server
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import most_connections, most_descriptors
@@ -230,7 +230,9 @@ class FederationService:
                 self._deliver(events.Faulted(error))
             elif not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
                 broke = log_events.SessionBroke(peer=context.peer(), workers=())
-                LOG.error("the stream of %s broke", context.peer(), exc_info=error, extra=broke.extra)
+                LOG.error(
+                    "the stream of %s broke", shown_peer(context.peer()), exc_info=error, extra=broke.extra
+                )
         if stream.outbox.is_given_up or stream.is_writing:
             # The status of an ordinary end would wait behind what the peer does not take; and where that is
             # the first message, gRPC fails at the status.
