@@ -125,7 +125,7 @@ def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
 
 
 def outcome_of(
-    job: Job, on_round: Callable[[int], None], goes_on: Callable[[Evaluation], bool] = lambda _: True
+    job: Job, on_round: Callable[[int], object], goes_on: Callable[[Evaluation], bool] = lambda _: True
 ) -> Outcome:
     """Simulate it, whatever its task's code raises."""
     try:
@@ -133,9 +133,13 @@ def outcome_of(
             summary = job.summary()
             if summary is None:
                 job.clear()
-                wanted = job.saves_models
                 summary = simulate(
-                    job.config, job.directory, saves_models=wanted, on_round=on_round, goes_on=goes_on
+                    job.config,
+                    job.directory,
+                    saves_models=job.saves_models,
+                    on_round=on_round,
+                    site=job.site,
+                    goes_on=goes_on,
                 )
     except AflError as error:
         # With the traceback where the message does not say all.
