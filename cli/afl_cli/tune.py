@@ -1,0 +1,44 @@
+"""``afl tune``: a search for a run's settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from afl.errors import ExitCode
+from afl.optional_dependencies import check_installed
+from afl.paths import expanded
+from afl.terminal.parser import set_option
+from afl_cli.simulate import positive
+
+HELP = "search for the settings that serve the worst worker best, on records that are held out"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.description = (
+        "Search step sizes, block length, rounds, bits and weight decay, in simulation, by the worst worker's"
+        " value on held-out records; then compare the best on test records, and write it as a configuration."
+    )
+    parser.add_argument("config", type=expanded, metavar="CONFIG", help="the run's configuration (YAML)")
+    trials = "how many trials there are in all, those of an earlier call included (default: 40)"
+    parser.add_argument("--trials", type=positive, metavar="N", help=trials)
+    minutes = "begin no further trials after so long"
+    parser.add_argument("--minutes", type=float, metavar="M", help=minutes)
+    output = "where the chosen configuration goes (default: CONFIG's name with .tuned.yaml)"
+    parser.add_argument("--output", type=expanded, metavar="FILE", help=output)
+    out = "trials go to DIR/CONFIG, and a search that is there goes on (default: tuning)"
+    parser.add_argument("--out", type=expanded, default=Path("tuning"), metavar="DIR", help=out)
+    set_option(parser)
+    jobs, cpus = "trials at a time, at most 4 (default: as many as there are CPUs)", os.cpu_count() or 1
+    parser.add_argument("--jobs", type=positive, default=cpus, metavar="N", help=jobs)
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Search, and show what was found."""
+    check_installed("optuna", "tune", "tune")
+    # PyTorch takes seconds to import.
+    from afl_lab.tuning.command import execute  # noqa: PLC0415
+
+    return execute(options)
