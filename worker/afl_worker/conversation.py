@@ -5,6 +5,7 @@ The decisions are here; sockets, threads and the clock are in :mod:`afl_worker.r
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -298,6 +299,25 @@ class Conversation:
         elif RUN_ID.fullmatch(run_id):
             # A process of these workers before this one may have been killed as the run ended.
             remove_left_behind(self._options.journal, run_id, self._options.workers)
+
+    def forget(self, *, is_complete: bool) -> None:
+        """The run is over, and another may follow: as if the process had just begun.
+
+        Args:
+            is_complete: whether :meth:`finished` has removed what would have gone on.
+        """
+        if not is_complete and self._training is not None and self._training.journals is not None:
+            self._training.journals.close()
+        self._incarnation, self._run_id = os.urandom(16), ""
+        self._training = self._assembler = None
+        # What the run has left is in what the collector was told not to look at.
+        gc.unfreeze()
+        gc.collect()
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that this process has joined; empty before it has."""
+        return self._run_id
 
     @property
     def _trained(self) -> Training:

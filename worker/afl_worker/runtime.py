@@ -14,6 +14,7 @@ from afl.errors import (
     AflError,
     ConfigError,
     LostServerError,
+    NonFiniteError,
     PeerError,
     PolicyError,
     ProtocolError,
@@ -60,6 +61,35 @@ class Runtime:
         self._reason = ""
         """Why the last connection ended."""
         self.is_over = False
+
+    def run_all(self) -> str:
+        """As :meth:`run`; where the options say so, take part in what runs follow, until there is no server.
+
+        A run that was stopped, or whose numbers were not finite, is over too. So is one that the server has
+        never heard of, since it has begun another.
+        """
+        reason = ""
+        while True:
+            try:
+                reason = self.run()
+            except LostServerError:
+                if not reason:
+                    raise
+                return reason
+            except (RunAbortedError, NonFiniteError, RefusedError) as error:
+                is_new = isinstance(error, RefusedError) and not self._conversation.run_id
+                if is_new or not self._options.again:
+                    raise
+                reason = str(error)
+            if not self._options.again:
+                return reason
+            event = events.AwaitingNextRun(run_id=self._conversation.run_id)
+            text = "run %s is over (%s); waiting for the next one (--again)"
+            LOG.info(text, event.run_id, reason, extra=event.extra)
+            self.close()
+            self._conversation.forget(is_complete=self.is_over)
+            self._reconnection = Reconnection(self._options.give_up_after, time.monotonic())
+            self._has_been_cut = self.is_over = False
 
     def run(self) -> str:
         """Until the run is complete; returns the server's last word.

@@ -57,7 +57,7 @@ News: TypeAlias = int | Evaluation | Outcome
 """Of a job: how many update rounds are complete; an evaluation, if it asks; at last how it ended."""
 
 Watch: TypeAlias = Callable[[Job, News], object]
-"""Is told the news; if it answers True to an evaluation, the run ends there."""
+"""Is told the news; if its answer to an evaluation is true, the run ends there."""
 
 
 class Pool(contextlib.ExitStack):
@@ -99,7 +99,7 @@ class Pool(contextlib.ExitStack):
                     ends = watch(job, news)
                     if isinstance(news, Evaluation):
                         with contextlib.suppress(OSError):
-                            worker.connection.send(ends is True)
+                            worker.connection.send(bool(ends))
                 if seen:
                     raise KeyboardInterrupt
         return [outcomes[job.name] for job in jobs]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from afl.config import Config
 from afl.core.rounds.patience import HELD_OUT
 from afl.core.rounds.policy import RankBy
+
+PENALTY: Final = 3.0
+"""How much a site's loss below its floor counts against a gain of the worst one's."""
 
 WINDOW: Final = 5
 """Evaluations that are averaged: a single one is noisy, and dual weights swing within a block."""
@@ -24,9 +27,11 @@ class Judge:
     Attributes:
         by: the metric, without the prefix ``held_out_``; ``None`` for accuracy where the task has it, else
             loss.
+        floor: what each worker should have at least, ``[m]``, negated where less is better; empty for none.
     """
 
     by: RankBy | None
+    floor: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, config: Config) -> Judge:
@@ -41,14 +46,32 @@ class Judge:
         has_accuracy = all("accuracy" in own for own in metrics if own)
         return RankBy("accuracy", True) if has_accuracy else RankBy("loss", False)
 
-    def score(self, metrics: Metrics, *, on_test: bool = False) -> float | None:
-        """The worst worker's value, negated where less is better; ``None`` if somebody's is not known."""
+    def values(self, metrics: Metrics) -> list[float]:
+        """Each worker's held-out value, negated where less is better; empty if somebody's is not known."""
         by = self.ranking(metrics)
-        name = by.metric if on_test else f"{HELD_OUT}{by.metric}"
-        values = [own.get(name) for own in metrics]
         sign = 1 if by.higher_is_better else -1
-        known = [sign * value for value in values if value is not None]
-        return min(known) if len(known) == len(values) else None
+        known = [sign * own[name] for own in metrics if (name := f"{HELD_OUT}{by.metric}") in own]
+        return known if len(known) == len(metrics) else []
+
+    def score(self, metrics: Metrics) -> float | None:
+        """The worst worker's value, less what any lacks to its floor, times :data:`PENALTY`; ``None`` if
+        somebody's is not known."""
+        values = self.values(metrics)
+        if not values:
+            return None
+        lacks = (least - value for least, value in zip(self.floor, values, strict=False))
+        return min(values) - PENALTY * max(0.0, *lacks, 0.0)
+
+    def with_floor(self, evaluations: Sequence[Mapping[str, Any]], most_lost: float) -> Judge:
+        """With a floor of what each worker has in a run at its best, less the share ``most_lost``."""
+        end = Curve.of(self, evaluations).round
+        rounds = [line["round"] for line in evaluations]
+        if end not in rounds:
+            return self
+        last = rounds.index(end) + 1
+        window = [self.values(line["workers"]) for line in evaluations[max(0, last - WINDOW) : last]]
+        means = [sum(values) / len(values) for values in zip(*window, strict=True)]
+        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means))
 
 
 @dataclass

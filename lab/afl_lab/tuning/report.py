@@ -37,6 +37,18 @@ def rivals(config: Config, folder: Path) -> list[Job]:
     return [replace(uniform, name=RIVALS[0]), by_samples, *alone]
 
 
+def shown_worst(judge: Judge, trial: Trial, directory: Path) -> str:
+    """What a trial gave the worst worker, in words: on held-out records, the mean of its best evaluations."""
+    assert trial.score is not None
+    lines = evaluations_of(directory)
+    by = judge.ranking(lines[0]["workers"])
+    last = [line["round"] for line in lines].index(trial.round) + 1
+    found = [min(judge.values(line["workers"])) for line in lines[max(0, last - WINDOW) : last]]
+    worst = sum(found) / len(found)
+    lost = " (a site lost more than it may)" if trial.score < worst - abs(worst) * 1e-9 else ""
+    return f"{number_of(by.metric, worst if by.higher_is_better else -worst, 4)}{lost}"
+
+
 def show_comparison(
     console: Console, judge: Judge, best: Trial, trial: tuple[str, Path], outcomes: Sequence[Outcome]
 ) -> None:
@@ -89,11 +101,6 @@ def shown_params(params: Params) -> str:
     )
 
 
-def shown_score(by: RankBy, score: float) -> str:
-    """As the metric has it: scores are negated where less is better."""
-    return number_of(by.metric, score if by.higher_is_better else -score, 4)
-
-
 def check_output(path: Path) -> None:
     """Raise ConfigError if a file is there that is none of ours."""
     try:
@@ -117,19 +124,6 @@ def write_choice(path: Path, config: Config, about: Sequence[str]) -> None:
         )
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {why_unwritable(error)}") from error
-
-
-def found_by(trial: Trial, trials: Sequence[Trial], by: RankBy, config: Path) -> list[str]:
-    """What the file says of how it was found."""
-    assert trial.score is not None
-    pruned = sum(each.result == "pruned" for each in trials)
-    own = next((each.score for each in trials if each.number == 0), None)
-    told = f"; the configuration's own settings gave {shown_score(by, own)}" if own is not None else ""
-    score = f"The worst worker's held-out {by.metric} was {shown_score(by, trial.score)}"
-    return [
-        f"trial {trial.number} of {len(trials)} ({pruned} pruned) of {config.name}.",
-        f"{score}, the mean of {WINDOW} evaluations up to round {trial.round}{told}.",
-    ]
 
 
 def _standing(name: str, lines: Sequence[Any], round_: int, by: RankBy) -> Standing:

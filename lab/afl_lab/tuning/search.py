@@ -55,15 +55,17 @@ class Search:
 
     Args:
         config: what is tuned, with its seed and what all trials set.
+        most_lost: what a site may lose; other trials were judged otherwise.
 
     Raises:
         ConfigError: if the folder holds the trials of another configuration.
         StorageError: if it cannot be written.
     """
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, most_lost: float) -> None:
         assert config.run.seed is not None
         self._config = config
+        self._head = {"format": FORMAT, "most_lost": most_lost, "config": dump_config(config)}
         self._space = space_of(config)
         self._path = folder / TRIALS_FILE
         self.trials: list[Trial] = []
@@ -100,7 +102,6 @@ class Search:
         return best_of(self.trials)
 
     def _open(self) -> None:
-        head = {"format": FORMAT, "config": dump_config(self._config)}
         try:
             lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
             if lines and not lines[-1].endswith(b"\n"):
@@ -111,14 +112,14 @@ class Search:
         except OSError as error:
             raise StorageError(f"{self._path} cannot be read: {error.strerror}") from error
         if not lines:
-            self._write(head)
+            self._write(self._head)
             return
         try:
             first, *entries = map(json.loads, lines)
-            trials = [Trial(**entry) for entry in entries] if first == head else []
+            trials = [Trial(**entry) for entry in entries] if first == self._head else []
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self._path} is damaged: {error}; delete it to begin again") from error
-        if first != head:
+        if first != self._head:
             held = f"{self._path} holds the trials of another configuration, or of another version of afl"
             raise ConfigError(f"{held}; name another folder with --out, or delete it")
         for trial in trials:
