@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -148,6 +148,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
+    if evaluations and (warnings := plain(evaluations[-1].get("warnings"))):
+        rows["its sites"] = "\n".join(warnings)
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     about = facts(rows, title=f"Metrics {path}")
@@ -263,6 +265,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
         "task": _task_line(config),
         "algorithm": ", ".join(about),
         "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
+        **({"steps": "; ".join(_words(algorithm.stepping))} if algorithm.stepping else {}),
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
         **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
@@ -279,6 +282,13 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     rows["results"] = str(config.run.directory or "runs/ and the run id")
     rows["digest"] = f"{config_digest(config)} (of what defines the result)"
     return [facts(rows, title=f"Configuration {path}: valid")]
+
+
+def _words(stepping: Mapping[str, Any]) -> Iterator[str]:
+    """``schedule: warm_up 5, then cosine``."""
+    for name, value in stepping.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        yield f"{name}: " + ", ".join(f"{key} {shown}".strip() for key, shown in inner)
 
 
 def _privacy(config: Config) -> str:

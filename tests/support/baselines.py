@@ -15,6 +15,7 @@ from support.reference import (
     MINIBATCH,
     RANDOM_OUTPUT,
     Doubles,
+    Stepper,
     _data,
     _divided,
     _integer,
@@ -35,7 +36,11 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
     data = [_data(seed, worker, options) for worker in range(workers)]
     size, rounds, tau = config["task"]["batch_size"], algorithm["rounds"], algorithm.get("local_steps", 1)
     eta_w, eta_q = algorithm["eta_w"], algorithm.get("eta_q", 0.0)
-    sampled = algorithm.get("sampled")
+    sampled, stepper, decay = (
+        algorithm.get("sampled"),
+        Stepper(algorithm, 0),
+        algorithm.get("weight_decay", 0.0),
+    )
 
     def oracle(w: Doubles, i: int, t: int, purpose: int = MINIBATCH) -> tuple[float, Doubles]:
         centre, zeta, v = data[i]
@@ -50,7 +55,8 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
         """The models after 1, 2, ... local steps."""
         models = []
         for t in updates:
-            w = w - eta_w * oracle(w, i, t)[1]
+            eta = eta_w * stepper.factor(t)
+            w = w * (1 - eta * decay) - eta * oracle(w, i, t)[1]
             models.append(w)
         return models
 
@@ -65,8 +71,10 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
                 losses = [oracle(w, i, s, LOSS_MINIBATCH)[0] for i in range(workers)]
             else:
                 losses = [loss for loss, _ in answers]
-            w = w - eta_w * sum(q[i] * gradient for i, (_, gradient) in enumerate(answers))
-            q = project(q + eta_q * np.array(losses))
+            w = w - eta_w * stepper.factor(s) * sum(
+                q[i] * gradient for i, (_, gradient) in enumerate(answers)
+            )
+            q = project(q + eta_q * stepper.factor_of_eta_q(s) * np.array(losses))
         elif algorithm["name"] == "fedavg":
             counts = [len(zeta) if algorithm.get("weighting") == "samples" else 1 for _, zeta, _ in data]
             ends = [local(w, i, updates)[-1] for i in range(workers)]
@@ -85,7 +93,7 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
             asked = subset(_words(seed, LOSS_SAMPLING, s), workers, sampled) if sampled else range(workers)
             for i in asked:
                 losses[i] = oracle(snapshot, i, s, LOSS_MINIBATCH)[0] * (workers / sampled if sampled else 1)
-            q = project(q + len(updates) * eta_q * losses)
+            q = project(q + len(updates) * eta_q * stepper.factor_of_eta_q(updates[-1]) * losses)
         models.append(w)
         weights.append(q)
     return models, weights

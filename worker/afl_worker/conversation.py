@@ -100,6 +100,7 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+            largest += sum(companion.nbytes for companion in self._trained.participant.companions)
             hides = self._settings.parameters.hides_losses
             # Then it is the sum that each worker divides its own weight by.
             weight = LARGEST_TOTAL if hides else 1.0

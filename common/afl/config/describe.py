@@ -117,12 +117,8 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    found = {
-        name: getattr(item, name)
-        for item in metadata
-        for name in ("gt", "ge", "lt", "le")
-        if hasattr(item, name)
-    }
+    names = ("gt", "ge", "le", "lt")
+    found = {name: getattr(item, name) for item in metadata for name in names if hasattr(item, name)}
     match {name: _bound(bound) for name, bound in found.items()}:
         case {"gt": above, "le": most}:
             return f" above {above} and at most {most}"

@@ -59,6 +59,8 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
         if about is None or direction in about.takes:
             yield from _compressor(direction, values.get(direction))
     yield from _pair(values.get("uplink"), values.get("downlink"))
+    yield from _schedule(values.get("schedule"), values.get("rounds"))
+    yield from _optimizer(values.get("optimizer"))
 
 
 def loaded(name: str) -> Algorithm | None:
@@ -156,6 +158,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
         yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
+    yield from _patience(values)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
     )
@@ -176,6 +179,22 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)
+
+
+def _patience(values: Mapping[str, Any]) -> Iterator[Problem]:
+    evaluation, task, privacy = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("evaluation", "task", "privacy")
+    )
+    patience = evaluation.get("patience")
+    if patience is None:
+        return
+    if task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; evaluation.patience needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
+    if privacy.get("losses") == "hidden":
+        accepted = "no patience; with losses: hidden nobody knows the worst site's loss"
+        yield Problem(("evaluation", "patience"), shown(patience), accepted)
 
 
 RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
@@ -252,6 +271,47 @@ def _compressor(direction: str, section: object) -> Iterator[Problem]:
         options = {key: value for key, value in section.items() if key != "name"}
         for problem in compressor_problems(name, options):
             yield replace(problem, key=(direction, *problem.key))
+
+
+SCHEDULE_KEYS: Final = {"final": ("cosine",), "at": ("steps",), "factor": ("steps",)}
+OPTIMIZER_KEYS: Final = {"beta_1": ("momentum", "adam"), "beta_2": ("adam",), "epsilon": ("adam",)}
+"""Which values of ``then``, or which optimizers, use a key."""
+
+
+def used(values: Mapping[str, Any], kind: str, users: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The values without those of keys that ``kind`` does not use."""
+    return {key: value for key, value in values.items() if kind in users.get(key, (kind,))}
+
+
+def _of_kind(
+    section: str, values: Mapping[str, Any], by: str, kind: object, users: Mapping[str, tuple[str, ...]]
+) -> Iterator[Problem]:
+    for key, kinds in users.items():
+        if values.get(key) is not None and kind not in kinds:
+            accepted = f"no {key}; only {by}: {' and '.join(kinds)} uses it"
+            yield Problem((section, key), shown(values[key]), accepted)
+
+
+def _optimizer(section: object) -> Iterator[Problem]:
+    if isinstance(section, Mapping):
+        yield from _of_kind("optimizer", section, "name", section.get("name", "sgd"), OPTIMIZER_KEYS)
+
+
+def _schedule(section: object, rounds: object) -> Iterator[Problem]:
+    if not isinstance(section, Mapping):
+        return
+    then, warm_up, at = section.get("then", "constant"), section.get("warm_up", 0), section.get("at")
+    yield from _of_kind("schedule", section, "then", then, SCHEDULE_KEYS)
+    if type(warm_up) is int and type(rounds) is int and warm_up >= rounds:
+        yield Problem(("schedule", "warm_up"), shown(warm_up), f"less than algorithm.rounds ({rounds})")
+    if then == "steps" and at is None:
+        accepted = "a list of rounds, such as [1000, 1500]; then: steps needs it"
+        yield Problem(("schedule", "at"), "nothing", accepted)
+    if isinstance(at, list) and all(type(round_) is int for round_ in at):
+        least = warm_up if type(warm_up) is int else 0
+        if at != sorted({*at}) or (at and at[0] < least):
+            accepted = "a list of rounds, ascending, none of them in the warm-up"
+            yield Problem(("schedule", "at"), shown(at), accepted)
 
 
 def _pair(up: object, down: object) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -33,6 +34,9 @@ from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
+from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
+from afl.core.algorithms.settings import OptimizerChoice
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
@@ -165,6 +169,43 @@ class Task(Section):
     report the model's metrics on them as held_out_NAME"""
 
 
+class StepSchedule(Section):
+    """How the step size on the parameters changes from round to round."""
+
+    warm_up: Annotated[int, Field(ge=0, le=2**31 - 1), Unit("rounds")] = 0
+    """rounds in which the step size rises to eta_w in equal steps"""
+    then: Literal["constant", "cosine", "steps"] = "constant"
+    """what follows: eta_w, half a cosine down from it, or steps down"""
+    final: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, Null("0")] = None
+    """with cosine: the share of eta_w that it ends at"""
+    at: Annotated[
+        Annotated[list[Count], Field(max_length=MOST_STEPS), Accepts("a list of rounds, ascending")] | None,
+        Unit("rounds"),
+        Null("not given"),
+    ] = None
+    """with steps, which need it: after which rounds the step size is multiplied by factor"""
+    factor: Annotated[
+        Annotated[float, Field(ge=LEAST_FACTOR, le=1, allow_inf_nan=False)] | None, Null("0.1")
+    ] = None
+    """with steps: what each step leaves of the step size"""
+    eta_q: bool = False
+    """whether the step size on the dual weights follows too"""
+
+
+class Optimizer(Section):
+    """How every copy of the model steps along the update D that all receive."""
+
+    name: Literal["sgd", "momentum", "adam"] = "sgd"
+    """sgd steps by eta_w D; momentum sums D up, so that its steps are up to 1 / (1 - beta_1) times as long;
+    adam divides D's mean by the root of its square's mean, so that eta_w is about a step's length"""
+    beta_1: Annotated[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None, Null("0.9")] = None
+    """with momentum or adam: how much of what came before stays"""
+    beta_2: Annotated[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None, Null("0.999")] = None
+    """with adam: how much of the mean of squares stays"""
+    epsilon: Annotated[Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("1e-8")] = None
+    """with adam: what is added to the root"""
+
+
 class Algorithm(Section):
     """How it is learned: what several algorithms take, and what is the own of the one that is named."""
 
@@ -202,6 +243,23 @@ class Algorithm(Section):
     """b, how many workers a synchronization draws"""
     weighting: Annotated[Literal["uniform", "samples"] | None, Null("uniform")] = None
     """how much a worker's model counts: all equally, or by training examples"""
+    schedule: Annotated[
+        Annotated[StepSchedule, Accepts("a section with warm_up, then and what that takes")] | None,
+        Null("constant step sizes"),
+    ] = None
+    """how the step size on the parameters changes from round to round"""
+    optimizer: Annotated[
+        Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
+    ] = None
+    """how every copy of the model steps along the update that all receive"""
+    weight_decay: Annotated[
+        Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None, Null("none")
+    ] = None
+    """lambda: each update takes eta_w lambda of the parameters away, apart from gradients and compression"""
+    clip_norm: Annotated[
+        Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None, Null("no limit")
+    ] = None
+    """a worker's gradient with a larger Euclidean norm is scaled down to it, before its dual weight"""
     smoothness: Annotated[Constant | None, Null("not given")] = None
     """L, the smoothness constant of the losses; with eta_w: theory, and only then"""
     sigma_q: Annotated[Constant | None, Unit("loss"), Null("not given")] = None
@@ -240,6 +298,36 @@ class Algorithm(Section):
         return theory.primal_step(self.rounds, self.smoothness)
 
     @property
+    def step_schedule(self) -> Schedule:
+        """What the step sizes are multiplied by in each round."""
+        if self.schedule is None:
+            return CONSTANT
+        given = self.schedule.model_dump(exclude_none=True)
+        return Schedule(**given | {"at": tuple(given.get("at", ()))})
+
+    @property
+    def optimizer_choice(self) -> OptimizerChoice:
+        """The optimizer with its constants."""
+        return OptimizerChoice(
+            **({} if self.optimizer is None else self.optimizer.model_dump(exclude_none=True))
+        )
+
+    @property
+    def stepping(self) -> dict[str, Any]:
+        """What makes steps other than those of the theorems, by key: a schedule, an optimizer, weight decay
+        and clipping, each with all constants that it uses and only where it changes something."""
+        schedule, optimizer = self.step_schedule, self.optimizer_choice
+        changed: dict[str, Any] = {}
+        if schedule != CONSTANT:
+            changed["schedule"] = rules.used(asdict(schedule), schedule.then, rules.SCHEDULE_KEYS)
+        if optimizer.name != "sgd":
+            changed["optimizer"] = rules.used(asdict(optimizer), optimizer.name, rules.OPTIMIZER_KEYS)
+        for name in ("weight_decay", "clip_norm"):
+            if (value := getattr(self, name)) is not None:
+                changed[name] = value
+        return changed
+
+    @property
     def uplink_compressor(self) -> Compressor:
         """The compressor from the workers to the server."""
         return self.uplink or Compressor()
@@ -260,6 +348,9 @@ class Evaluation(Section):
     tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
     better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
     """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+    patience: Annotated[Count | None, Unit("evaluations"), Null("never")] = None
+    """end the run, complete, after so many evaluations in a row whose worst held_out_loss (of rank_by: auc,
+    held_out_auc) is no better than before; the best model is then chosen by it too; needs task.held_out"""
 
     @property
     def ranking(self) -> RankBy | None:
@@ -492,6 +583,12 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def patience(self) -> Patience | None:
+        """What ends the run before its last round; ``None`` unless ``evaluation.patience`` is set."""
+        evaluation = self.evaluation
+        return None if evaluation.patience is None else Patience(evaluation.patience, evaluation.ranking)
 
     @property
     def loss_cap(self) -> float:

@@ -28,6 +28,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_GRID: _ClassVar[Role]
     ROLE_WEIGHT: _ClassVar[Role]
     ROLE_METRICS: _ClassVar[Role]
+    ROLE_OPTIMIZER: _ClassVar[Role]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -67,6 +68,7 @@ ROLE_ITERATE: Role
 ROLE_GRID: Role
 ROLE_WEIGHT: Role
 ROLE_METRICS: Role
+ROLE_OPTIMIZER: Role
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_DENSE: Encoding
 ENCODING_INDEXED: Encoding

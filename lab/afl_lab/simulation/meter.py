@@ -36,7 +36,7 @@ class WireMeter:
 
     def first_models(self, engine: RoundEngine) -> None:
         """Count the initial model, once for each worker, which is a process of its own."""
-        payloads = model_payloads(engine.model, engine.worker_params, engine.algorithm.grid)
+        payloads = model_payloads(engine.model, engine.worker_params, engine.algorithm.companions)
         headers = tuple(payload.header for payload in payloads)
         self._send(Step(Position(1, 0), Kind.MODEL, headers), engine.workers, ())
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from afl.core.algorithms.base import Companion
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.grid import Grid
 from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
 from afl.core.rounds.results import Opening
@@ -127,12 +127,13 @@ class Broadcast:
         self.base = NOWHERE
 
 
-def model_payloads(vector: ParameterVector, params: Tensor, grid: Grid | None = None) -> list[Payload]:
-    """The trained parameters, as ``params`` has them, and, where there are any, the grid of integer messages,
-    the frozen parameters and the mean of the workers' buffers."""
+def model_payloads(
+    vector: ParameterVector, params: Tensor, companions: Mapping[Role, Companion]
+) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, their companions, and, where there are any, the frozen
+    parameters and the mean of the workers' buffers."""
     payloads = [model_payload(params.numpy(), Role.MODEL)]
-    if grid is not None:
-        payloads.append(_bytes_payload(Role.GRID, grid.content()))
+    payloads += [_bytes_payload(role, companion.content()) for role, companion in companions.items()]
     frozen = vector.frozen_bytes()
     if frozen:
         payloads.append(_bytes_payload(Role.FROZEN, frozen))

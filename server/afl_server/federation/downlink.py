@@ -167,7 +167,7 @@ class Downlink:
 
     def _model_broadcast(self) -> Broadcast:
         engine = self._engine
-        payloads = tuple(model_payloads(engine.model, engine.worker_params, engine.algorithm.grid))
+        payloads = tuple(model_payloads(engine.model, engine.worker_params, engine.algorithm.companions))
         step = Step(self._engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
         everybody = range(self._engine.workers)
         return self._framed(Opening(step, payloads, np.empty(0), everybody), NOWHERE)

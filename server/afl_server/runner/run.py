@@ -38,6 +38,7 @@ from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
+from afl_server.pages.progress import Rate
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.runner.build import build
@@ -172,6 +173,7 @@ class _Parts:
             is_resumed=run.checkpoint is not None,
         )
         self._dual_window = DualWindow.of(config)
+        self._rate = Rate()
         checkpointing = None
         if run.store is not None:
             checkpointing = Checkpointing(run.store, records, vector, config.server.checkpoint_every)
@@ -191,7 +193,7 @@ class _Parts:
 
     def status(self) -> dict[str, Any]:
         """The run now, for the live view."""
-        return run_status(self.federation.snapshot(), self._dual_window)
+        return run_status(self.federation.snapshot(), self._dual_window, self.run.records.history, self._rate)
 
     def sources(self, strangers: Callable[[], Strangers]) -> Sources:
         """What pages are made from."""
@@ -205,6 +207,7 @@ class _Parts:
             events=self._recent,
             sites=self.run.records.sites,
             strangers=strangers,
+            rate=self._rate,
         )
 
     def announce(self, port: int, http: HttpServer | None) -> None:

@@ -69,7 +69,9 @@ class RunRecords:
     """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
-        self.ranking = Ranking(self.config.divergence_watch, self.config.evaluation.ranking)
+        self.ranking = Ranking(
+            self.config.divergence_watch, self.config.evaluation.ranking, self.config.patience
+        )
         self.names: Names = self.config.names
         self.sites = SiteTable()
         self.history = None if self.config.server.http is None else History(self.config.workers)
@@ -276,6 +278,7 @@ class RunRecords:
             **({} if weights is None else {"dual_weights": weights.tolist()}),
             **self._sites(),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **({"warnings": evaluation.warnings} if evaluation.warnings else {}),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
         self.sites.see(line)

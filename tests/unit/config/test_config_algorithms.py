@@ -36,6 +36,9 @@ EXAMPLES: dict[str, Any] = {
     "sampled": 2,
     "weighting": "samples",
     "largest_weight": 0.5,
+    "schedule": {"warm_up": 10, "then": "steps", "at": [50], "factor": 0.5, "eta_q": True},
+    "optimizer": {"name": "adam", "beta_1": 0.8},
+    "weight_decay": 0.01,
     "dual_loss": "training",
 }
 

@@ -194,7 +194,7 @@ class Absences:
 
     def _catch_up(self, worker: int, opening: Opening) -> None:
         """The model as it is now, and then the open step as for all."""
-        payloads = model_payloads(self.vector, self.algorithm.worker_params, self.algorithm.grid)
+        payloads = model_payloads(self.vector, self.algorithm.worker_params, self.algorithm.companions)
         step = Step(opening.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
         model = Opening(step, tuple(payloads), opening.dual_weights, opening.participants)
         assert list(self.participants[worker].take(_committed(model, worker))) == []

@@ -169,7 +169,7 @@ def test_dual_weights_restart_at_the_block_s_end() -> None:
 
 
 def test_evaluation_names_the_workers_whose_model_differs() -> None:
-    driven = engine(every=1, model=cast("ParameterVector", SimpleNamespace(digest=lambda _: b"right")))
+    driven = engine(every=1, model=cast("ParameterVector", SimpleNamespace(digest=lambda: b"right")))
     close_round(driven, 1)
     digests = [b"right", b"wrong", b"right"]
     for worker, digest in enumerate(digests):

@@ -234,7 +234,9 @@ class World:
 
     def _digest(self, kind: Kind) -> bytes:
         engine = self.federation.engine
-        return engine.model.digest(engine.algorithm.grid) if kind is Kind.EVALUATE else b""
+        model = engine.model
+        beside = [companion.content() for companion in engine.algorithm.companions.values()]
+        return model.digest(*beside) if kind is Kind.EVALUATE else b""
 
     def _take_steps(self, peer: Peer) -> None:
         while peer.steps and peer.steps[0][0].is_closed:

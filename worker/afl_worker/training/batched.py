@@ -67,7 +67,7 @@ class BatchedOracle(TaskOracle):
         workers = tuple(self._rows)
         self._seed(Purpose.TASK_IN_GRADIENT, workers[0], round_)
         module = self.module(workers[0], training=True)
-        batches = [self.minibatch(worker, round_) for worker in workers]
+        batches = [self.augmented(worker, round_) for worker in workers]
         trained = {
             name: parameter.detach()
             for name, parameter in self._lossy.named_parameters()

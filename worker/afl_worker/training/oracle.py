@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.patience import HELD_OUT
 from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.outside import words
@@ -23,9 +24,6 @@ from afl_worker.training.timings import Spent
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
 three times as long (measured)."""
-
-HELD_OUT = "held_out_"
-"""What the names of metrics on held-out examples begin with."""
 
 
 @dataclass
@@ -47,6 +45,7 @@ class TaskOracle:
     Args:
         data: by hosted worker.
         batch_size: examples of a minibatch.
+        clip_norm: the largest norm of a gradient, before its factor; ``None`` for no limit.
         held_out: the share of each worker's training examples that gives no gradients.
         loss_of_held_out: whether :meth:`loss` is on minibatches of those.
         spent: to which the time of gradients, losses and evaluations is added.
@@ -65,6 +64,7 @@ class TaskOracle:
         *,
         batch_size: int,
         evaluation_batch_size: int,
+        clip_norm: float | None = None,
         held_out: float = 0.0,
         loss_of_held_out: bool = False,
         spent: Spent | None = None,
@@ -75,6 +75,7 @@ class TaskOracle:
         self._randomness = randomness
         self._device = vector.values.device
         self._evaluation_batch_size = evaluation_batch_size
+        self._clip_norm = clip_norm
         self._examples = {
             worker: WorkerExamples.of(
                 worker,
@@ -111,11 +112,14 @@ class TaskOracle:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
         with self._spent:
-            return self._gradient(worker, round_, scale)
+            loss, examples, weighted = self._gradient(worker, round_, scale)
+            if self._clip_norm is not None:
+                weighted.clip(self._clip_norm)
+            return loss, examples, weighted
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
-        batch = self.minibatch(worker, round_)
+        batch = self.augmented(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
         what = f"{type(self._task).__name__}.loss returned"
@@ -223,6 +227,14 @@ class TaskOracle:
         own = self._examples[worker]
         is_held_out = purpose is Purpose.LOSS_MINIBATCH and self._loss_of_held_out
         return own.held_out if is_held_out and own.held_out is not None else own.train
+
+    def augmented(self, worker: int, round_: int) -> Batch:
+        """The worker's minibatch of a round, as its gradient sees it."""
+        batch = self.minibatch(worker, round_)
+        if type(self._task).augment is Task.augment:
+            return batch
+        seed = int(self._randomness.stream(Purpose.AUGMENTATION, round_, worker).words(1)[0])
+        return self._task.augment(batch, torch.Generator().manual_seed(seed))
 
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
         drawn, part = self._drawn[worker, purpose], self._drawn_from(worker, purpose)

@@ -81,6 +81,7 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
+        clip_norm=run.clip_norm,
         held_out=run.held_out,
         loss_of_held_out=run.dual_loss_held_out,
         spent=spent,

@@ -198,8 +198,9 @@ class DrfaServer(ServerAlgorithm):
         for worker, loss in self._losses.items():
             losses[worker] = loss
         self._losses.clear()
-        tau, share = len(self.settings.updates_of(self.round)), self._among / len(self._participants)
-        self.dual.update(self.round, losses, factor=tau * share)
+        updates, share = self.settings.updates_of(self.round), self._among / len(self._participants)
+        self.dual.factor = len(updates) * share * self.settings.eta_q_factor(updates[-1])
+        self.dual.update(self.round, losses)
         self._snapshot_values = np.zeros(0, dtype=np.float32)
         self.round += 1
         self.phase = TRAINING

@@ -98,8 +98,8 @@ def _settings(config: Config) -> dict[str, Any]:
             compressor = getattr(algorithm, f"{way}_compressor")
             settings[way] = {"name": compressor.name, **compressor.options}
     names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
-    options = {name: getattr(algorithm, name) for name in names}
-    return settings | {name: value for name, value in options.items() if value is not None} | algorithm.own
+    options = {name: value for name in names if (value := getattr(algorithm, name)) is not None}
+    return settings | options | algorithm.stepping | algorithm.own
 
 
 def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def _settings(card: Mapping[str, Any]) -> str:
         shown = value
         if isinstance(value, dict):
             options = ", ".join(f"{key} {each}" for key, each in value.items() if key != "name")
-            shown = f"{value['name']} ({options})" if options else value["name"]
+            named = value.get("name", options)
+            shown = f"{named} ({options})" if options and named != options else named
         rows.append(("algorithm" if name == "name" else name, shown))
     rows.append(("seed", "not known" if seed is None else f"`{int(seed, 16)}`"))
     return _table(("setting", "value"), rows)
