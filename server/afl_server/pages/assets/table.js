@@ -48,6 +48,10 @@ export class Table {
     this.show();
   }
 
+  siteOf(worker) {
+    return this.table?.site?.[this.table.id.indexOf(worker)];
+  }
+
   first(column) {
     return ["value", "first", "best"].includes(column) && !this.table?.higher_is_better ? -1 : FIRST[column];
   }
