@@ -148,6 +148,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
+    if evaluations and (warnings := plain(evaluations[-1].get("warnings"))):
+        rows["its sites"] = "\n".join(warnings)
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     about = facts(rows, title=f"Metrics {path}")
@@ -175,7 +177,7 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) 
         by = ranked(entry)
         found.add_row(
             str(entry["round"]),
-            *([] if hides else [named(entry["worst_worker"], names_of(entry))]),
+            *([] if hides else [str(entry["worst_worker"])]),
             *(by.shown(value, 4) for value in (by.worst, by.mean)[hides:] if metric != "loss"),
             *(f"{value:.5g}" for value in (worst_loss(entry)[1], entry["mean_loss"])),
             *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
@@ -199,7 +201,7 @@ def _own_metrics(
     rows = table("round>", *([] if hides else ["worst worker>"]), *headings, title="The task's own metrics")
     for entry, own in zip(evaluations, found, strict=True):
         values = [own.get(name, {}).get(which) for name in columns for which in which_ones]
-        worst = [] if hides else [named(entry["worst_worker"], names_of(entry))]
+        worst = [] if hides else [str(entry["worst_worker"])]
         rows.add_row(str(entry["round"]), *worst, *map(own_number, values))
     left_out = [f"{part} evaluations" for part in left_out]
     left_out += [] if len(columns) == len(names) else [f"{len(columns)} of {len(names)} metrics"]

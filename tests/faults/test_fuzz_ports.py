@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ def fuzzed(federation: Federation, port: Port, count: int) -> Counter[str]:
         shares = [threads.submit(say, port, number, seed, count // THREADS) for seed in range(THREADS)]
         answers = sum((share.result() for share in shares), Counter[str]())
     assert federation.server.is_running, federation.server.text[-4000:]
+    assert replace(port, patience=5.0).talk(number, port.seeds()[0]), "nobody is let in any more"
     assert rss_kb(federation.server.pid) - memory < LARGEST_GROWTH_KB
     assert len(federation.server.text) < MOST_LOG_BYTES
     return answers

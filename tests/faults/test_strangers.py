@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import time
@@ -81,6 +82,29 @@ def test_no_call_without_a_session_lasts(tmp_path: Path) -> None:
         assert federation.metrics()["afl_sessions"] == 0
         federation.start("0")
         federation.finish()
+
+
+def test_a_call_whose_name_is_no_text_closes_no_door(tmp_path: Path) -> None:
+    """It ends gRPC's own loop, which is begun again; sessions that are open notice nothing."""
+
+    def disturb(federation: Federation) -> None:
+        for _ in range(3):
+            with connection(federation.port, None, call(b"/\xaf")) as link:
+                link.settimeout(5)
+                with contextlib.suppress(OSError):
+                    while link.recv(65536):
+                        pass
+
+    config = {**CONFIG, "workers": 2, "server": {"handshake_timeout": "2s"}}
+    with Federation(config, tmp_path / "run") as federation:
+        disturb(federation)
+        first = federation.start("0")
+        federation.server.wait_for("worker_ready")
+        disturb(federation)
+        federation.start("1")
+        federation.finish()
+        assert not first.logged("reconnecting")
+        assert "codec" not in federation.server.text
 
 
 def test_who_makes_room() -> None:

@@ -100,3 +100,33 @@ def test_hidden_losses_are_of_held_out_records_and_only_their_mean_is_told(tmp_p
     shown = {**HIDDEN, "algorithm": {**HIDDEN["algorithm"], "dual_loss": "training"}}
     other = simulated(shown, tmp_path / "training")
     assert (other / "model-final.safetensors").read_bytes()[-400:] != weights.tobytes()
+
+
+def test_a_run_out_of_patience_is_complete_with_its_best_model(tmp_path: Path) -> None:
+    config = {**AFL_COM, "evaluation": {"every": 2, "patience": 3}, "server": {"checkpoint_every": 3}}
+    config["algorithm"] = {**config["algorithm"], "rounds": 400, "eta_w": 3.0}
+    reference = Reference.of({**config, "algorithm": {**config["algorithm"], "block": 20}}, stop_after=100)
+    worst = {round_: losses.max() for round_, losses in reference.held_out_losses.items()}
+    best = last = 0
+    for round_, loss in worst.items():
+        if not best or loss < worst[best]:
+            best = round_
+        last = round_
+        if round_ == best + 6:
+            break
+    assert last == best + 6 < 100, "the test's run is never out of patience"
+    points = {"server": [f"server.before-log:{2 * last // 3}:kill", "server.after-log:4:kill"]}
+    federation = Drill(config, tmp_path / "run", ["0-1", "2,3"]).run(Faults(points=points))
+    summary = federation.summary()
+    assert (summary["result"], summary["rounds"], summary["best"]["round"]) == ("ok", last, best)
+    expected = (
+        f"the run is complete: 3 evaluations brought no better worst held_out_loss than {worst[best]:.4g} "
+        f"after round {best} (evaluation.patience)"
+    )
+    assert summary["reason"] == expected
+    for name, after in (("best", best), ("final", last)):
+        weights = federation.model(name)["w"].numpy()
+        assert weights.tobytes() == reference.weights[after].tobytes()
+    again = simulated(config, tmp_path / "simulated")
+    assert json.loads((again / "summary.json").read_text())["reason"] == expected
+    assert evaluations(again) == evaluations(federation.directory)

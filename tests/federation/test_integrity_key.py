@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from afl.daemon.fault_points import VARIABLE
 from afl.errors import ExitCode
@@ -67,7 +68,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for worker in "01":
             federation.start(worker, "--give-up-after", "60s")
         federation.server.expect(-9)
-        assert len(list((federation.directory / "state").glob("checkpoint-*"))) == 2
+        assert len(list((federation.directory / "state").glob("checkpoint-*[0-9]"))) == 2
     return folder
 
 
@@ -104,7 +105,7 @@ def test_what_is_not_sealed_with_the_key_is_refused(
     shutil.copytree(stopped / "federation" / "run", folder / "run")
     config = sealed(tmp_path)
     key, inside = Path(config["server"]["integrity_key"]), folder / "run" / "key"
-    checkpoints = sorted((folder / "run" / "state").glob("checkpoint-*"))
+    checkpoints = sorted((folder / "run" / "state").glob("checkpoint-*[0-9]"))
     before = {path.name: path.read_bytes() for path in checkpoints}
     match case:
         case "all checkpoints remade":
@@ -140,7 +141,7 @@ def test_one_remade_checkpoint_costs_nothing_and_a_key_that_all_can_read_is_told
     shutil.copytree(stopped / "federation" / "run", tmp_path / "run")
     config = sealed(tmp_path)
     Path(config["server"]["integrity_key"]).chmod(0o644)
-    newest = max((tmp_path / "run" / "state").glob("checkpoint-*"))
+    newest = max((tmp_path / "run" / "state").glob("checkpoint-*[0-9]"))
     remake(newest, evil)
     with Federation(config, tmp_path) as federation:
         federation.server.wait_for("listening")
@@ -156,3 +157,35 @@ def test_there_is_nothing_to_seal_without_state(tmp_path: Path) -> None:
     with Federation(config, tmp_path / "off") as federation:
         federation.server.expect(ExitCode.CONFIG)
         assert "server.integrity_key" in federation.server.text
+
+
+def test_a_key_that_was_taken_out_of_the_runs_own_configuration_is_named_again(
+    stopped: Path, tmp_path: Path
+) -> None:
+    """And what is not sealed may be changed."""
+    shutil.copytree(stopped / "federation" / "run", tmp_path / "copy" / "run")
+    directory, key = tmp_path / "copy" / "run", sealed(tmp_path)["server"]["integrity_key"]
+    values = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+    values["server"]["integrity_key"] = None
+    (directory / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    metrics = directory / "metrics.jsonl"
+    metrics.write_text(metrics.read_text(encoding="utf-8").replace('"loss_mean"', '"loss_lean"', 1))
+    with Federation(sealed(tmp_path), tmp_path / "other") as federation:
+        federation.start_resumed(directory).expect(ExitCode.STORAGE)
+        assert "is sealed: give the key" in federation.server.text
+        federation.start_resumed(directory, "--set", f"server.integrity_key={key}").wait_for("listening")
+        assert federation.server.logged("resumed")
+
+
+def test_an_older_state_of_the_run_is_resumed_from_and_told(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped / "federation" / "run", tmp_path / "run")
+    state = tmp_path / "run" / "state"
+    for kind in ("checkpoint", "log"):
+        _, *newer = sorted(state.glob(f"{kind}-*[0-9]"))
+        for path in newer:
+            path.unlink()
+    with Federation(sealed(tmp_path), tmp_path) as federation:
+        federation.server.wait_for("listening")
+        assert federation.server.logged("rounds_lost")
+        (line,) = federation.server.logged("resumed")
+        assert line["round"] < 34

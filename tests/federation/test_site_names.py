@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def test_the_configuration_s_names(tmp_path: Path, capsys: pytest.CaptureFixture
         assert f"worst worker {line['worst_worker']} ({line['worst_site']}), accuracy" in line["message"]
     assert main(["inspect", str(run.directory)]) == 0
     assert f"worker {worst} ({sites[worst]}) at round 30: accuracy" in capsys.readouterr().out
+    kept = [event["message"] for event in json.loads((run.directory / "events.json").read_text())]
+    assert kept[0] == "the run is complete"
+    assert any(message.startswith("worker 2 (south-west) at ") for message in kept)
     with Federation(CONFIG, tmp_path / "plain") as plain:
         plain.start("0-2")
         plain.finish()

@@ -137,6 +137,7 @@ class FakeRun:
             lost_at={worker: now - seconds for worker, seconds in self.gone.items()},
             counters=self.counters.copied(),
             sum_restarts=0,
+            quarantined=(),
             incidents={"absent": [0 for _ in workers]},
         )
 

@@ -25,7 +25,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def call(path: str, stream: int = 1, *, message: bytes = b"", has_body: bool = True) -> bytes:
+def call(path: str | bytes, stream: int = 1, *, message: bytes = b"", has_body: bool = True) -> bytes:
     """The frames of one call of gRPC with one message; without its body it is never complete."""
     fields = [
         (":method", "POST"),

@@ -244,7 +244,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         give_up_after=give_up_after,
         use_proxy=not parsed.no_proxy,
         journal=parsed.journal,
-        task_options=dict(_task_option(text) for text in parsed.task_option),
+        task_options=dict(task_option(text) for text in parsed.task_option),
         credentials=credentials,
         peers=_peers(parsed),
         min_workers=parsed.min_workers,
@@ -342,7 +342,8 @@ def _peers(parsed: argparse.Namespace) -> PeerFiles:
     return files
 
 
-def _task_option(text: str) -> tuple[str, Any]:
+def task_option(text: str) -> tuple[str, Any]:
+    """A ``--task-option KEY=VALUE``; ConfigError for another text."""
     key, sign, value = text.partition("=")
     if not key or not sign:
         raise ConfigError(f"--task-option {text}: write KEY=VALUE")

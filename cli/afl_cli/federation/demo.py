@@ -163,12 +163,15 @@ def run(options: argparse.Namespace) -> ExitCode:
         print(f"afl demo: {ending.reason}", file=sys.stderr)
         return ending.code
     console.print(result_table(directory, seconds=time.monotonic() - started))
+    from afl_lab.simulation.baselines import compare  # noqa: PLC0415  # PyTorch takes seconds to import
+
+    code = compare(console, directory, "this run", alone=False)
     console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
     if options.private:
         what = "was all that it has sent masked?"
         console.print(f"       afl capture {as_argument(capture)}  {what}", soft_wrap=True)
     console.print("       afl new NAME, for a model of your own")
-    return ExitCode.OK
+    return code
 
 
 def result_table(directory: Path, *, seconds: float) -> RenderableType:

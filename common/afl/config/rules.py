@@ -158,6 +158,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
         yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
+    yield from _patience(values)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
     )
@@ -178,6 +179,22 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
         accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
         yield Problem(("worker", "batch_oracles"), "true", accepted)
+
+
+def _patience(values: Mapping[str, Any]) -> Iterator[Problem]:
+    evaluation, task, privacy = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("evaluation", "task", "privacy")
+    )
+    patience = evaluation.get("patience")
+    if patience is None:
+        return
+    if task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; evaluation.patience needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
+    if privacy.get("losses") == "hidden":
+        accepted = "no patience; with losses: hidden nobody knows the worst site's loss"
+        yield Problem(("evaluation", "patience"), shown(patience), accepted)
 
 
 RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {

@@ -36,6 +36,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
 from afl.core.algorithms.settings import OptimizerChoice
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
@@ -347,6 +348,9 @@ class Evaluation(Section):
     tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
     better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
     """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+    patience: Annotated[Count | None, Unit("evaluations"), Null("never")] = None
+    """end the run, complete, after so many evaluations in a row whose worst held_out_loss (of rank_by: auc,
+    held_out_auc) is no better than before; the best model is then chosen by it too; needs task.held_out"""
 
     @property
     def ranking(self) -> RankBy | None:
@@ -579,6 +583,12 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def patience(self) -> Patience | None:
+        """What ends the run before its last round; ``None`` unless ``evaluation.patience`` is set."""
+        evaluation = self.evaluation
+        return None if evaluation.patience is None else Patience(evaluation.patience, evaluation.ranking)
 
     @property
     def loss_cap(self) -> float:

@@ -266,6 +266,12 @@ class NotRanked(Event):
     metrics: Annotated[Sequence[str], "those that are reported"]
 
 
+class SiteWarning(Event):
+    """A site is served worst and weighted below even, or its loss rises while its training loss falls."""
+
+    round: Annotated[int, "the update rounds that led to the model"]
+
+
 class Absent(Event):
     """Steps are closed without other workers than before (faults.stragglers, faults.non_finite)."""
 
@@ -409,10 +415,12 @@ class JoinedAgain(Event):
 
 
 class Reconnecting(Event):
-    """There is no session with the server; the worker tries again soon."""
+    """There is no session with the server; the worker tries again soon, and says so ever more rarely: of the
+    first, second, fourth, eighth try and so on, and where the reason is another."""
 
     seconds: Annotated[float, "until then, at most"]
     reason: Reason
+    tries: Annotated[int, "failed since the worker last got further"]
 
 
 class CutShort(Event):

@@ -58,8 +58,8 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
 
 
 def _run(program: str, module: str) -> int:
-    # What gRPC's core would write there in its own form, past the log, the log says in words.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC's core would write there past the log, and a line for each bad call of a stranger.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         with naming_paths():
             code: int = importlib.import_module(module).main()

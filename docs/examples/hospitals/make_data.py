@@ -16,12 +16,14 @@ LATER = 1_000
 MEASUREMENTS = 20
 
 
-def hospital(site: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """All records of one hospital, later ones last: x, ``[n, 20]``, and y, ``[n]``."""
+def hospital(
+    site: int, seed: int = 0, records: int | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """So many records of one hospital, and later ones: x, ``[n, 20]``, and y, ``[n]``."""
     causes = np.random.default_rng([seed, len(SIZES)])  # the same at all hospitals
     weights = causes.normal(size=MEASUREMENTS)
     rng = np.random.default_rng([seed, site])
-    x = rng.normal(size=(SIZES[site] + LATER, MEASUREMENTS))
+    x = rng.normal(size=((records or SIZES[site]) + LATER, MEASUREMENTS))
     if site == 0:
         weights = causes.normal(size=MEASUREMENTS) - weights
         x[:, :4] += 0.7  # older patients, for instance

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DivergenceWatch, RankBy
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, ranked, settled
@@ -118,13 +121,20 @@ class Ranking:
     Args:
         watch: notices a loss that stays too high.
         by: the metric that ranks; ``None`` for accuracy, or loss where the task has none.
+        patience: what chooses the best by held-out records, in place of the metrics on test data.
     """
 
-    def __init__(self, watch: DivergenceWatch | None = None, by: RankBy | None = None) -> None:
+    def __init__(
+        self,
+        watch: DivergenceWatch | None = None,
+        by: RankBy | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         self.by = by
         self.evaluations: list[EvaluationSummary] = []
         self.best: EvaluationSummary | None = None
         self._watch = watch
+        self._patience = patience
 
     @property
     def last(self) -> EvaluationSummary | None:
@@ -139,6 +149,8 @@ class Ranking:
             self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite, evaluation.smooth_worst)
         # Who was absent may be the one that is served worst.
         is_best = not evaluation.absent and summary.is_better_than(self.best)
+        if self._patience is not None:
+            is_best = self._patience.see(summary.round, evaluation.metrics)
         if is_best:
             self.best = summary
         return is_best
@@ -147,6 +159,22 @@ class Ranking:
         """Raise a DivergedError where ``faults.divergence`` says so."""
         if self._watch is not None:
             self._watch.require()
+
+
+def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
+    """What a line of the metrics has of an evaluation: all that it is ranked by."""
+    return Evaluation(
+        line["round"],
+        synchronization=0,
+        metrics=tuple(line.get("workers", ())),
+        examples=(),
+        diverged=(),
+        absent=tuple(line.get("absent", ())),
+        non_finite=tuple(line.get("non_finite", ())),
+        means=line.get("means"),
+        smooth_worst=line.get("smooth_worst_loss"),
+        warnings=tuple(line.get("warnings", ())),
+    )
 
 
 def train_loss_of(summary: RoundSummary) -> float:

@@ -460,6 +460,7 @@ class Federation(Rounds):
             lost_at=dict(members.lost_at),
             counters=self.counters.copied(),
             sum_restarts=engine.restarts,
+            quarantined=engine.quarantined,
             incidents=self._run.incidents,
         )
 

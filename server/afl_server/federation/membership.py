@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afl._version import __version__
+from afl.config.address import shown_peer
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
 from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events as log_events
@@ -156,7 +157,7 @@ class Membership:
         worker = next((one for one in member.join.workers if one in rival.workers), member.join.workers[0])
         self.refuse(
             member,
-            f"worker {worker} is taken: another process ({rival.peer}) runs it and answers; "
+            f"worker {worker} is taken: another process (at {shown_peer(rival.peer)}) runs it and answers; "
             "start this one with another --id, or end that one",
         )
 

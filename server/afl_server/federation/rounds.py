@@ -14,7 +14,7 @@ from afl.config import dump_config
 from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
 from afl.core.rounds.engine import QUARANTINED
-from afl.core.rounds.results import Opening, Outcome
+from afl.core.rounds.results import Evaluation, Opening, Outcome
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
@@ -222,6 +222,14 @@ class Rounds:
             self._run.log("WARNING", message, event)
         self._far_above = far_above
 
+    def _note_sites(self, evaluation: Evaluation, before: Sequence[str]) -> None:
+        """Tell of a warning about a site whenever it is of a kind, or of a worker, that the last was not."""
+        known = {_kind_of(warning) for warning in before}
+        fresh = [warning for warning in evaluation.warnings if _kind_of(warning) not in known]
+        for warning in fresh:
+            event = log_events.SiteWarning(round=evaluation.round)
+            self._run.log("WARNING", warning, event)
+
     def _late(self, member: Member, workers: Sequence[int]) -> Job[None] | None:
         """A late report has been answered: the member may go on, if it owes no other."""
         self.counters.late_reports += len(workers)
@@ -411,8 +419,10 @@ class Rounds:
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
         if closed.kind is Kind.EVALUATE:
-            evaluation = self._evaluation = self.engine.last_evaluation
+            before, evaluation = self._evaluation, self.engine.last_evaluation
             assert evaluation is not None
+            self._evaluation = evaluation
+            self._note_sites(evaluation, () if before is None else before.warnings)
             self._round_began_at = self._run.now
             self._run.out.append(effects.Record(evaluation, moment))
             return self._ranking.see(evaluation)
@@ -457,7 +467,7 @@ class Rounds:
     def _model_written(self, event: events.ModelWritten) -> None:
         if event.name == "final" and self.engine.finished:
             # Safe before anyone is told that the run is complete.
-            self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
+            self._finish(ExitCode.OK, self.engine.completion, GoodbyeStatus.FINISHED)
 
     def _write_failed(self, event: events.WriteFailed) -> Job[None] | None:
         """What the run does not wait for could not be written."""
@@ -550,3 +560,8 @@ class Rounds:
             self._run.set_timer("returning", max(expected))
         else:
             self._run.out.append(effects.Release())
+
+
+def _kind_of(warning: str) -> tuple[str, ...]:
+    """Which worker a warning about a site is of, and what: its first words, without its numbers."""
+    return tuple(warning.split()[:4])

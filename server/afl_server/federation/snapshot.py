@@ -115,6 +115,7 @@ class Snapshot:
         lost_at: of known workers that are not ready: when they were lost.
         counters: of the whole run.
         sum_restarts: rounds whose sum had to begin again.
+        quarantined: workers that steps are closed without, whatever they report.
         incidents: how often each has happened to each worker in this process, ``[m]``.
     """
 
@@ -141,6 +142,7 @@ class Snapshot:
     lost_at: Mapping[int, float]
     counters: Counters
     sum_restarts: int
+    quarantined: Collection[int]
     incidents: Mapping[str, Sequence[int]]
 
     @property

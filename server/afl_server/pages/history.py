@@ -11,13 +11,14 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afl.runs.metrics import ranked
 from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.dual_window import COLUMNS
 
 BUCKETS = 256  # points of a curve: more than a screen resolves, few enough that a page of ten curves is small
 # Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all.
@@ -123,6 +124,21 @@ class History:
         with self._lock:
             buckets = [replace(bucket) for bucket in self._buckets]
             return View(self._width, buckets, self._spacing, list(self._points))
+
+    def worst(self) -> dict[str, Any]:
+        """How the worst worker was served at no more than :data:`COLUMNS` evaluations of the whole run, and
+        now, by the metric that ranks."""
+        with self._lock:
+            summaries = [point.summary for point in self._points]
+        shown = summaries[:: -(-len(summaries) // COLUMNS) or 1]
+        values = [ranked(vars(summary)).worst for summary in shown]
+        by = ranked(vars(summaries[-1])) if summaries else None
+        return {
+            "measure": None if by is None else f"worst {by.metric}",
+            "rounds": [summary.round for summary in shown],
+            "values": [value if value is not None and math.isfinite(value) else None for value in values],
+            "last": None if by is None else by.worst,
+        }
 
     def heaviest(self, count: int) -> list[int]:
         """The workers whose dual weight has been largest on average, heaviest first."""

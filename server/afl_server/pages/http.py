@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 from prometheus_client.exposition import choose_encoder
@@ -63,7 +63,7 @@ class HttpServer(http.HttpPages):
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
             "/metrics": self._metrics,
-            "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), 0.0).answer,
+            "/status": Document(self._status, 0.0).answer,
             "/data/state.json": state.answer,
             "/data/events.json": Document(sources.events.newest_first).answer,
             "/data/workers.json": Document(data.workers, HISTORY_AGE_S).answer,
@@ -72,6 +72,10 @@ class HttpServer(http.HttpPages):
             "/data/stream": lambda _: self._follow,
         }
         super().__init__(address, "server.http", None if certificate is None else certificate.context)
+
+    def _status(self) -> dict[str, Any]:
+        sources = self._sources
+        return run_status(sources.snapshot(), sources.dual_window, sources.history, sources.rate)
 
     def close(self) -> None:
         """Send open pages the last state, curves and table, and stop serving."""

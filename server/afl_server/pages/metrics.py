@@ -97,6 +97,7 @@ _MEANINGS: Final = {
     "afl_worker_incidents_total{worker,incident}": "what has happened to each worker since this process of "
     "the server began: absent, non_finite, failure, restart, lost_residual, large_update, capped_loss, "
     "high_loss or digest_mismatch",
+    "afl_worker_quarantined{worker}": "1 for a worker that the operator has put into quarantine, else 0",
     "afl_disk_free_bytes": "free bytes of the run directory's file system",
     "afl_disk_size_bytes": "size of the run directory's file system",
     "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",
@@ -233,6 +234,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
             for incident, counts in s.incidents.items()
             for worker, count in enumerate(counts)
         },
+        "afl_worker_quarantined": [int(worker in s.quarantined) for worker in range(run.workers)],
         # Left out where no session has one.
         "afl_worker_certificate_expiry_seconds": {
             (str(worker),): session.certificate_expiry

@@ -7,31 +7,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from afl._version import __version__
-from afl.config.quantities import shown_seconds
-from afl.errors import ExitCode
 from afl.names import with_names
 from afl.runs.metrics import Ranked, own_metrics_line, ranked
 from afl.runs.sites import SiteTable
-from afl.terminal.view import some_of
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.network.door import Strangers
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.history import SPREAD, History, Point, View
+from afl_server.pages.progress import Rate, phase_of, seconds_left
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.pages.status import mean_rate, seconds_left
 
-# A step that is open for less is not called stalled, however short the steps before it were.
-STALLED_AFTER_S = 5.0
-STALLED_TIMES = 5  # nor is one that is open for less than so many times as long as the last of its kind
 MOST_ROWS = 2000  # rows of the table; of more workers, those that are served worst
 MOST_CURVES = 6  # workers with curves of their own in the first view: as many colours as can be told apart
 _MODEL_VALUE_BYTES: Final = 4
@@ -48,6 +41,7 @@ class Sources:
     events: RecentEvents
     sites: SiteTable
     strangers: Callable[[], Strangers]  # at the port of gRPC
+    rate: Rate = field(default_factory=Rate)
 
 
 class PageData:
@@ -56,7 +50,6 @@ class PageData:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._history = sources.history
-        self._rate = Rate()
 
     def state(self) -> dict[str, Any]:
         """The run in a few lines; durations in seconds."""
@@ -74,7 +67,7 @@ class PageData:
             "rounds": run.rounds,
             "seconds": now - snapshot.began_at,
             "seconds_left": None if snapshot.is_over else seconds_left(snapshot, now),
-            "rounds_a_second": self._rate.after(snapshot, now),
+            "rounds_a_second": self._sources.rate.after(snapshot, now),
             "workers": run.workers,
             "missing_count": len(snapshot.missing),
             "hides_losses": run.hides_losses,
@@ -236,31 +229,6 @@ class PageData:
         return [*worst, *others][:MOST_CURVES]
 
 
-def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
-    """The phase that the run is in, and a sentence where people should know more."""
-    if snapshot.ending is not None:
-        reason = snapshot.ending.reason
-        if snapshot.ending.code is ExitCode.OK:
-            return "finished", "The run is complete."
-        if snapshot.ending.can_resume:
-            return "stopped", f"The run is stopped and can be resumed: {reason}."
-        return "aborted", f"The run has ended before its last round: {reason}."
-    workers, missing, step = snapshot.run.workers, snapshot.missing, snapshot.step
-    if snapshot.last_round is None and missing:
-        return "waiting", f"Waiting for workers: {workers - len(missing)} of {workers} are here."
-    usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
-    if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
-        return "running", ""
-    gone = sorted(set(missing).intersection(step.awaited))
-    whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
-    named = (
-        f"worker {whom[0]}, which is"
-        if len(whom) == 1
-        else f"{len(whom)} workers ({some_of(whom)}), which are"
-    )
-    return "stalled", f"The round waits for {named} {what}; it is open for {shown_seconds(open_seconds)}."
-
-
 def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
     """Without the task's own metrics, of which there may be many: this is sent every second."""
     if summary is None:
@@ -287,27 +255,6 @@ def _uncompressed(snapshot: Snapshot) -> int | None:
     if not snapshot.run.is_compressed or snapshot.last_round is None:
         return None
     return snapshot.counters.uncompressed_bytes
-
-
-class Rate:
-    """Rounds a second over the last half minute or so; a stall shows at once.
-
-    Until somebody has looked for a second, it is over all rounds since the first that this process closed.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=31)
-
-    def after(self, snapshot: Snapshot, now: float) -> float | None:
-        """The rate now; ``None`` before the second round is closed, and when the run is over."""
-        if snapshot.is_over:
-            return None
-        if not self._seen or now - self._seen[-1][0] >= 1.0:
-            self._seen.append((now, snapshot.closed))
-        since, first = self._seen[0]
-        if now - since < 1.0:
-            return mean_rate(snapshot, now)
-        return max(0, snapshot.closed - first) / (now - since)
 
 
 def _worst_first(value: Sequence[float], loss: Sequence[float], *, higher_is_better: bool) -> list[int]:

@@ -53,6 +53,8 @@ def build(
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         loss_cap=config.loss_cap,
+        patience=config.patience,
+        rank_by=config.evaluation.ranking,
         model=vector,
     )
     description = RunDescription(

@@ -32,7 +32,12 @@ from afl.runs.sites import SiteTable
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, train_loss_of
+from afl_server.federation.evaluation_summary import (
+    EvaluationSummary,
+    Ranking,
+    evaluation_of_line,
+    train_loss_of,
+)
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -64,7 +69,9 @@ class RunRecords:
     """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
-        self.ranking = Ranking(self.config.divergence_watch, self.config.evaluation.ranking)
+        self.ranking = Ranking(
+            self.config.divergence_watch, self.config.evaluation.ranking, self.config.patience
+        )
         self.names: Names = self.config.names
         self.sites = SiteTable()
         self.history = None if self.config.server.http is None else History(self.config.workers)
@@ -271,6 +278,7 @@ class RunRecords:
             **({} if weights is None else {"dual_weights": weights.tolist()}),
             **self._sites(),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **({"warnings": evaluation.warnings} if evaluation.warnings else {}),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
         self.sites.see(line)
@@ -455,21 +463,6 @@ def _readable(lines: bytes) -> list[dict[str, Any]]:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
-    """What a line of the metrics has of an evaluation: all that it is ranked by."""
-    return Evaluation(
-        line["round"],
-        synchronization=0,
-        metrics=tuple(line.get("workers", ())),
-        examples=(),
-        diverged=(),
-        absent=tuple(line.get("absent", ())),
-        non_finite=tuple(line.get("non_finite", ())),
-        means=line.get("means"),
-        smooth_worst=line.get("smooth_worst_loss"),
-    )
 
 
 def _named(**workers: Sequence[int]) -> dict[str, Any]:

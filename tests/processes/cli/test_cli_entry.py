@@ -154,7 +154,7 @@ def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
     assert "unrecognized arguments: --server" in done.stderr
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "ERROR"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+@pytest.mark.parametrize(("given", "found"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
 def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
     given: dict[str, str], found: str, tmp_path: Path
 ) -> None:

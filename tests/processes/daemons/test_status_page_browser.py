@@ -186,12 +186,13 @@ def test_who_is_waited_for(browser: Any, tmp_path: Path, state: str) -> None:
             drawn(page)
             row = page.locator("#rows tr", has=page.get_by_role("button", name="Worker 2"))
             if state == "waiting":
-                assert fact(page, "headline") == "Waiting for workers: 1 of 3 are here."
+                assert fact(page, "headline").startswith("Waiting for workers: 1 of 3 are here. Start")
                 assert "has not joined yet" in row.inner_text()
             else:
                 assert fact(page, "headline").startswith(
                     "The round waits for worker 2, which is not connected;"
                 )
+                assert "afl-worker --id 2 ..." in fact(page, "headline")
                 assert "not connected" in row.inner_text()
             page.locator("#only").select_option("trouble")
             assert page.locator("#rows tr").count() == (2 if state == "waiting" else 1)
@@ -204,6 +205,16 @@ def test_without_a_script_the_page_says_where_to_look(browser: Any, thousand: Se
         assert "afl status" in said.inner_text()
         assert not page.locator("#rows").is_visible()
         assert said.locator("a").evaluate("link => link.href") == address(thousand, "status")
+
+
+def test_until_curves_and_table_have_come_there_are_none(browser: Any, thousand: Served) -> None:
+    visit = Visit(browser, address(thousand), **DESKTOP)
+    visit.page.route("**/data/history.json", lambda _: None)  # never answered
+    with visit as page:
+        page.locator("body[data-phase]").wait_for()
+        assert page.locator("[data-fact=round]").is_visible()
+        for place in ("#served", "#bytes", "#workers", "#events"):
+            assert not page.locator(place).is_visible()
 
 
 def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:

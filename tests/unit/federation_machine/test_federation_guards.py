@@ -375,6 +375,8 @@ def test_drfa_draws_among_the_others(dies_at: Position | None) -> None:
         assert any([*map(world.say, peers), world.answer()])
     assert world.finished[0] is ExitCode.OK, world.finished
     assert len(seen) == 24
+    # The step that had asked them alone is closed with them: no round is without any loss.
+    assert all(not np.isnan(outcome.losses).all() for outcome, _ in world.appended)
     for position, participants in seen.items():
         assert not (3 < position.round < 8 and set(participants) & set(seen[Position(3, 0)]))
 

@@ -36,6 +36,7 @@ PROMISES_NOTHING = {
         "- Revocation lists",
         # What was measured.
         "With d = 10^6",
+        "- It costs a pass of SHA-256",
         "What one worker does to the nine others",
     ),
 }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.patience import HELD_OUT
 from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.outside import words
@@ -23,9 +24,6 @@ from afl_worker.training.timings import Spent
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
 three times as long (measured)."""
-
-HELD_OUT = "held_out_"
-"""What the names of metrics on held-out examples begin with."""
 
 
 @dataclass

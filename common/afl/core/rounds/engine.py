@@ -36,9 +36,11 @@ from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
 from afl.core.rounds.held_reports import HeldReports, with_stand_ins
 from afl.core.rounds.incoming import IncomingReports
-from afl.core.rounds.policy import AbsencePolicy, LargeUpdate
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import AbsencePolicy, LargeUpdate, RankBy
 from afl.core.rounds.report_check import ReportCheck
 from afl.core.rounds.results import Evaluation, Opening, Outcome, RoundSummary
+from afl.core.rounds.site_watch import SiteWatch
 from afl.core.rounds.worker_losses import WorkerLosses
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
 
@@ -70,6 +72,8 @@ class RoundEngine:
             and whole payloads are kept until the step closes, unless they are integers.
         loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
             recorded as it was reported.
+        patience: ends the run before its last round.
+        rank_by: the metric that says which worker is served worst, for warnings.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -82,11 +86,14 @@ class RoundEngine:
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
         self._model = model
         self.policy = policy or AbsencePolicy()
+        self.patience = patience
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
@@ -116,6 +123,12 @@ class RoundEngine:
         self.cut_off: tuple[Ack, ...] = ()
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
         self.losses = WorkerLosses(self.workers, loss_cap)
+        self._watch = SiteWatch(
+            self.workers,
+            dual_loss_held_out=algorithm.settings.dual_loss_held_out,
+            has_dual_weights=not algorithm.reports_bring_weights,
+            by=rank_by,
+        )
         self.quarantined: frozenset[int] = frozenset()
         """Workers that steps are closed without, whatever they report."""
         self.buffers_averaged: Position = NOWHERE
@@ -275,6 +288,13 @@ class RoundEngine:
             return None
         return self._following((header,))
 
+    @property
+    def completion(self) -> str:
+        """That the run is complete, and why before its last round if it is."""
+        if self.patience is None or not self.patience.is_over:
+            return "the run is complete"
+        return f"the run is complete: {self.patience.reason}"
+
     # What workers say.
 
     def begin_report(self, report: Report) -> Ack | None:
@@ -371,6 +391,9 @@ class RoundEngine:
         self._leave_quarantined_out()
 
     def _leave_quarantined_out(self) -> None:
+        if self.quarantined.issuperset(self._participants):
+            # A step that was drawn before, and asks nobody else: the next draw is among the others.
+            return
         for worker in self.quarantined.intersection(self._participants).difference(self._reports):
             incoming = self._incoming.standing_for(worker)
             is_alone = incoming is None or self.quarantined.issuperset(incoming.report.workers)
@@ -465,6 +488,8 @@ class RoundEngine:
         assert not self._reports
         assert outcome.step.position == self.step.position
         assert outcome.step.kind is self.step.kind
+        if outcome.evaluation is not None:
+            self._watch.take_evaluation(outcome.evaluation.round, outcome.evaluation.metrics)
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
             self.algorithm.undrawn = frozenset(outcome.unsent.get(_UNDRAWN, np.zeros(0)).tolist())
@@ -485,11 +510,14 @@ class RoundEngine:
         arrays["last_losses"] = self.losses.last.copy()
         arrays["counted"] = self._counted.copy()
         arrays["trained"] = self._trained.copy()
+        arrays |= {f"watch.{name}": array for name, array in self._watch.state().items()}
         if self._bound is not None:
             arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
         values["highest_median"] = self.losses.highest_median
+        if self.patience is not None:
+            values["patience"] = self.patience.state()
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
@@ -515,6 +543,10 @@ class RoundEngine:
         self.losses.last = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
+        prefix = "watch."
+        # States of before sites were watched have none.
+        if watch := {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}:
+            self._watch.restore(watch)
         if self._bound is not None:
             self._bound.gradients = arrays["bound.gradients"].copy()
             self._bound.reach = arrays["bound.reach"].copy()
@@ -536,6 +568,8 @@ class RoundEngine:
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
+        if self.patience is not None and "patience" in values:
+            self.patience.restore(values["patience"])
         self.finished = values["finished"]
         self._open(Step(position, Kind[values["kind"]]))
 
@@ -553,7 +587,9 @@ class RoundEngine:
         position = self.step.position
         if outcome.payload is None:
             self.last_evaluation = outcome.evaluation
-            if position.round == self.synchronizations:
+            if self.patience is not None and outcome.evaluation is not None:
+                self.patience.see(outcome.evaluation.round, outcome.evaluation.metrics)
+            if position.round == self.synchronizations or (self.patience and self.patience.is_over):
                 self.finished = True
                 return None
             self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
@@ -582,6 +618,7 @@ class RoundEngine:
                 algorithm.integers,
                 algorithm.mean_loss,
             )
+            self._watch.take_round(self.last_round.dual_weights, self._told_losses)
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
 
@@ -744,10 +781,12 @@ class RoundEngine:
         means, smooth_worst = None, None
         if self._metric_sums is not None:
             means, smooth_worst = self._metric_sums.means_of(reports)
+        metrics = tuple({} if means else dict(report.metrics) for report in by_worker)
+        round_ = self.algorithm.settings.updates_after(self.step.position.round)
         return Evaluation(
-            round=self.algorithm.settings.updates_after(self.step.position.round),
+            round=round_,
             synchronization=self.step.position.round,
-            metrics=tuple({} if means else dict(report.metrics) for report in by_worker),
+            metrics=metrics,
             examples=() if means else tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
@@ -758,6 +797,7 @@ class RoundEngine:
             means=means,
             smooth_worst=smooth_worst,
             tensor_residual_norms=self._largest_norms(reports),
+            warnings=self._watch.take_evaluation(round_, metrics),
         )
 
     def _largest_norms(self, reports: Sequence[Report]) -> dict[str, float]:

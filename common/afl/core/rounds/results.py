@@ -48,6 +48,7 @@ class Evaluation:
             workers' are not told.
         tensor_residual_norms: for each parameter tensor, by its name, the largest of the norms of its part of
             the workers' residuals; empty where these are not told.
+        warnings: of sites (:class:`afl.core.rounds.site_watch.SiteWatch`), a sentence each.
     """
 
     round: int
@@ -61,6 +62,7 @@ class Evaluation:
     means: Mapping[str, float] | None = None
     smooth_worst: float | None = None
     tensor_residual_norms: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -78,6 +80,7 @@ class Evaluation:
             means=values.get("means"),
             smooth_worst=values.get("smooth_worst"),
             tensor_residual_norms=values.get("tensor_residual_norms", {}),
+            warnings=tuple(values.get("warnings", ())),
         )
 
 

@@ -110,7 +110,7 @@ def state_of(directory: Path) -> tuple[State, str]:
         return "unfinished", f"the run has no summary: {why}"
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
-        return "finished", f"the run is complete, after {rounds} rounds"
+        return "finished", f"{reason}, after {rounds} rounds"
     if result in _STOPPED and (directory / files.STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"

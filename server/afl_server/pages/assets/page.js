@@ -9,6 +9,7 @@ const REFRESH_MS = 2_000; // between two looks at curves and table
 const FEW = 6; // up to so many workers, each has a line of its own
 const MORE_LINES = 3; // events of so many lines are folded
 
+const saved = byId("saved") && JSON.parse(byId("saved").textContent); // a report has all documents in it
 const page = { state: null, history: null, chosen: null, worker: null, span: "recent" };
 const ranked = (value) => measured(page.history.rank_by, value);
 const served = new Chart(byId("served"), { shown: ranked, axis: (value) => ranked(value).replace(".0 ", " ") });
@@ -24,6 +25,7 @@ function byId(id) {
 }
 
 async function ask(path) {
+  if (saved) return saved[path] ?? saved.ending[path.match(/(\w+)\.json/)[1]] ?? null;
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
@@ -289,7 +291,8 @@ function describeChosen() {
     facts.push(["Dual weight", figure(worker.weight)]);
   }
   facts.push(["Last report after", seconds(worker.seconds)]);
-  if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
+  if (saved) facts.splice(facts.findIndex(([name]) => name === "Last report after"), 1);
+  else if (worker.peer) facts.push(["Connected from", decodeURIComponent(worker.peer.replace(/^ipv[46]:/, ""))], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");
   const rows = facts.map(([name, value]) => {
@@ -336,4 +339,11 @@ function showEvents(events, count) {
 }
 
 hashChanged();
-link = new Link(heard, ended, linkChanged);
+if (saved) {
+  page.span = "whole";
+  document.body.dataset.link = "report";
+  heard(saved.state);
+  ended(saved.ending);
+} else {
+  link = new Link(heard, ended, linkChanged);
+}

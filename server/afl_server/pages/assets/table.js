@@ -116,6 +116,7 @@ export class Table {
     row.children[1].className = "of-worst";
     for (const place of [1, 2, 3, 4, 5]) row.children[place].classList.add("of-each");
     row.children[2].classList.add("of-loss");
+    for (const place of [6, 7]) row.children[place].classList.add("live");
     return row;
   }
 
