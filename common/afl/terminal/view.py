@@ -102,7 +102,7 @@ class RunView:
             "on the wire": _describe_bytes(state),
         }
         if state.get("warnings"):
-            rows["warning"] = "\n".join(state["warnings"])
+            rows["warning"] = with_names("\n".join(state["warnings"]), names)
         if hides:
             rows["losses"] = HIDDEN
         if state.get("integers"):
