@@ -148,9 +148,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
-    if evaluations and (warnings := evaluations[-1].get("warnings")):
-        told = "\n".join(map(str, plain(warnings)))
-        rows["its sites"] = with_names(told, names_of(plain(evaluations[-1])))
+    if evaluations and (warnings := plain(evaluations[-1].get("warnings"))):
+        rows["its sites"] = with_names("\n".join(warnings), names_of(evaluations[-1]))
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     about = facts(rows, title=f"Metrics {path}")

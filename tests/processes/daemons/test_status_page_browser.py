@@ -300,6 +300,8 @@ def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, 
                 "Dual weight",
                 "At first",
                 "At best (round)",
+                "Weight at first",
+                "Test records",
                 "Report, s",
                 "State",
             ]
