@@ -29,10 +29,8 @@ def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
         if ending.code is ExitCode.OK:
             directory = Path(run.directory)
             model = f"On the server's machine, its model is {directory / model_file('final')}"
-            return (
-                "finished",
-                f"{ending.reason[:1].upper()}{ending.reason[1:]}. {model}. Next: afl inspect {as_argument(directory)}",
-            )
+            reason = f"{ending.reason[:1].upper()}{ending.reason[1:]}"
+            return "finished", f"{reason}. {model}. Next: afl inspect {as_argument(directory)}"
         if ending.can_resume:
             return "stopped", (
                 f"The run is stopped and can be resumed: {ending.reason}. The same command resumes it."

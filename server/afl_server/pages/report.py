@@ -168,6 +168,7 @@ class _Run:
             counters=counters,
             sum_restarts=0,
             incidents={},
+            quarantined=(),
         )
 
     def documents(self) -> dict[str, Any]:
