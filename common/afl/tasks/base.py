@@ -7,7 +7,7 @@ make the initial model; only workers load data.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -124,6 +124,17 @@ class Task(abc.ABC):
         ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
         """
         return {"loss": self.loss(model, batch)}
+
+    def inputs(self, batch: Batch) -> Tensor | Sequence[Tensor] | Mapping[str, Tensor]:
+        """What the model is called with for ``batch``, where it is to be run without the task: tensors by
+        position, or by name. ``afl export`` asks for it.
+
+        By default the first part of a tuple; of a dictionary all but ``label`` and ``labels``, by name.
+        """
+        if isinstance(batch, Mapping):
+            return {name: part for name, part in batch.items() if name not in {"label", "labels"}}
+        inputs: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+        return inputs
 
 
 class Classification(Task):
