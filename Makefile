@@ -9,13 +9,18 @@
 # make clean    remove what was made here, the environments too
 #
 # Each installs what it needs into .venv first, once. It takes Python 3.11 or newer and make.
-# PYTHON=python3.12 names another interpreter; VENV=DIR another environment; JOBS=4 runs four test files at a
-# time, JOBS=0 one after the other in pytest's own process. For two cores it is 2, and 3 where tests also wait.
+# PYTHON=python3.12 names another interpreter; VENV=DIR another environment; TORCH=cuda or TORCH=cpu PyTorch's build
+# (default: cpu where there is no NVIDIA driver). JOBS=4 runs four test files at a time, JOBS=0 one after the other in
+# pytest's own process. For two cores it is 2, and 3 where tests also wait.
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= $(shell command -v nvidia-smi >/dev/null || [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ] && \
+	echo cuda || echo cpu)
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 BIN := $(VENV)/bin
+COMMA := ,
 # Whole files, in pytest's order: what takes longest comes first, and tests/unit fills up at the end.
 SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -24,6 +29,9 @@ SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 demo: $(VENV)/.tasks
 	$(BIN)/afl demo $(ARGS)
+
+# What is compiled is kept, whatever a shell says: each process of pytest would take 4 s for the assertions alone.
+quick test: export PYTHONDONTWRITEBYTECODE =
 
 quick: JOBS ?= 2
 quick: $(VENV)/.dev
@@ -64,16 +72,27 @@ clean:
 
 venv: $(VENV)/.dev
 
-# The stamps say what is installed; pip runs again only when one of these two files changes.
+# The stamps say what is installed; pip runs again only when one of these two files changes. It shows what it does:
+# the first time it takes minutes.
+# The versions' suffix makes sure that both come from PyTorch's own index, whatever other indexes pip knows.
+
+define install
+	@echo "Installing afl, PyTorch and what they need into $(VENV): a few minutes, once."
+	@if [ "$(TORCH)" = cpu ]; then \
+		echo "PyTorch is the build for CPUs, for a machine without an NVIDIA driver: make TORCH=cuda takes the other (5 GB)."; \
+		$(BIN)/python -m pip install --retries 1 --no-deps --index-url $(CPU_INDEX) \
+			$$(sed -n 's/^torch.*==.*/&+cpu/p' constraints.txt) || \
+		echo "pip could not take that from $(CPU_INDEX): PyTorch is the usual index's build, on most machines 5 GB."; \
+	fi
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(1)]'
+endef
 
 $(VENV)/.tasks: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing afl and PyTorch into $(VENV): a few minutes, once."
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[tasks]'
+	$(call install,tasks)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing afl, PyTorch and the development tools into $(VENV): a few minutes, once."
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[tasks,dev]'
+	$(call install,tasks$(COMMA)dev)
 	@touch $(VENV)/.tasks $@
 
 $(BIN)/python:

@@ -128,7 +128,7 @@ def _rounds(options: argparse.Namespace, times: Times) -> int:
         for model in models[1:]:
             with times.of("step: a worker"):
                 realization.step(model, update, 0.01)
-        realizations.apply(round_, models[0], update, 0.01)
+        realizations.apply(round_, models[0], update)
     return sent
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from afl_lab.check import Report
 
 HELP = "try a task before a run: data, loss, gradients, costs"
+
+LIMIT_S: Final = 60.0
+"""How long a check takes at most, or little more."""
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -38,6 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
     set_option(parser)
     parser.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
+    full = f"try everything, however long it takes (default: what can be tried in about {LIMIT_S:.0f} s)"
+    parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
 
 
@@ -53,7 +59,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     from afl_lab.check import check_config  # noqa: PLC0415
     from afl_lab.check.checker import configured  # noqa: PLC0415
 
-    report = check_config(configured(options.config, options.task, options.workers, options.set))
+    config = configured(options.config, options.task, options.workers, options.set)
+    # A spinner where there is a terminal; what is printed goes to standard output alone.
+    with Console(stderr=True).status("checking ...") as status:
+        report = check_config(
+            config,
+            limit_s=math.inf if options.full else LIMIT_S,
+            watch=lambda what: status.update(Text(f"checking {what} ...")),
+        )
     if options.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

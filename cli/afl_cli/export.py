@@ -9,7 +9,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import ConfigError, ExitCode
 from afl.paths import expanded
 from afl.runs.files import MODEL_NAMES
-from afl.runs.metrics import hidden_figures, worst_loss
+from afl.runs.metrics import hidden_figures, ranked
 from afl.terminal.view import facts, make_console
 
 HELP = "hand over a run's model, with a card that describes it"
@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         "digest": model["digest"],
     }
     if evaluation is not None:
-        worst = evaluation["worst_accuracy"]
-        figure = f"accuracy {worst:.4f}" if worst is not None else f"loss {worst_loss(evaluation)[1]:.5g}"
+        by = ranked(evaluation)
+        figure = f"{by.metric} {by.shown(by.worst, 4)}"
         where = (
             "" if evaluation["is_of_this_model"] else f", at round {evaluation['round']}, not of this model"
         )

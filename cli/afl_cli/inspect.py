@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,19 +17,25 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
+from afl.names import named, names_of
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, read_model
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event, read_model
 from afl.runs.metrics import (
     HIDDEN,
     MOST_SHOWN,
     OwnMetrics,
     growth,
     hidden_figures,
+    number_of,
     own_means,
     own_metrics,
     own_number,
+    ranked,
+    worst_loss,
 )
+from afl.runs.sites import SiteTable
+from afl.terminal.by_site import BySite
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_tensors
 
@@ -46,22 +52,6 @@ _KINDS: Final = (
 )
 
 _SUMMARY_KEYS: Final = frozenset({"run_id", "result", "reason", "rounds", "seconds", "last", "communication"})
-
-
-_HIDDEN_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
-    "mean_accuracy": ("mean accuracy>", ".4f"),
-    "smooth_worst_loss": ("smooth worst loss>", ".5g"),
-    "mean_loss": ("mean loss>", ".5g"),
-}
-"""Of an evaluation, by its keys: heading and format."""
-
-_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
-    "worst_worker": ("worst worker>", "d"),
-    "worst_accuracy": ("its accuracy>", ".4f"),
-    "mean_accuracy": ("mean accuracy>", ".4f"),
-    "max_loss": ("largest loss>", ".5g"),
-    "mean_loss": ("mean loss>", ".5g"),
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -143,11 +133,11 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
     }
     if rounds:
         last = rounds[-1]
-        hides = last["loss_max"] is None
+        hides, names = last["loss_max"] is None, names_of(evaluations[-1]) if evaluations else {}
         rows["last round"] = (
             f"mean loss {last['loss_mean']:.5g}"
             if hides
-            else f"loss at most {last['loss_max']:.5g} (worker {last['loss_max_worker']}), "
+            else f"loss at most {last['loss_max']:.5g} (worker {named(last['loss_max_worker'], names)}), "
             f"mean {last['loss_mean']:.5g}; largest dual weight {last['dual_weight_max']:.4f}"
         )
         if hides:
@@ -158,6 +148,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         rows["seconds a round"] = f"median {median:.4f}"
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
+    if evaluations and (warnings := plain(evaluations[-1].get("warnings"))):
+        rows["its sites"] = "\n".join(warnings)
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     about = facts(rows, title=f"Metrics {path}")
@@ -169,21 +161,25 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         shown = [evaluations[index * (len(evaluations) - 1) // (limit - 1)] for index in range(limit)]
     left_out = [] if len(shown) == len(evaluations) else [f"{len(shown)} of {len(evaluations)}"]
     own = _own_metrics(shown, left_out, limit)
-    return [about, _evaluations(shown, left_out), *own, *_residuals(evaluations, limit)]
+    by_site = BySite(SiteTable.of(of_event(entries, "evaluation")), limit)
+    return [about, _evaluations(shown, left_out), *own, by_site, *_residuals(evaluations, limit)]
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) -> RenderableType:
     last = evaluations[-1]
-    figures = _HIDDEN_FIGURES if hidden_figures(last) else _FIGURES
-    figures = {
-        name: shown for name, shown in figures.items() if "accuracy" not in name or last[name] is not None
-    }
-    headings = (heading for heading, _ in figures.values())
+    metric, hides = ranked(last).metric, bool(hidden_figures(last))
+    headings = [] if hides else ["worst worker>"]
+    if metric != "loss":
+        headings += [f"mean {metric}>"] if hides else [f"its {metric}>", f"mean {metric}>"]
+    headings += ["smooth worst loss>" if hides else "largest loss>", "mean loss>"]
     found = table("round>", *headings, "bytes up>", "bytes down>", title="Evaluations")
     for entry in evaluations:
+        by = ranked(entry)
         found.add_row(
             str(entry["round"]),
-            *(format(entry[name], form) for name, (_, form) in figures.items()),
+            *([] if hides else [str(entry["worst_worker"])]),
+            *(by.shown(value, 4) for value in (by.worst, by.mean)[hides:] if metric != "loss"),
+            *(f"{value:.5g}" for value in (worst_loss(entry)[1], entry["mean_loss"])),
             *(shown_bytes(entry[name]) for name in ("uplink_bytes", "downlink_bytes")),
         )
     found.caption = "".join(f"{part} (--all shows every one)" for part in left_out) or None
@@ -193,7 +189,7 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) 
 def _own_metrics(
     evaluations: Sequence[Mapping[str, Any]], left_out: list[str], limit: int | None
 ) -> Iterable[RenderableType]:
-    """What the task measures besides loss and accuracy, in a table of its own; nothing if there is none."""
+    """What the task measures besides the loss and what ranks, in a table of its own, if any."""
     found = [_own_of(entry) for entry in evaluations]
     names = sorted({name for own in found for name in own})
     if not names:
@@ -233,8 +229,8 @@ def _residuals(evaluations: Sequence[Mapping[str, Any]], limit: int | None) -> I
 
 def _own_of(entry: Mapping[str, Any]) -> OwnMetrics:
     if "means" in entry:
-        return own_means(entry["means"])
-    return own_metrics(entry.get("workers", ()), entry["worst_worker"])
+        return own_means(entry["means"], entry.get("rank_by"))
+    return own_metrics(entry.get("workers", ()), entry["worst_worker"], entry.get("rank_by"))
 
 
 def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
@@ -263,12 +259,13 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
-    http = "no http" if server.http is None else f"http on {_listening(server.http)}"
+    http = "no http" if server.http is None else f"{server.page_scheme} on {_listening(server.http)}"
     rows: dict[str, RenderableType] = {
-        "workers": str(config.workers),
+        "workers": f"{config.workers}: {', '.join(config.sites)}" if config.sites else str(config.workers),
         "task": _task_line(config),
         "algorithm": ", ".join(about),
         "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
+        **({"steps": "; ".join(_words(algorithm.stepping))} if algorithm.stepping else {}),
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
         **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
@@ -285,6 +282,13 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     rows["results"] = str(config.run.directory or "runs/ and the run id")
     rows["digest"] = f"{config_digest(config)} (of what defines the result)"
     return [facts(rows, title=f"Configuration {path}: valid")]
+
+
+def _words(stepping: Mapping[str, Any]) -> Iterator[str]:
+    """``schedule: warm_up 5, then cosine``."""
+    for name, value in stepping.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        yield f"{name}: " + ", ".join(f"{key} {shown}".strip() for key, shown in inner)
 
 
 def _privacy(config: Config) -> str:
@@ -358,8 +362,9 @@ def _directory(path: Path, limit: int | None) -> list[RenderableType]:
         served = next(
             (f"{losses[key]} {float(said[key]):.5g}" for key in losses if key in said), "not evaluated"
         )
-        if accuracy := said.get("worst_accuracy"):
-            served = f"accuracy {float(accuracy):.4f}"
+        name = said.get("rank_by", "accuracy")
+        if (value := said.get("worst_value") or said.get("worst_accuracy")) and name != "loss":
+            served = f"{name} {number_of(name, float(value), 4)}"
         found.add_row(file.name, said.get("rounds_applied", "?"), served, model.digest)
     if found.row_count:
         sections.append(found)

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +19,7 @@ from afl.config.address import is_loopback, parse_target
 from afl.errors import AddressError, ConfigError, ExitCode, LostServerError
 from afl.outside import plain
 from afl.paths import expanded
-from afl.security.certificates import read_file
+from afl.security.certificates import read_authorities, read_file
 from afl.security.identity import checked_token
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import RunView, make_console
@@ -57,6 +58,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=expanded, metavar="FILE", help="the server's token (server.http_token)"
     )
+    parser.add_argument(
+        "--ca", type=expanded, metavar="FILE", help="the authority of the page's certificate, with https://"
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--json", action="store_true", help="print the whole state as JSON")
     choice.add_argument("--watch", action="store_true", help="keep showing it until the run is over")
@@ -68,17 +72,21 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.token_file is not None:
         text = read_file(options.token_file, "--token-file").decode(errors="replace")
         token = checked_token(text, f"--token-file {options.token_file}")
-    state = fetch_status(options.server, token)
+    context = None
+    if options.ca is not None:
+        authorities = read_authorities(options.ca, "--ca").decode("ascii", "replace")
+        context = ssl.create_default_context(cadata=authorities)
+    state = fetch_status(options.server, token, context)
     if options.json:
         print(json.dumps(state, indent=2))
     elif options.watch:
-        _watch(options.server, token, state)
+        _watch(state, lambda: fetch_status(options.server, token, context))
     else:
         make_console().print(RunView(state))
     return ExitCode.OK
 
 
-def _watch(server: str, token: str, state: dict[str, Any]) -> None:
+def _watch(state: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> None:
     """Show the run until it is over; raises LostServerError if its server goes before."""
     console = make_console()
     with RunDisplay(console, hint="Ctrl-C ends the watching, not the run.") as display:
@@ -86,7 +94,7 @@ def _watch(server: str, token: str, state: dict[str, Any]) -> None:
         while state["state"] != "over":
             time.sleep(WATCH_S)
             try:
-                state = fetch_status(server, token)
+                state = ask()
             except LostServerError as error:
                 left = state["seconds_left"]
                 if state["round"] < state["rounds"] and (left is None or left > NEARLY_OVER_S):
@@ -97,11 +105,12 @@ def _watch(server: str, token: str, state: dict[str, Any]) -> None:
     console.print("The run is over.")
 
 
-def fetch_status(server: str, token: str = "") -> dict[str, Any]:
+def fetch_status(server: str, token: str = "", context: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The state of the run at ``server``, a URL or ``host:port``.
 
     Args:
         token: that the server asks for, if it does.
+        context: what is believed of its certificate; ``None`` for what this system believes.
 
     Raises:
         ConfigError: if ``server`` is not an address.
@@ -112,7 +121,7 @@ def fetch_status(server: str, token: str = "") -> dict[str, Any]:
         request = urllib.request.Request(url)  # noqa: S310  # http or https
         if token:
             request.add_unredirected_header("Authorization", f"Bearer {token}")
-        with _opener(url).open(request, timeout=TIMEOUT_S) as answer:
+        with _opener(url, context).open(request, timeout=TIMEOUT_S) as answer:
             state = json.loads(answer.read(LARGEST_ANSWER))
     except urllib.error.HTTPError as error:
         what = f"{url} answers {error.code} ({error.reason})"
@@ -128,11 +137,12 @@ def fetch_status(server: str, token: str = "") -> dict[str, Any]:
         raise LostServerError(f"{what}: it is not an afl server; {right}") from error
     except (ValueError, http.client.HTTPException) as error:
         what = "does not answer as an afl server does; is it the gRPC port (server.listen)?"
-        raise LostServerError(f"{url} {what} Give the one under server.http") from error
+        right = "Give the one under server.http, with https:// if server.http_certificate is set"
+        raise LostServerError(f"{url} {what} {right}") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
-            right = "http:// is without TLS; SSL_CERT_FILE=FILE names an authority of your own"
+            right = "http:// is without TLS; --ca FILE, or SSL_CERT_FILE, names an authority of your own"
             raise LostServerError(f"no TLS with {url}: {reason}; {right}") from error
         what = f"nothing answers at {url} ({reason}); is the server running, and is this its server.http?"
         raise LostServerError(f"{what} afl inspect shows what a finished run wrote") from error
@@ -160,7 +170,8 @@ def status_url(server: str) -> str:
     return "/".join(filter(None, (f"{scheme or 'http'}://{address}", prefix, "status")))
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _opener(url: str, context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     """Without the environment's proxies for this machine, which they cannot reach."""
     is_here = is_loopback(urllib.parse.urlsplit(url).hostname or "")
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    return urllib.request.build_opener(*handlers, *([urllib.request.ProxyHandler({})] if is_here else []))

@@ -173,7 +173,11 @@ def _warnings(config: Config) -> list[str]:
     if algorithm.block_length != paper.block_length(algorithm.rounds):
         own.append(f"block = {algorithm.block_length}")
     text = f"the configuration sets {', '.join(own)}; the theorems hold for the values below alone"
-    return [text] if own else []
+    warnings = [text] if own else []
+    if other := list(algorithm.stepping):
+        about = "the theorems are about constant steps along the sum of the gradients as they are"
+        warnings.append(f"the configuration has {' and '.join(other)}: {about}; see docs/steps.md")
+    return warnings
 
 
 def model_size(config: Config) -> int | None:

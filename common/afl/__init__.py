@@ -6,7 +6,8 @@ add an algorithm, :class:`Algorithm`.
 :mod:`afl.theory` has the paper's step sizes, bounds and complexities. Everything else below this package
 may change without notice.
 
-The names are imported when they are first used, so that commands which need no torch start without it.
+The names are imported when they are first used, so that commands which need no torch start without it, and
+all take signals from their first moments.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from afl._version import __version__
-
 if TYPE_CHECKING:
+    from afl._version import __version__
     from afl.core.algorithms.algorithm import Algorithm, AlgorithmOption
     from afl.core.algorithms.update_server import UpdateServer
     from afl.core.compressors import Compressed, Compressor, Realization
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from afl.tasks import Classification, Task, TaskContext, WorkerData
 
 _HOMES = {
+    "afl._version": ("__version__",),
     "afl.core.algorithms.algorithm": ("Algorithm", "AlgorithmOption"),
     "afl.core.algorithms.update_server": ("UpdateServer",),
     "afl.core.dual": ("DualRule", "DualWeights", "ProjectedAscent"),

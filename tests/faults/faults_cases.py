@@ -73,8 +73,15 @@ class Lowered(Federation):
         limit: that its administrator sets; its shell allows it fewer still.
     """
 
-    def __init__(self, config: Mapping[str, Any], folder: Path, limit: int) -> None:
-        super().__init__(config, folder)
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        folder: Path,
+        limit: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(config, folder, environment=environment)
         self._limit = limit
 
     def start_server(self, *options: str, environment: Any = None) -> Process:
@@ -84,5 +91,6 @@ class Lowered(Federation):
             "runpy.run_module('afl_server', run_name='__main__', alter_sys=True)"
         )
         arguments = ["-c", code, "--config", str(self.folder / "server.yaml"), *options]
-        self.servers.append(Process("server", arguments, folder=self.folder, environment=environment))
+        there = {**self._environment, **(environment or {})}
+        self.servers.append(Process("server", arguments, folder=self.folder, environment=there))
         return self.servers[-1]

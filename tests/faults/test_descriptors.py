@@ -68,6 +68,6 @@ def test_silent_strangers_do_not_end_a_run(where: str, tmp_path: Path) -> None:
 def test_what_is_kept_for_files() -> None:
     for limit in (256, 1024, 20_000, 1 << 20):
         assert most_pages(limit) + most_connections(limit) + KEPT <= limit
-    assert most_pages(1024) == 128
+    assert (most_pages(1024), most_connections(1024)) == (128, 800)
     assert most_connections(40) == 10, "of few, some"
     assert most_pages(4) == most_connections(4) == 1

@@ -34,31 +34,16 @@ from afl.wire.frames import (
 )
 from afl.wire.settings import RunSettings
 from support import Federation, RawClient, result_of
+from support.fuzz import mutated, rss_kb
+from support.identities import Identities
 
 DIM = 100
 LARGEST_GROWTH_KB = 200 * 1024
 """A decoder that believed a length would take gigabytes."""
 
+MOST_LOG_BYTES = 1_000_000
+
 Refusals = (ProtocolError, NonFiniteError, DamagedError)
-
-
-def mutated(chance: random.Random, seed: bytes) -> bytes:
-    """A message with bits, bytes or stretches changed, cut out, repeated or put in."""
-    data = bytearray(seed)
-    for _ in range(chance.choice((1, 1, 2, 5, 20))):
-        place = chance.randrange(len(data) + 1)
-        match chance.randrange(5):
-            case 0 if place < len(data):
-                data[place] ^= 1 << chance.randrange(8)
-            case 1:
-                data[place : place + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(9))
-            case 2:
-                del data[place : place + chance.randrange(1, 40)]
-            case 3:
-                data[place:place] = data[place : place + 30]
-            case _:
-                data[place : place + 9] = b"\xff" * chance.randrange(1, 11)
-    return bytes(data)
 
 
 def compressed(name: str) -> tuple[Compressor, Compressed]:
@@ -200,34 +185,32 @@ def test_decoders_take_or_refuse_whatever_comes(count: int):
     "count", [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_a_server_under_fuzz_serves_the_others(tmp_path: Path, undisturbed, count: int):
-    """Sessions that never become ready send what they like; the run is the undisturbed one."""
+    """Peers without an identity, and sessions that never become ready, send what they like; the run is the
+    undisturbed one."""
     chance = random.Random(count)
-    seeds = worker_frames()
-    with Federation(config_of("top-k", handshake_timeout="2s"), tmp_path) as federation:
-        first = federation.start(GROUPS[0], "--task", TASK)
+    seeds, ours = worker_frames(), Identities(tmp_path / "pki")
+    of_first, of_second, insider = (ours.token(ids) for ids in (*GROUPS, "2"))
+    token = insider.read_text(encoding="utf-8").strip()
+    server = {"handshake_timeout": "2s", "tokens": str(ours.tokens)}
+    with Federation(config_of("top-k", **server), tmp_path / "run") as federation:
+        first = federation.start(GROUPS[0], "--task", TASK, "--token-file", str(of_first))
         federation.server.wait_for("worker_ready")
         memory = rss_kb(federation.server.pid)
         sent = 0
         while sent < count:
-            with RawClient(federation.port) as client:
-                if chance.random() < 0.5:
+            is_known = chance.random() < 0.8
+            with RawClient(federation.port, token=token if is_known else "") as client:
+                if is_known and chance.random() < 0.6:
                     client.join([2])
                 for _ in range(chance.randrange(1, 60)):
                     client.send(mutated(chance, chance.choice(seeds)))
                     sent += 1
         assert federation.server.is_running, federation.server.text[-4000:]
         assert rss_kb(federation.server.pid) - memory < LARGEST_GROWTH_KB
+        assert len(federation.server.text) < MOST_LOG_BYTES
         assert len(first.logged("joined")) == 1
         assert not first.logged("joined_again"), "a healthy worker was cut off"
-        federation.start(GROUPS[1], "--task", TASK)
+        federation.start(GROUPS[1], "--task", TASK, "--token-file", str(of_second))
         federation.finish()
     assert "Traceback" not in federation.server.text.replace("failed: m\\nt", "")
     assert result_of(federation) == undisturbed("top-k")
-
-
-def rss_kb(pid: int) -> int:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise AssertionError("no VmRSS")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import time
@@ -74,11 +75,36 @@ def test_no_call_without_a_session_lasts(tmp_path: Path) -> None:
                 answers += piece
         assert time.monotonic() - began < 30
         assert b"this call has 1 s" in answers
+        assert b"64 calls are open; later" in answers
+        assert b"\x00\x03\x00\x00\x00\x64" in answers, "SETTINGS_MAX_CONCURRENT_STREAMS is 100"
         refused = federation.server.logged("refused")
         assert any("no Join within 1 s" in line["reason"] for line in refused)
         assert federation.metrics()["afl_sessions"] == 0
         federation.start("0")
         federation.finish()
+
+
+def test_a_call_whose_name_is_no_text_closes_no_door(tmp_path: Path) -> None:
+    """It ends gRPC's own loop, which is begun again; sessions that are open notice nothing."""
+
+    def disturb(federation: Federation) -> None:
+        for _ in range(3):
+            with connection(federation.port, None, call(b"/\xaf")) as link:
+                link.settimeout(5)
+                with contextlib.suppress(OSError):
+                    while link.recv(65536):
+                        pass
+
+    config = {**CONFIG, "workers": 2, "server": {"handshake_timeout": "2s"}}
+    with Federation(config, tmp_path / "run") as federation:
+        disturb(federation)
+        first = federation.start("0")
+        federation.server.wait_for("worker_ready")
+        disturb(federation)
+        federation.start("1")
+        federation.finish()
+        assert not first.logged("reconnecting")
+        assert "codec" not in federation.server.text
 
 
 def test_who_makes_room() -> None:

@@ -21,6 +21,14 @@ CASES = {
     "drfa of b": {"name": "drfa", "eta_q": 0.1, "local_steps": 3, "sampled": 2},
     "drfa, tau 1": {"name": "drfa", "eta_q": 0.1},
     "fedavg": {"name": "fedavg", "local_steps": 3},
+    "sgda, steps": {"name": "sgda", "eta_q": 0.3, "schedule": {"then": "steps", "at": [12], "eta_q": True}},
+    "drfa, cosine": {
+        "name": "drfa",
+        "eta_q": 0.1,
+        "local_steps": 3,
+        "schedule": {"warm_up": 10, "then": "cosine", "final": 0.1, "eta_q": True},
+        "weight_decay": 0.05,
+    },
     "fedavg by samples": {"name": "fedavg", "local_steps": 3, "weighting": "samples"},
 }
 
@@ -54,6 +62,8 @@ def weights_of(path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         # Phases and participants over two sessions.
         ("drfa", ["0,2", "1,3"]),
         ("drfa of b", ["0,2", "1,3"]),
+        ("drfa, cosine", ["0,2", "1,3"]),
+        ("sgda, steps", ["0-3"]),
         ("fedavg by samples", ["0-3"]),
         *(
             pytest.param(case, groups, marks=pytest.mark.slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 from afl.config import config_from_mapping
@@ -33,7 +34,6 @@ def config_of(rounds: int, **faults: Any) -> dict[str, Any]:
 
 def test_bounds_that_honest_workers_keep_give_the_bits_of_a_simulation(tmp_path: Path) -> None:
     config = config_of(40, **BOUNDS)
-    # The first process's integers come joined.
     federation = run_together(config, tmp_path / "real", ["0-2", "3"])
     assert federation.server.logged("loss_capped")
     assert not federation.server.logged("update_too_large")
@@ -44,17 +44,24 @@ def test_bounds_that_honest_workers_keep_give_the_bits_of_a_simulation(tmp_path:
     )
 
 
-def test_an_operator_puts_a_worker_in_quarantine_and_lets_it_out(tmp_path: Path) -> None:
-    config = config_of(1000, **BOUNDS)
+@pytest.mark.parametrize(("worker", "faults"), [(3, BOUNDS), (1, BOUNDS), (1, {"non_finite": "skip"})])
+def test_an_operator_puts_a_worker_in_quarantine_and_lets_it_out(
+    tmp_path: Path, worker: int, faults: dict[str, Any]
+) -> None:
+    """Alone in its process, or one of three whose integers come joined."""
+    config = config_of(1000, **faults)
     config["task"] = {"name": "tests_tasks:Slow", "batch_size": 8}
     with Federation(config, tmp_path) as federation:
         for ids in ("0-2", "3"):
             federation.start(ids, "--task", "tests_tasks:Slow")
         federation.wait_until(lambda status: status["round"] >= 5)
         file = federation.directory / "quarantine"
-        file.write_text("3\n", encoding="utf-8")
-        federation.server.wait_for("quarantined", workers="[3]")
-        federation.server.wait_for("absent", workers="[3]")
+        file.write_text(f"{worker}\n", encoding="utf-8")
+        federation.server.wait_for("quarantined", workers=f"[{worker}]")
+        federation.server.wait_for("absent", workers=f"[{worker}]")
         file.unlink()
         federation.server.wait_for("quarantined", workers="[]")
         federation.server.wait_for("absent", workers="[]")
+        assert not federation.server.logged("peer_refused")
+    absences = {tuple(line.get("absent", ())) for line in federation.records("round")}
+    assert absences == {(), (worker,)}

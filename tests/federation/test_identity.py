@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import ssl
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ from afl.security.certificates import KeyPair
 from support import Federation, Process, Proxy, run_together
 from support.commands import FROM_NOTHING
 from support.identities import BelowRoot, Identities, Pair, tls
+from support.proxy import Way
 
 CONFIG: dict[str, Any] = {
     "workers": 4,
@@ -253,6 +257,86 @@ def test_a_worker_that_shows_what_is_asked_for_is_welcome(place: Place, name: st
     worker.kill()
 
 
+class Between(Proxy):
+    """Someone on the way, who keeps what passes and changes one byte after so many."""
+
+    def __init__(self, target: int, at: int) -> None:
+        self.seen = bytearray()
+        self.at = at
+        super().__init__(target)
+
+    def altered(self, way: Way, data: bytes) -> bytes:
+        self.seen += data
+        if way is Way.DOWN and self.at and len(self.seen) > self.at:
+            self.at = 0
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+
+def test_who_is_in_between_can_neither_read_nor_change_what_is_sent(tmp_path: Path) -> None:
+    ours, models = Identities(tmp_path / "pki"), []
+    for name, server, options, at in (
+        ("in the clear", {}, (), 0),
+        ("under TLS", {"tls": tls(ours.server())}, ("--ca", str(ours.ca)), 20_000),
+    ):
+        with (
+            Federation(config_of(**server), tmp_path / name) as federation,
+            Between(federation.port, at) as between,
+        ):
+            worker = federation.start("0-3", *options, server=between.address)
+            federation.finish()
+            assert between.at == 0, "too little has passed"
+        assert (b"synthetic" in between.seen) is (at == 0), "the name of the task, which is in the welcome"
+        assert len(worker.logged("joined_again")) == (1 if at else 0), "the change ends the connection"
+        models.append(federation.model_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2])
+def test_versions_before_tls_1_2_are_refused(place: Place, version: ssl.TLSVersion) -> None:
+    client = ssl.create_default_context(cafile=place.ours.ca)
+    # Of this system's OpenSSL too, to which they are not secure enough.
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        client.minimum_version = client.maximum_version = version
+    client.set_alpn_protocols(["h2"])
+    address = ("127.0.0.1", place.servers["tokens"].port)
+    refused = contextlib.nullcontext()
+    if version is not ssl.TLSVersion.TLSv1_2:
+        refused = pytest.raises(ssl.SSLError, match="EOF")  # gRPC sends no alert
+    with (
+        socket.create_connection(address, timeout=60) as link,
+        refused,
+        client.wrap_socket(link, server_hostname="localhost") as session,
+    ):
+        assert session.version() == "TLSv1.2"
+
+
+def test_what_a_run_writes_is_its_owners_alone_and_what_is_there_keeps_its_modes(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "shared").mkdir(mode=0o755)
+        with Federation(CONFIG, tmp_path / "shared" / "run") as federation:
+            worker = federation.start("0-3")
+            federation.wait_until(lambda status: status["round"] >= 3)
+            journals = list(tmp_path.rglob("*.journal"))
+            modes = {path: path.stat().st_mode & 0o777 for path in [*journals, journals[0].parent]}
+            worker.wait()
+            federation.finish()
+    finally:
+        os.umask(before)
+    assert len(modes) == 5
+    written = [federation.directory, *federation.directory.rglob("*")]
+    assert {"config.yaml", "state", "metrics.jsonl", "model-final.safetensors"} <= {p.name for p in written}
+    for path in written:
+        modes[path] = path.stat().st_mode & 0o777
+    right = {path: 0o700 if path.is_dir() else 0o600 for path in modes if path.exists()}
+    assert {path: modes[path] for path in right} == right
+    assert all(modes[path] == 0o600 for path in journals)
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_worker_that_is_not_believed_gives_up_in_time(place: Place) -> None:
     worker = place.servers["mutual"].start("3", "--ca", str(place.ours.ca), "--give-up-after", "2s")
     worker.expect(ExitCode.LOST_SERVER)
@@ -331,6 +415,8 @@ def test_certificates_are_replaced_while_a_run_goes_on_and_its_result_is_the_sam
 def test_no_secret_is_in_logs_arguments_metrics_or_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor have the server and its first worker the library that makes certificates."""
+    (tmp_path / "cryptography.py").write_text("raise ImportError\n", encoding="utf-8")
     ours = Identities(tmp_path / "pki")
     server = ours.server()
     pairs = {ids: ours.worker(ids) for ids in ("0-1", "2-3")}
@@ -341,8 +427,9 @@ def test_no_secret_is_in_logs_arguments_metrics_or_files(
     secrets = [*tokens.values(), wrong.read_text(encoding="utf-8").strip(), *keys]
     config = config_of(tls=tls(server, ours.ca), tokens=str(ours.tokens))
     ca = ("--ca", str(ours.ca), "--log-level", "debug")
-    # A forked process has another's arguments.
+    # A forked process has another's arguments and modules.
     monkeypatch.setenv(FROM_NOTHING, "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Federation(config, tmp_path / "run") as federation:
         monkeypatch.delenv(FROM_NOTHING)
         refused = federation.start("0-1", *ca, *pairs["0-1"].worker_options, "--token-file", str(wrong))

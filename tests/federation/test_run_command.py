@@ -138,6 +138,66 @@ def test_a_run_from_its_first_process_to_its_last(folder: Path, afl_run: Callabl
     assert "workers" in other.stderr
 
 
+def test_compared_it_shows_plain_averaging_and_each_worker_alone(
+    folder: Path, afl_run: Callable[..., Answer]
+) -> None:
+    assert afl_run("--workers", "2", "--processes", "1").returncode == 0
+    # Of a run that is complete, too: it is not made again.
+    answer = afl_run("--workers", "2", "--processes", "1", "--compare")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "the same data, seed, step size and batches; the others simulated" in answer.stdout
+    for row in (
+        "afl-com",
+        "plain averaging",
+        "each alone",
+        "worker 0",
+        "worker 1",
+        "worst worker",
+        "nothing",
+    ):
+        assert row in answer.stdout
+    entries = (folder / "runs" / "server" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(entries[-1])
+    assert f"{last['max_loss']:.5g} (worker {last['worst_worker']})" in answer.stdout
+
+
+def test_the_task_and_the_run_are_beside_a_configuration_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = folder / "project"
+    beside.mkdir()
+    task = {**CONFIG["task"], "name": "mine:Found"}
+    (beside / "server.yaml").write_text(yaml.safe_dump({**CONFIG, "workers": 1, "task": task}))
+    found = """
+from pathlib import Path
+
+from afl.tasks.synthetic import Synthetic
+
+
+class Found(Synthetic):
+    def data(self, worker, context):
+        assert Path("data.csv").read_text() == "1,2"
+        return super().data(worker, context)
+"""
+    (beside / "mine.py").write_text(found)
+    (beside / "data.csv").write_text("1,2")
+    (folder / "mine.py").unlink()
+    monkeypatch.setattr("subprocess.Popen", ForkedPopen)
+    assert main(["run", "project/server.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Working in {beside}: the task is there, beside the configuration." in shown
+    assert Path.cwd() == folder
+    assert f"Next:  afl inspect {beside}/runs/server" in shown
+    assert summary(beside / "runs" / "server")["result"] == "ok"
+    assert not (folder / "runs").exists()
+    # A task in the working directory comes first, and the run is there.
+    (folder / "mine.py").write_text(found)
+    (folder / "data.csv").write_text("1,2")
+    assert main(["run", "project/server.yaml"]) == 0
+    assert "Working in" not in capsys.readouterr().out
+    assert summary(folder / "runs" / "server")["result"] == "ok"
+
+
 def test_a_worker_that_dies_is_started_again(folder: Path, afl_run: Callable[..., Answer]) -> None:
     answer = afl_run("--task", "mine.py:Mortal", "--workers", "2", "--processes", "2")
     assert answer.returncode == 0, answer.stdout + answer.stderr

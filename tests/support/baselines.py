@@ -15,7 +15,9 @@ from support.reference import (
     MINIBATCH,
     RANDOM_OUTPUT,
     Doubles,
+    Stepper,
     _data,
+    _divided,
     _integer,
     _oracle,
     _words,
@@ -34,11 +36,18 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
     data = [_data(seed, worker, options) for worker in range(workers)]
     size, rounds, tau = config["task"]["batch_size"], algorithm["rounds"], algorithm.get("local_steps", 1)
     eta_w, eta_q = algorithm["eta_w"], algorithm.get("eta_q", 0.0)
-    sampled = algorithm.get("sampled")
+    sampled, stepper, decay = (
+        algorithm.get("sampled"),
+        Stepper(algorithm, 0),
+        algorithm.get("weight_decay", 0.0),
+    )
 
     def oracle(w: Doubles, i: int, t: int, purpose: int = MINIBATCH) -> tuple[float, Doubles]:
         centre, zeta, v = data[i]
-        batch = subset(_words(seed, purpose, t, i), len(zeta), size)
+        trained, held_out = _divided(seed, i, len(zeta), config["task"])
+        is_held_out = purpose == LOSS_MINIBATCH and algorithm.get("dual_loss") == "held-out"
+        part = held_out if is_held_out else trained
+        batch = part[subset(_words(seed, purpose, t, i), len(part), min(size, len(part)))]
         loss, gradient = _oracle(w.astype(np.float32), centre, zeta[batch], v[batch], options)
         return loss, gradient.astype(np.float64)
 
@@ -46,7 +55,8 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
         """The models after 1, 2, ... local steps."""
         models = []
         for t in updates:
-            w = w - eta_w * oracle(w, i, t)[1]
+            eta = eta_w * stepper.factor(t)
+            w = w * (1 - eta * decay) - eta * oracle(w, i, t)[1]
             models.append(w)
         return models
 
@@ -57,8 +67,14 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
         updates = range((s - 1) * tau + 1, min(s * tau, rounds) + 1)
         if algorithm["name"] == "sgda":
             answers = [oracle(w, i, s) for i in range(workers)]
-            w = w - eta_w * sum(q[i] * gradient for i, (_, gradient) in enumerate(answers))
-            q = project(q + eta_q * np.array([loss for loss, _ in answers]))
+            if algorithm.get("dual_loss") == "held-out":
+                losses = [oracle(w, i, s, LOSS_MINIBATCH)[0] for i in range(workers)]
+            else:
+                losses = [loss for loss, _ in answers]
+            w = w - eta_w * stepper.factor(s) * sum(
+                q[i] * gradient for i, (_, gradient) in enumerate(answers)
+            )
+            q = project(q + eta_q * stepper.factor_of_eta_q(s) * np.array(losses))
         elif algorithm["name"] == "fedavg":
             counts = [len(zeta) if algorithm.get("weighting") == "samples" else 1 for _, zeta, _ in data]
             ends = [local(w, i, updates)[-1] for i in range(workers)]
@@ -77,7 +93,7 @@ def run(config: Mapping[str, Any], *, seed: int = 7) -> tuple[list[Doubles], lis
             asked = subset(_words(seed, LOSS_SAMPLING, s), workers, sampled) if sampled else range(workers)
             for i in asked:
                 losses[i] = oracle(snapshot, i, s, LOSS_MINIBATCH)[0] * (workers / sampled if sampled else 1)
-            q = project(q + len(updates) * eta_q * losses)
+            q = project(q + len(updates) * eta_q * stepper.factor_of_eta_q(updates[-1]) * losses)
         models.append(w)
         weights.append(q)
     return models, weights

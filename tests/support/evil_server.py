@@ -210,7 +210,8 @@ class EvilServer:
         run = replace(self.settings.parameters, tensors=vector.tensors)
         half = server_half(run, vector.values, self._randomness)
         vector.values.fill_(factor)
-        self.send_step(session, position, Kind.MODEL, list(model_payloads(vector, vector.values, half.grid)))
+        payloads = model_payloads(vector, vector.values, half.companions)
+        self.send_step(session, position, Kind.MODEL, payloads)
 
     def send_step(
         self,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from afl.config import config_from_mapping
-from afl.core.engine import Evaluation, RoundSummary
 from afl.core.grid import IntegerRound
 from afl.core.messages import Kind
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
 from afl.wire.accounting import FrameContent, Traffic
 from afl_server.federation.counters import Counters
@@ -34,6 +35,7 @@ class FakeRun:
 
     Args:
         folder: an empty folder for its records.
+        more: of the configuration.
 
     Attributes:
         gone: lost workers, and for how many seconds they have been.
@@ -43,7 +45,14 @@ class FakeRun:
     """
 
     def __init__(
-        self, folder: Path, *, workers: int = 3, rounds: int = 2000, name: str = "digits", seed: int = 0
+        self,
+        folder: Path,
+        *,
+        workers: int = 3,
+        rounds: int = 2000,
+        name: str = "digits",
+        seed: int = 0,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self.generator = np.random.default_rng(seed)
         self.config = config_from_mapping(
@@ -58,6 +67,7 @@ class FakeRun:
                     "uplink": {"name": "rand-k", "ratio": 0.1},
                 },
                 "run": {"seed": 1},
+                **(more or {}),
             }
         )
         self.run_id = "20260101-000000-abcdef"
@@ -122,17 +132,27 @@ class FakeRun:
                 for worker in workers
                 if worker not in missing
             },
+            names=self.config.names,
             known=set(workers) - self.unseen,
             lost_at={worker: now - seconds for worker, seconds in self.gone.items()},
             counters=self.counters.copied(),
             sum_restarts=0,
+            quarantined=(),
             incidents={"absent": [0 for _ in workers]},
         )
 
     def sources(self, events: RecentEvents) -> Sources:
         """What the server's pages are made from."""
         assert self.records.history is not None
-        return Sources(self.snapshot, lambda: None, self.records.history, self.dual_window, events, Strangers)
+        return Sources(
+            self.snapshot,
+            lambda: None,
+            self.records.history,
+            self.dual_window,
+            events,
+            self.records.sites,
+            Strangers,
+        )
 
     def play(self, rounds: int, *, evaluate_every: int = 10) -> None:
         """Close rounds; every so many are evaluated."""
@@ -163,12 +183,17 @@ class FakeRun:
     def _evaluate(self, number: int, loss: Any) -> None:
         noisy = np.round(1 - np.clip(loss, 0.01, 2.4) * 0.35, 3)
         metrics = tuple(
-            {"loss": float(abs(own)), "accuracy": float(accuracy)}
+            {"loss": float(abs(own)), "accuracy": float(accuracy), **self._other(float(accuracy))}
             for own, accuracy in zip(loss, noisy, strict=True)
         )
         evaluation = Evaluation(number, number, metrics, (360,) * self.config.workers, ())
         self.records.ranking.see(evaluation)
         self.records.evaluation(evaluation, up=self.counters.uplink, down=self.counters.downlink)
+
+    def _other(self, accuracy: float) -> dict[str, float]:
+        """The metric that ranks, where the configuration names one."""
+        by = self.config.evaluation.rank_by
+        return {} if by is None else {by: round(0.4 + 0.6 * accuracy**2, 4)}
 
     def end(self, code: ExitCode, reason: str, *, can_resume: bool = False) -> None:
         """The run is over."""

@@ -78,9 +78,9 @@ class Federation:
         self.servers.append(server)
         return server
 
-    def start_resumed(self, directory: Path) -> Process:
+    def start_resumed(self, directory: Path, *options: str) -> Process:
         """Start the server on a run directory alone."""
-        arguments = ["-m", "afl_server", "--resume", str(directory)]
+        arguments = ["-m", "afl_server", "--resume", str(directory), *options]
         server = Process("server (resumed)", arguments, folder=self.folder, environment=self._environment)
         self.servers.append(server)
         return server

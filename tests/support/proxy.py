@@ -125,6 +125,11 @@ class Proxy:
     def passing(self, link: Link, way: Way, data: bytes) -> None:
         """Called with all that passes, in order, before it is passed on."""
 
+    def altered(self, way: Way, data: bytes) -> bytes:
+        """What to pass on in place of what came, just as long."""
+        del way
+        return data
+
     async def opening(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called with each new connection, before anything passes.
 
@@ -212,7 +217,7 @@ class Proxy:
                 await self._flowing.wait()
                 data = self._cut_if_due(way, data)
                 self.passing(link, way, data)
-                writer.write(data)
+                writer.write(self.altered(way, data))
                 await writer.drain()
                 self._moved[way] += len(data)
                 self._announce_cuts()

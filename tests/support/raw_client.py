@@ -28,10 +28,20 @@ class RawClient:
     Args:
         port: the server's, on loopback.
         answers: whether it answers the server's questions by itself.
+        credentials: for TLS; plaintext without.
+        token: what it shows of itself besides.
         options: of the gRPC channel, with two underscores for a dot.
     """
 
-    def __init__(self, port: int, *, answers: bool = False, **options: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        answers: bool = False,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+        **options: Any,
+    ) -> None:
         self._answers = answers
         self.incarnation = os.urandom(16)
         self.status: grpc.StatusCode | None = None
@@ -45,9 +55,16 @@ class RawClient:
             "grpc.max_receive_message_length": -1,
         }
         named = {name.replace("__", "."): value for name, value in options.items()}
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", list({**defaults, **named}.items()))
+        address, wanted = f"127.0.0.1:{port}", list({**defaults, **named}.items())
+        self._channel = (
+            grpc.insecure_channel(address, wanted)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, wanted)
+        )
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(METHOD)
-        self._call = call(self._requests())
+        self._call = call(
+            self._requests(), metadata=[("authorization", f"Bearer {token}")] if token else None
+        )
         self.takes = threading.Event()
         """Clear it to take nothing more from the server, so that its writes are held up."""
         self.takes.set()

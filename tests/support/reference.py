@@ -9,7 +9,10 @@ Algorithm 2 (AFL-Com), for t = 1, ..., T::
     server:     s = e_hat + sum_i c_i ;  D = C_t(s)   ;  e_hat <- s - D
                 q_{t+1} = uniform if t mod B == 0, else proportional to q_{t,i} exp(eta_q l_i);
                           with a largest weight, the nearest to that (KL) of all below it
-    everyone:   w <- w - eta_w D
+    everyone:   w <- w - eta_w D, or the step of an optimizer along D (:class:`Stepper`)
+
+With a schedule, eta_w is the round's, and a residual is first multiplied by ``eta_w(t-1) / eta_w(t)``, but
+with Adam. A gradient longer than ``clip_norm`` is scaled down to it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 COMPRESSOR, RANDOM_OUTPUT, MINIBATCH, SYNTHETIC_DATA, DOWNLINK_COMPRESSOR = 1, 2, 4, 7, 12
+LOSS_MINIBATCH, HELD_OUT_SPLIT = 11, 17
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Reference:
     dual_weights: list[Doubles] = field(default_factory=list)
     losses: list[Doubles] = field(default_factory=list)
     test_losses: dict[int, Doubles] = field(default_factory=dict)
+    held_out_losses: dict[int, Doubles] = field(default_factory=dict)
     random_round: int = 0
 
     @classmethod
@@ -72,31 +77,40 @@ class Reference:
         server_residual = np.zeros(dim, dtype=np.float32)
         shared_by = workers if config.get("privacy", {}).get("secure_aggregation") else 1
         grid = IntegerGrid(uplink["bits"], shared_by) if "bits" in uplink else None
+        stepper = Stepper(algorithm, dim)
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
             total = np.zeros(dim, dtype=np.float32)
             losses = np.zeros(workers)
             for i, (centre, zeta, v) in enumerate(data):
-                batch = subset(_words(seed, MINIBATCH, t, i), len(zeta), task["batch_size"])
+                trained, held_out = _divided(seed, i, len(zeta), task)
+                batch = trained[subset(_words(seed, MINIBATCH, t, i), len(trained), task["batch_size"])]
                 losses[i], gradient = _oracle(w, centre, zeta[batch], v[batch], options)
-                p = residuals[i] + np.float32(q[i]) * gradient
+                if algorithm.get("dual_loss") == "held-out":
+                    size = min(task["batch_size"], len(held_out))
+                    batch = held_out[subset(_words(seed, LOSS_MINIBATCH, t, i), len(held_out), size)]
+                    losses[i] = _oracle(w, centre, zeta[batch], v[batch], options)[0]
+                length = math.sqrt(math.fsum(float(g) ** 2 for g in gradient))
+                shrunk = min(1.0, algorithm.get("clip_norm", math.inf) / length)
+                p = stepper.rescaled(residuals[i], t) + np.float32(q[i] * shrunk) * gradient
                 c = _compressed(uplink, p, seed, t) if grid is None else grid.message(uplink, p, seed, t)
                 residuals[i] = p - c
                 total = total + c
             if grid is None:
-                s = server_residual + total
+                s = stepper.rescaled(server_residual, t) + total
                 update = _compressed(
                     downlink, s, seed, t, COMPRESSOR if downlink == uplink else DOWNLINK_COMPRESSOR
                 )
                 server_residual = s - update
             else:
                 update = grid.close(uplink, dim, seed, t)
-            w = w - np.float32(algorithm["eta_w"]) * update
+            w = stepper.step(t, w, update)
             if t % block == 0:
                 q = np.full(workers, 1.0 / workers)
             else:
-                q = q * np.exp(algorithm["eta_q"] * (losses - losses.max()))
+                eta_q = algorithm["eta_q"] * stepper.factor_of_eta_q(t)
+                q = q * np.exp(eta_q * (losses - losses.max()))
                 q = q / q.sum()
                 if "largest_weight" in algorithm:
                     q = _capped(q, algorithm["largest_weight"])
@@ -105,12 +119,69 @@ class Reference:
             run.losses.append(losses)
             if t % every == 0 or t == rounds:
                 run.test_losses[t] = np.array([_risk(w, centre, options) for centre, _, _ in data])
+                if task.get("held_out"):
+                    run.held_out_losses[t] = np.array(
+                        [
+                            _oracle(w, centre, zeta[held_out], v[held_out], options)[0]
+                            for i, (centre, zeta, v) in enumerate(data)
+                            for _, held_out in (_divided(seed, i, len(zeta), task),)
+                        ]
+                    )
         return run
 
     @property
     def best_round(self) -> int:
         """The evaluated round whose highest test loss is lowest; the first of equals."""
         return min(self.test_losses, key=lambda round_: float(self.test_losses[round_].max()))
+
+
+class Stepper:
+    """The step of every copy of the model along D."""
+
+    def __init__(self, algorithm: Mapping[str, Any], dim: int) -> None:
+        self.algorithm = algorithm
+        self.schedule: Mapping[str, Any] = algorithm.get("schedule", {})
+        self.optimizer = {"name": "sgd", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
+        self.optimizer |= algorithm.get("optimizer", {})
+        self.first = self.second = np.zeros(dim, dtype=np.float32)
+
+    def factor(self, t: int) -> float:
+        """What eta_w is multiplied by in round t."""
+        warm_up, then = self.schedule.get("warm_up", 0), self.schedule.get("then", "constant")
+        if t <= warm_up:
+            return t / warm_up
+        if then == "cosine":
+            final = self.schedule.get("final", 0.0)
+            done = (t - 1 - warm_up) / (self.algorithm["rounds"] - warm_up)
+            return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+        if then == "steps":
+            return float(self.schedule.get("factor", 0.1) ** sum(t > at for at in self.schedule["at"]))
+        return 1.0
+
+    def factor_of_eta_q(self, t: int) -> float:
+        return self.factor(t) if self.schedule.get("eta_q") else 1.0
+
+    def rescaled(self, residual: Floats, t: int) -> Floats:
+        """A residual of round t - 1 in the units of round t."""
+        if t == 1 or self.optimizer["name"] == "adam" or self.factor(t - 1) == self.factor(t):
+            return residual
+        return np.float32(self.factor(t - 1) / self.factor(t)) * residual
+
+    def step(self, t: int, w: Floats, update: Floats) -> Floats:
+        eta, one = self.algorithm["eta_w"] * self.factor(t), np.float32
+        if "weight_decay" in self.algorithm:
+            w = w * one(1 - eta * self.algorithm["weight_decay"])
+        b1, b2 = self.optimizer["beta_1"], self.optimizer["beta_2"]
+        if self.optimizer["name"] == "sgd":
+            return w - one(eta) * update
+        if self.optimizer["name"] == "momentum":
+            self.first = one(b1) * self.first + update
+            return w - one(eta) * self.first
+        self.first = one(b1) * self.first + one(1 - b1) * update
+        self.second = one(b2) * self.second + one(1 - b2) * (update * update)
+        root = math.sqrt(1 - b2**t)
+        quotient = self.first / (np.sqrt(self.second) + one(self.optimizer["epsilon"] * root))
+        return w - one(eta * root / (1 - b1**t)) * quotient
 
 
 def _capped(q: Doubles, largest: float) -> Doubles:
@@ -124,6 +195,15 @@ def _capped(q: Doubles, largest: float) -> Doubles:
         if not over:
             return capped
         full |= over
+
+
+def _divided(
+    seed: int, worker: int, examples: int, task: Mapping[str, Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of a worker's examples give gradients, and which are held out, both ascending."""
+    size = round(task.get("held_out", 0) * examples)
+    held_out = subset(_words(seed, HELD_OUT_SPLIT, 0, worker), examples, size)
+    return np.setdiff1d(np.arange(examples), held_out), held_out
 
 
 # The task, as documented in common/afl/tasks/synthetic.py.

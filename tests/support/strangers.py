@@ -13,17 +13,20 @@ from typing import Final, Self
 
 import hpack
 
+from support.identities import Pair
+
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 _HEADERS, _DATA, _END_STREAM, _END_HEADERS = 0x1, 0x0, 0x1, 0x4
-_BEGINNING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+BEGINNING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, section 4.1)."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def call(path: str, stream: int = 1, *, has_body: bool = True) -> bytes:
-    """The frames of one call of gRPC, its message empty; without its body it is never complete."""
+def call(path: str | bytes, stream: int = 1, *, message: bytes = b"", has_body: bool = True) -> bytes:
+    """The frames of one call of gRPC with one message; without its body it is never complete."""
     fields = [
         (":method", "POST"),
         (":scheme", "https"),
@@ -36,19 +39,30 @@ def call(path: str, stream: int = 1, *, has_body: bool = True) -> bytes:
     block = b"".join(
         hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(name, value)]) for name, value in fields
     )
-    head = _frame(_HEADERS, _END_HEADERS, stream, block)
-    return head + _frame(_DATA, _END_STREAM, stream, bytes(5)) if has_body else head
+    head = frame(_HEADERS, _END_HEADERS, stream, block)
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    return head + frame(_DATA, _END_STREAM, stream, body) if has_body else head
 
 
-def connection(port: int, ca: Path | None, said: bytes) -> socket.socket:
-    """A connection over which HTTP/2 was begun and this said; over TLS if there is an authority."""
+class _Link(ssl.SSLSocket):
+    def __del__(self) -> None:
+        # Python leaves one open that the server resets before the handshake.
+        self.close()
+
+
+def connection(port: int, ca: Path | None, said: bytes, pair: Pair | None = None) -> socket.socket:
+    """A connection over which HTTP/2 was begun and this said; over TLS if there is an authority, and then
+    with a certificate if there is one."""
     link = socket.create_connection(("127.0.0.1", port), timeout=30)
     try:
         if ca is not None:
             context = ssl.create_default_context(cafile=str(ca))
+            context.sslsocket_class = _Link
             context.set_alpn_protocols(["h2"])
+            if pair is not None:
+                context.load_cert_chain(pair.certificate, pair.key)
             link = context.wrap_socket(link, server_hostname="localhost")
-        link.sendall(_BEGINNING + said)
+        link.sendall(BEGINNING + said)
     except BaseException:
         link.close()
         raise
@@ -62,8 +76,10 @@ class Crowd:
         said: over each of them; see :func:`call`.
     """
 
-    def __init__(self, port: int, size: int, said: bytes, ca: Path | None = None) -> None:
-        self._port, self._size, self._said, self._ca = port, size, said, ca
+    def __init__(
+        self, port: int, size: int, said: bytes, ca: Path | None = None, pair: Pair | None = None
+    ) -> None:
+        self._port, self._size, self._said, self._ca, self._pair = port, size, said, ca, pair
         self.cut = 0
         self._ends = threading.Event()
         self._is_large = threading.Event()
@@ -89,7 +105,7 @@ class Crowd:
                     if self._ends.is_set():
                         return
                     with contextlib.suppress(OSError):
-                        link = connection(self._port, self._ca, self._said)
+                        link = connection(self._port, self._ca, self._said, self._pair)
                         link.setblocking(False)
                         held.register(link, selectors.EVENT_READ)
                 self._is_large.set()

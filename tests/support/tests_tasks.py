@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ class Slow(Synthetic):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if model.training:
             time.sleep(self.pause)
+        return super().loss(model, batch)
+
+
+class Hurried(Synthetic):
+    """``synthetic`` with a pause before each gradient until the file is there that ``HURRY`` in its
+    environment names; the same to the bit."""
+
+    def __init__(self, pause: float, **options: object) -> None:
+        super().__init__(**options)
+        self._pause, self._file = pause, Path(os.environ["HURRY"])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        until = time.monotonic() + self._pause
+        while model.training and time.monotonic() < until and not self._file.exists():
+            time.sleep(0.02)
         return super().loss(model, batch)
 
 

@@ -100,6 +100,7 @@ class Conversation:
         if self._assembler is None:
             vector = self._trained.participant.vector
             largest = 8 * vector.dim + vector.frozen_length + 4 * vector.buffers.size + vector.dim // 8 + 1024
+            largest += sum(companion.nbytes for companion in self._trained.participant.companions)
             hides = self._settings.parameters.hides_losses
             # Then it is the sum that each worker divides its own weight by.
             weight = LARGEST_TOTAL if hides else 1.0
@@ -129,6 +130,7 @@ class Conversation:
             layout_hash=participant.vector.layout_hash() if participant else b"",
             applied=position_message(participant.applied if participant else NOWHERE),
             workers=self._options.workers,
+            sites=self._options.sites,
         )
 
     @property
@@ -306,7 +308,7 @@ class Conversation:
     def _sent(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterable[tuple[Kind, Answer]]:
         if self._trained.masking is not None:
             answers = self._trained.masking.sent(answers)
-        elif len(self._options.workers) > 1:
+        elif len(self._options.workers) > 1 and not self._settings.single_reports:
             answers = joint_reports(answers)
         for kind, answer in answers:
             self._departures.reported(kind, *answer)

@@ -12,10 +12,12 @@ from typing import Any
 
 import yaml
 
+from afl import names
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
+from afl.outside import printable
 from afl.paths import expanded, from_start, naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.site.policy import DEFAULT_MIN_BATCH, SitePolicy
@@ -79,6 +81,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
     )
     option = parser.add_argument
     option("--id", required=True, metavar="IDS", help="worker ids: 3, or 0-9, or 3,7")
+    option(
+        "--name",
+        metavar="NAME",
+        help="what to call this site where people read of it, unless the server names it (sites); "
+        "of several workers one each, by ascending id: north,south",
+    )
     option("--server", required=True, metavar="HOST:PORT", help="where the server listens")
     option(
         "--task",
@@ -224,23 +232,39 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
             f"--min-workers {parsed.min_workers}: the sum of one worker is its message; name at least "
             f"{LEAST_MIN_WORKERS}"
         )
+    workers = parse_ids(parsed.id)
     policy = _policy(parsed)
     policy.check_server(server, credentials.read().authorities)
     return WorkerOptions(
-        workers=parse_ids(parsed.id),
+        workers=workers,
+        sites=_sites(parsed.name, len(workers)),
         server=server,
         task=parsed.task,
         device=parsed.device,
         give_up_after=give_up_after,
         use_proxy=not parsed.no_proxy,
         journal=parsed.journal,
-        task_options=dict(_task_option(text) for text in parsed.task_option),
+        task_options=dict(task_option(text) for text in parsed.task_option),
         credentials=credentials,
         peers=_peers(parsed),
         min_workers=parsed.min_workers,
         capture=parsed.capture,
         policy=policy,
     )
+
+
+def _sites(text: str | None, workers: int) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    sites = tuple(map(str.strip, text.split(",")))
+    wrong = next((name for name in sites if not names.is_name(name)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"--name {printable(text)}: {printable(wrong)!r} is no name; a name has {names.ACCEPTED}"
+        )
+    if len(sites) != workers:
+        raise ConfigError(f"--name {text}: {len(sites)} names for {workers} workers; give one for each")
+    return sites
 
 
 def _policy(parsed: argparse.Namespace) -> SitePolicy:
@@ -318,7 +342,8 @@ def _peers(parsed: argparse.Namespace) -> PeerFiles:
     return files
 
 
-def _task_option(text: str) -> tuple[str, Any]:
+def task_option(text: str) -> tuple[str, Any]:
+    """A ``--task-option KEY=VALUE``; ConfigError for another text."""
     key, sign, value = text.partition("=")
     if not key or not sign:
         raise ConfigError(f"--task-option {text}: write KEY=VALUE")

@@ -33,6 +33,7 @@ class WorkerOptions:
         credentials: what this process shows of itself, and what it knows the server by.
         peers: in runs with secure aggregation, how it knows the other workers and they know it.
         min_workers: the fewest workers of a federation whose masked sum this process takes part in.
+        sites: what the workers' sites call themselves, one for each; or none.
         capture: where all that is sent is kept too.
         policy: what this site allows; by default everything.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
@@ -49,5 +50,6 @@ class WorkerOptions:
     credentials: CredentialFiles = field(default_factory=CredentialFiles)
     peers: PeerFiles = field(default_factory=PeerFiles)
     min_workers: int = DEFAULT_MIN_WORKERS
+    sites: tuple[str, ...] = ()
     capture: Path | None = None
     policy: SitePolicy = field(default_factory=SitePolicy)

@@ -10,6 +10,7 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
+from afl.daemon.logs import Naming
 from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
 from afl.terminal.children import comes_again, end_children
@@ -32,6 +33,9 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
     with contextlib.ExitStack() as stack:
+        naming = Naming(dict(zip(options.workers, options.sites, strict=False)))
+        LOG.addFilter(naming)
+        stack.callback(LOG.removeFilter, naming)
         stack.callback(runtime.close)
         try:
             if http is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ LONGEST_PAUSE_S = 5.0
 LONGEST_EARLY_PAUSE_S = 1.0
 EARLY_S = 60.0
 """A server that is started again is there within seconds: for so long after a step, pauses stay short."""
+
+REASON_S = 30.0
+"""Between two warnings for another reason."""
 
 TOLD_AFTER = 3
 """So many connections in a row that are cut in the middle of a message are no accident."""
@@ -48,6 +52,10 @@ class Reconnection:
         """What the last connections carried that were cut in the middle of a message, one after the other."""
         self.pause = FIRST_PAUSE_S
         """Before the next try."""
+        self.tries = 0
+        """Those that have failed, one after the other, since this process last got further."""
+        self._told = ""
+        self._told_at = -math.inf
 
     @property
     def is_stuck(self) -> bool:
@@ -85,6 +93,18 @@ class Reconnection:
             self._carried = carried
         self._down, self._owes = down, False
 
+    def failed(self, now: float, reason: str) -> bool:
+        """Note a try that has failed; returns whether to warn: of the first, second, fourth, eighth, ....
+
+        Of another reason than was told last, too, but of such no more than one in :data:`REASON_S`.
+        """
+        self.tries += 1
+        is_new = reason != self._told and now - self._told_at >= REASON_S
+        if self.tries.bit_count() != 1 and not is_new:
+            return False
+        self._told, self._told_at = reason, now
+        return True
+
     def has_paused(self, now: float) -> None:
         """Note a pause that has passed; the next one is longer, up to a limit."""
         longest = LONGEST_EARLY_PAUSE_S if self.silence(now) < EARLY_S else LONGEST_PAUSE_S
@@ -101,3 +121,4 @@ class Reconnection:
     def _progressed(self, now: float) -> None:
         self._last_progress = now
         self.pause = FIRST_PAUSE_S
+        self.tries = 0

@@ -112,10 +112,13 @@ class Runtime:
 
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
-        pause = self._reconnection.pause
-        event = events.Reconnecting(seconds=pause, reason=reason)
-        text = "no session with %s (%s); trying again in %.1f s"
-        LOG.warning(text, self._options.server, reason, pause, extra=event.extra)
+        pause, now = self._reconnection.pause, time.monotonic()
+        if self._reconnection.failed(now, reason):
+            tries = self._reconnection.tries
+            since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
+            event = events.Reconnecting(seconds=pause, reason=reason, tries=tries)
+            text = "no session with %s (%s)%s; trying again in %.1f s"
+            LOG.warning(text, self._options.server, reason, since, pause, extra=event.extra)
         cuts = len(self._reconnection.cut_short)
         if self._reconnection.is_stuck and cuts.bit_count() == 1:
             LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)

@@ -23,7 +23,7 @@ from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
 from afl.paths import as_argument, expanded
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
-from afl.runs.metrics import hidden_figures
+from afl.runs.metrics import hidden_figures, ranked
 from afl.security.identity import WorkerIds
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import compared, facts, make_console
@@ -163,12 +163,15 @@ def run(options: argparse.Namespace) -> ExitCode:
         print(f"afl demo: {ending.reason}", file=sys.stderr)
         return ending.code
     console.print(result_table(directory, seconds=time.monotonic() - started))
+    from afl_lab.simulation.baselines import compare  # noqa: PLC0415  # PyTorch takes seconds to import
+
+    code = compare(console, directory, "this run", alone=False)
     console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
     if options.private:
         what = "was all that it has sent masked?"
         console.print(f"       afl capture {as_argument(capture)}  {what}", soft_wrap=True)
     console.print("       afl new NAME, for a model of your own")
-    return ExitCode.OK
+    return code
 
 
 def result_table(directory: Path, *, seconds: float) -> RenderableType:
@@ -198,7 +201,8 @@ def _worst(evaluation: Mapping[str, Any]) -> str:
     if known := hidden_figures(evaluation):
         return f"{known} (after round {evaluation['round']})"
     worst = f"(worker {evaluation['worst_worker']}, after round {evaluation['round']})"
-    return f"accuracy {evaluation['worst_accuracy']:.3f} {worst}"
+    by = ranked(evaluation)
+    return f"{by.metric} {by.shown(by.worst)} {worst}"
 
 
 @contextlib.contextmanager

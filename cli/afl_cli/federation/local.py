@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import afl_server
 import afl_worker
 from afl.config.address import Address
 from afl.errors import AflError, ExitCode, LostServerError, RunCompleteError
+from afl.paths import from_start
 from afl.terminal.display import REFRESH_S, RunDisplay
 from afl_cli.federation.children import Child, Children
 from afl_cli.federation.plan import FederationPlan
@@ -83,6 +86,7 @@ class _Federation:
         self._workers: list[_Worker] = []
         self._address = ""
         self._http = ""
+        self._context: ssl.SSLContext | None = None
         self._round = 0
         self._told: tuple[float, Child] | None = None
         """Until when the server should have ended, by the word of this worker."""
@@ -103,6 +107,9 @@ class _Federation:
                 raise failure_of(self._server)
         self._address = f"127.0.0.1:{event.fields['port']}"
         self._http = str(Address(self._plan.http_host, event.fields["http_port"]))
+        if (certificate := self._plan.http_certificate) is not None:
+            self._http = f"https://{self._http}"
+            self._context = _only(certificate)
         self._workers = [_Worker(ids, self._start_worker(ids)) for ids in self._plan.groups]
 
     def follow(self) -> Ending:
@@ -138,7 +145,7 @@ class _Federation:
         """Show the state, and see whether the server is late to end."""
         # The server is gone as soon as the run is over; its workers follow.
         with contextlib.suppress(LostServerError):
-            state = fetch_status(self._http)
+            state = fetch_status(self._http, context=self._context)
             self._round = state["round"]
             self._display.show(state)
         if self._told is not None and time.monotonic() >= self._told[0] and self._stopped is None:
@@ -222,3 +229,11 @@ def failure_of(child: Child) -> AflError:
     if code in set(ExitCode):
         failure.exit_code = ExitCode(code)
     return failure
+
+
+def _only(certificate: Path) -> ssl.SSLContext:
+    """Believes this certificate, by whatever name, and whoever signed it: it is asked for by an address."""
+    context = ssl.create_default_context(cafile=from_start(certificate))
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

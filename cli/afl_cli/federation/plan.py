@@ -32,6 +32,7 @@ class FederationPlan:
         own: further ones, of each group's process.
         logs: the folder for their logs.
         http_host: where the server's status is asked for.
+        http_certificate: what the page is known by, if it speaks TLS.
         restarts: how often in a row a worker process that dies is started again; 0: its death ends the run.
         stops_softly: whether the first Ctrl-C lets the open round end; otherwise it ends everything.
     """
@@ -41,6 +42,7 @@ class FederationPlan:
     worker: Sequence[str]
     logs: Path
     http_host: str = "127.0.0.1"
+    http_certificate: Path | None = None
     restarts: int = 0
     stops_softly: bool = False
     own: Mapping[range, Sequence[str]] = field(default_factory=dict)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from rich.console import Console
 
 from afl.config import Config, load_config
-from afl.errors import ConfigError, ExitCode, why_unwritable
-from afl.paths import as_argument, expanded
+from afl.errors import ConfigError, ExitCode, RunCompleteError, why_unwritable
+from afl.paths import as_argument, expanded, kind_of
 from afl.runs.durable import own_folder
+from afl.runs.sites import sites_of
+from afl.terminal.by_site import BySite
 from afl.terminal.display import RunDisplay
 from afl.terminal.parser import set_option
 from afl.terminal.view import make_console, summary_table
-from afl.user_code import as_module_path
+from afl.user_code import SUFFIX, as_module_path
 from afl_cli.federation.local import Ending, federate
 from afl_cli.federation.peers import by_key
 from afl_cli.federation.plan import (
@@ -55,6 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f" (default: {MOST_RESTARTS})"
     )
     parser.add_argument("--restarts", type=int, default=MOST_RESTARTS, metavar="N", help=restarts)
+    compare = "then show what plain averaging, and each worker alone, make of the same data: simulated here"
+    parser.add_argument("--compare", action="store_true", help=compare)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -62,12 +68,34 @@ def run(options: argparse.Namespace) -> ExitCode:
     overrides = list(options.set)
     if options.workers is not None:
         overrides.append(f"workers={options.workers}")
+    name = options.task or load_config(options.config, overrides).task.name
+    here, beside = Path.cwd(), options.config.resolve().parent
+    if _holds(here, name) or not _holds(beside, name):
+        return _run(options, overrides, Path())
+    make_console().print(f"Working in {beside}: the task is there, beside the configuration.", soft_wrap=True)
+    options.config = here / options.config
+    options.policy = options.policy and here / options.policy
+    options.data_dir = options.data_dir and str(here / expanded(options.data_dir))
+    with contextlib.chdir(beside):
+        return _run(options, overrides, beside)
+
+
+def _holds(folder: Path, task: str) -> bool:
+    """Whether a task is in a folder, by the file or module that names it."""
+    module, _, _ = task.rpartition(":")
+    path = PurePath(module.removesuffix(SUFFIX) if module.endswith(SUFFIX) else module.replace(".", "/"))
+    files = (path.with_name(path.name + SUFFIX), path / "__init__.py") if module else ()
+    return any(kind_of(folder / file) for file in files)
+
+
+def _run(options: argparse.Namespace, overrides: list[str], folder: Path) -> ExitCode:
+    """In the working directory, which is ``folder`` where that is not the user's own."""
     if options.task is not None:
         overrides += setting("task.name", as_module_path(options.task))[1:]
     config = load_config(options.config, overrides)
     if options.restarts < 0:
         raise ConfigError(f"--restarts {options.restarts}: a whole number, at least 0")
-    directory = config.run.directory or Path("runs") / options.config.stem
+    directory = folder / (config.run.directory or Path("runs") / options.config.stem)
     plan = _plan(options, config, overrides, directory)
     console = make_console()
     processes = f"{len(plan.groups)} worker process{'es' * (len(plan.groups) != 1)}"
@@ -85,9 +113,23 @@ def run(options: argparse.Namespace) -> ExitCode:
         plan = replace(plan, worker=[*plan.worker, *by_key(keys, config.workers)])
         told = f"Messages are masked; the workers know each other by a key of this command's, in {keys}"
         console.print(told, soft_wrap=True)
-    ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
-    _report(console, ending, directory)
-    return ending.code
+    try:
+        ending = federate(plan, RunDisplay(console, hint="Ctrl-C stops it; the same command resumes it."))
+    except RunCompleteError:
+        if not options.compare:
+            raise
+    else:
+        _report(console, ending, directory)
+        if not options.compare or ending.code is not ExitCode.OK:
+            return ending.code
+    # PyTorch takes seconds to import.
+    from afl_lab.simulation.baselines import compare  # noqa: PLC0415
+    from afl_worker.main import task_option  # noqa: PLC0415
+
+    if options.data_dir:
+        os.environ["AFL_DATA"] = options.data_dir
+    own = dict(task_option(text) for text in options.task_option)
+    return compare(console, directory, config.algorithm.name, alone=True, options=own)
 
 
 def _report(console: Console, ending: Ending, directory: Path) -> None:
@@ -96,6 +138,7 @@ def _report(console: Console, ending: Ending, directory: Path) -> None:
     if summary is not None and summary["rounds"]:
         reason = summary["reason"] if code is ExitCode.OK else "not complete"
         console.print(summary_table({**summary, "reason": reason}, directory))
+        console.print(BySite(sites_of(directory)))
     if code is ExitCode.OK:
         console.print(f"\nNext:  afl inspect {as_argument(directory)}", soft_wrap=True)
         return
@@ -135,6 +178,7 @@ def _plan(
         worker=worker,
         logs=directory / "logs",
         http_host="127.0.0.1" if http is None else reachable(http.host),
+        http_certificate=config.server.http_certificate,
         restarts=options.restarts,
         stops_softly=True,
     )

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from afl.errors import AddressError, ConfigError
 
@@ -170,6 +171,13 @@ def _split_bare(text: str) -> tuple[str, str]:
             f"{text!r}: {head!r} is not a host name; it has letters a-z, digits and dashes between its dots"
         )
     return head, port
+
+
+def shown_peer(peer: str) -> str:
+    """As people write it what gRPC names ``ipv4:127.0.0.1:5`` or ``ipv6:%5B::1%5D:5``; anything else as it
+    is."""
+    scheme, _, address = peer.partition(":")
+    return unquote(address) if scheme in {"ipv4", "ipv6"} else peer
 
 
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -11,6 +11,7 @@ from afl.config.schema import Config
 
 _FREE: Final = (
     "server.",
+    "sites.",
     "run.directory.",
     "run.description.",
     "run.trackers.",

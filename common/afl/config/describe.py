@@ -117,14 +117,15 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    found = {
-        name: getattr(item, name) for item in metadata for name in ("gt", "ge", "le") if hasattr(item, name)
-    }
+    names = ("gt", "ge", "le", "lt")
+    found = {name: getattr(item, name) for item in metadata for name in names if hasattr(item, name)}
     match {name: _bound(bound) for name, bound in found.items()}:
         case {"gt": above, "le": most}:
             return f" above {above} and at most {most}"
         case {"gt": above}:
             return f" above {above}"
+        case {"ge": least, "lt": below}:
+            return f" from {least}, below {below}"
         case {"ge": least, "le": most}:
             return f" from {least} to {most}"
     assert not found, f"no words for {found}"

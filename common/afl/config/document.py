@@ -15,6 +15,7 @@ from afl.config import describe
 from afl.config.compressors import BITS_ACCEPTED, BITS_TAKERS, RATIO_ACCEPTED, RATIO_TAKERS, listed
 from afl.config.schema import Algorithm, Compressor, Config
 from afl.core.algorithms.algorithm import SHARED_OPTIONS
+from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
 from afl.core.messages import BITS
 
@@ -86,7 +87,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         assert field.description, f"{prefix}{name} has no description"
         description = " ".join(field.description.split())
         if model is Algorithm and name in SHARED_OPTIONS - {"eta_q"}:
-            description += f"; {' and '.join(users_of(name))} only"
+            users = users_of(name)
+            description += f"; {listed(users)} only" if len(users) < len(BUILT_IN) else ""
         is_plain_section = section is not None and section is not Compressor
         default = "" if is_plain_section else _default(field)
         accepts = "a section" if is_plain_section else describe.accepted(field)

@@ -15,6 +15,9 @@ from afl.config.source import AMBIGUOUS_WORDS, resolve_plain
 _DIGEST_VERSION: Final = 1
 """Part of what is hashed: raise it when the digest's input changes its form."""
 
+_STEPPING: Final = frozenset({"schedule", "optimizer", "weight_decay", "clip_norm"})
+"""Keys that count as :attr:`afl.config.schema.Algorithm.stepping` has them."""
+
 
 def dump_config(config: Config) -> str:
     """The configuration as YAML with its defaults written out; loading it gives back an equal one."""
@@ -31,15 +34,16 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    names = ("largest_weight", "local_steps", "sampled", "weighting")
+    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     later = {name: getattr(algorithm, name) for name in names}
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
-        "task": config.task.model_dump(mode="json"),
+        "task": config.task.model_dump(mode="json", exclude=set() if config.task.held_out else {"held_out"}),
         "algorithm": {
-            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later}),
-            **{key: value for key, value in later.items() if value not in {None, 1, "uniform"}},
+            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later, *_STEPPING}),
+            **{key: value for key, value in later.items() if value not in {None, 1, "training", "uniform"}},
+            **algorithm.stepping,
             **algorithm.own,
             "block": algorithm.block_length,
             "uplink": algorithm.uplink_compressor.model_dump(mode="json"),

@@ -18,6 +18,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
 from afl.core.messages import BIT_WIDTHS, BITS
+from afl.core.rounds.policy import is_higher_better
 from afl.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -58,6 +59,8 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
         if about is None or direction in about.takes:
             yield from _compressor(direction, values.get(direction))
     yield from _pair(values.get("uplink"), values.get("downlink"))
+    yield from _schedule(values.get("schedule"), values.get("rounds"))
+    yield from _optimizer(values.get("optimizer"))
 
 
 def loaded(name: str) -> Algorithm | None:
@@ -84,6 +87,12 @@ def server(values: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(tls, Mapping) and tls.get("revoked") is not None and tls.get("client_ca") is None:
         accepted = "no file, unless server.tls.client_ca is set: no certificate is asked for"
         yield Problem(("tls", "revoked"), shown(str(tls["revoked"])), accepted)
+    if values.get("integrity_key") is not None and values.get("state") == "off":
+        accepted = "no file, unless server.state is process or machine: nothing is written that it could seal"
+        yield Problem(("integrity_key",), shown(str(values["integrity_key"])), accepted)
+    for one, other in (("http_certificate", "http_key"), ("http_key", "http_certificate")):
+        if values.get(one) is not None and values.get(other) is None:
+            yield Problem((other,), "nothing", f"a file, since server.{one} is set")
     if listen is None:
         return
     if http is not None and http.port == listen.port != 0:
@@ -113,6 +122,15 @@ def faults(values: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(("stragglers", key), str(section[key]), f"no {key}; only policy: skip uses it")
 
 
+def evaluation(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Which end of the ranking metric is better is known, or said."""
+    rank_by, better = values.get("rank_by"), values.get("better")
+    if rank_by is None and better is not None:
+        yield Problem(("better",), shown(better), "nothing, unless evaluation.rank_by names a metric")
+    if isinstance(rank_by, str) and better is None and is_higher_better(rank_by) is None:
+        yield Problem(("better",), "nothing", f"higher or lower: whether more {rank_by} is better")
+
+
 def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     """What sections demand of each other; the keys start at the top."""
     workers = values.get("workers")
@@ -120,6 +138,11 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         section if isinstance(section := values.get(name), Mapping) else {}
         for name in ("algorithm", "worker")
     )
+    sites = values.get("sites")
+    if isinstance(sites, list) and type(workers) is int and len(sites) != workers:
+        yield Problem(
+            ("sites",), f"{len(sites)} names", f"{workers} names, one for each of workers ({workers})"
+        )
     sampled, name = algorithm_.get("sampled"), str(algorithm_.get("name"))
     if type(sampled) is int and type(workers) is int and sampled > workers:
         yield Problem(("algorithm", "sampled"), shown(sampled), f"at most workers ({workers})")
@@ -130,7 +153,12 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         )
         yield Problem(("algorithm", "largest_weight"), shown(largest), accepted)
     about = loaded(name)
+    task = section if isinstance(section := values.get("task"), Mapping) else {}
+    if algorithm_.get("dual_loss") == "held-out" and task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
+    yield from _patience(values)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
     )
@@ -153,8 +181,25 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(("worker", "batch_oracles"), "true", accepted)
 
 
+def _patience(values: Mapping[str, Any]) -> Iterator[Problem]:
+    evaluation, task, privacy = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("evaluation", "task", "privacy")
+    )
+    patience = evaluation.get("patience")
+    if patience is None:
+        return
+    if task.get("held_out", 0) == 0:
+        accepted = "a share such as 0.2; evaluation.patience needs it"
+        yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
+    if privacy.get("losses") == "hidden":
+        accepted = "no patience; with losses: hidden nobody knows the worst site's loss"
+        yield Problem(("evaluation", "patience"), shown(patience), accepted)
+
+
 RULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
     "algorithm": algorithm,
+    "evaluation": evaluation,
     "server": server,
     "faults": faults,
     "config": whole,
@@ -212,7 +257,9 @@ def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
         if values.get(option) is None:
             continue
         why = "does not use it"
-        if option in {"uplink", "downlink"}:
+        if option == "dual_loss" and "eta_q" not in about.takes:
+            why += "; it has no dual weights"
+        elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
         elif option in {"block", "local_steps"}:
             why += f"; {' and '.join(users_of(option))} do"
@@ -224,6 +271,47 @@ def _compressor(direction: str, section: object) -> Iterator[Problem]:
         options = {key: value for key, value in section.items() if key != "name"}
         for problem in compressor_problems(name, options):
             yield replace(problem, key=(direction, *problem.key))
+
+
+SCHEDULE_KEYS: Final = {"final": ("cosine",), "at": ("steps",), "factor": ("steps",)}
+OPTIMIZER_KEYS: Final = {"beta_1": ("momentum", "adam"), "beta_2": ("adam",), "epsilon": ("adam",)}
+"""Which values of ``then``, or which optimizers, use a key."""
+
+
+def used(values: Mapping[str, Any], kind: str, users: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The values without those of keys that ``kind`` does not use."""
+    return {key: value for key, value in values.items() if kind in users.get(key, (kind,))}
+
+
+def _of_kind(
+    section: str, values: Mapping[str, Any], by: str, kind: object, users: Mapping[str, tuple[str, ...]]
+) -> Iterator[Problem]:
+    for key, kinds in users.items():
+        if values.get(key) is not None and kind not in kinds:
+            accepted = f"no {key}; only {by}: {' and '.join(kinds)} uses it"
+            yield Problem((section, key), shown(values[key]), accepted)
+
+
+def _optimizer(section: object) -> Iterator[Problem]:
+    if isinstance(section, Mapping):
+        yield from _of_kind("optimizer", section, "name", section.get("name", "sgd"), OPTIMIZER_KEYS)
+
+
+def _schedule(section: object, rounds: object) -> Iterator[Problem]:
+    if not isinstance(section, Mapping):
+        return
+    then, warm_up, at = section.get("then", "constant"), section.get("warm_up", 0), section.get("at")
+    yield from _of_kind("schedule", section, "then", then, SCHEDULE_KEYS)
+    if type(warm_up) is int and type(rounds) is int and warm_up >= rounds:
+        yield Problem(("schedule", "warm_up"), shown(warm_up), f"less than algorithm.rounds ({rounds})")
+    if then == "steps" and at is None:
+        accepted = "a list of rounds, such as [1000, 1500]; then: steps needs it"
+        yield Problem(("schedule", "at"), "nothing", accepted)
+    if isinstance(at, list) and all(type(round_) is int for round_ in at):
+        least = warm_up if type(warm_up) is int else 0
+        if at != sorted({*at}) or (at and at[0] < least):
+            accepted = "a list of rounds, ascending, none of them in the warm-up"
+            yield Problem(("schedule", "at"), shown(at), accepted)
 
 
 def _pair(up: object, down: object) -> Iterator[Problem]:

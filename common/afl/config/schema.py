@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -26,14 +27,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from afl import theory
+from afl import names, theory
 from afl.config import rules
 from afl.config.address import Address, listen_address
 from afl.config.compressors import IDENTITY
 from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
-from afl.core.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch
+from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
+from afl.core.algorithms.settings import OptimizerChoice
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
 BROKEN_RULE: Final = "broken_rule"
@@ -60,10 +64,16 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-def _each_once(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
+def _site_name(name: str) -> str:
+    if not names.is_name(name):
+        raise ValueError(f"a name of a site has {names.ACCEPTED}")
+    return name
+
+
+def _each_once(each: list[str]) -> list[str]:
+    if len(set(each)) < len(each):
         raise ValueError("a name appears twice")
-    return names
+    return each
 
 
 def installed_algorithm(name: str) -> str:
@@ -84,6 +94,8 @@ Option: TypeAlias = Annotated[JsonValue, AfterValidator(_finite)]
 PathName: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 Name: TypeAlias = Annotated[str, Field(min_length=1), Accepts("a name")]
+
+SiteName: TypeAlias = Annotated[str, AfterValidator(_site_name)]
 
 Seed: TypeAlias = Annotated[
     int,
@@ -152,6 +164,46 @@ class Task(Section):
     """minibatch of one worker in one round"""
     evaluation_batch_size: Annotated[Count, Unit("examples")] = 1024
     """batch in evaluations; bounds their memory"""
+    held_out: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), Unit("share")] = 0.0
+    """share of each worker's training examples, drawn from the seed, that never gives gradients; evaluations
+    report the model's metrics on them as held_out_NAME"""
+
+
+class StepSchedule(Section):
+    """How the step size on the parameters changes from round to round."""
+
+    warm_up: Annotated[int, Field(ge=0, le=2**31 - 1), Unit("rounds")] = 0
+    """rounds in which the step size rises to eta_w in equal steps"""
+    then: Literal["constant", "cosine", "steps"] = "constant"
+    """what follows: eta_w, half a cosine down from it, or steps down"""
+    final: Annotated[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None, Null("0")] = None
+    """with cosine: the share of eta_w that it ends at"""
+    at: Annotated[
+        Annotated[list[Count], Field(max_length=MOST_STEPS), Accepts("a list of rounds, ascending")] | None,
+        Unit("rounds"),
+        Null("not given"),
+    ] = None
+    """with steps, which need it: after which rounds the step size is multiplied by factor"""
+    factor: Annotated[
+        Annotated[float, Field(ge=LEAST_FACTOR, le=1, allow_inf_nan=False)] | None, Null("0.1")
+    ] = None
+    """with steps: what each step leaves of the step size"""
+    eta_q: bool = False
+    """whether the step size on the dual weights follows too"""
+
+
+class Optimizer(Section):
+    """How every copy of the model steps along the update D that all receive."""
+
+    name: Literal["sgd", "momentum", "adam"] = "sgd"
+    """sgd steps by eta_w D; momentum sums D up, so that its steps are up to 1 / (1 - beta_1) times as long;
+    adam divides D's mean by the root of its square's mean, so that eta_w is about a step's length"""
+    beta_1: Annotated[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None, Null("0.9")] = None
+    """with momentum or adam: how much of what came before stays"""
+    beta_2: Annotated[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None, Null("0.999")] = None
+    """with adam: how much of the mean of squares stays"""
+    epsilon: Annotated[Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("1e-8")] = None
+    """with adam: what is added to the root"""
 
 
 class Algorithm(Section):
@@ -182,12 +234,32 @@ class Algorithm(Section):
     ] = None
     """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
     of the single worst, so that none alone steers the model"""
+    dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
+    """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
+    its own), or that of a minibatch of the examples that task.held_out holds out"""
     local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
     """b, how many workers a synchronization draws"""
     weighting: Annotated[Literal["uniform", "samples"] | None, Null("uniform")] = None
     """how much a worker's model counts: all equally, or by training examples"""
+    schedule: Annotated[
+        Annotated[StepSchedule, Accepts("a section with warm_up, then and what that takes")] | None,
+        Null("constant step sizes"),
+    ] = None
+    """how the step size on the parameters changes from round to round"""
+    optimizer: Annotated[
+        Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
+    ] = None
+    """how every copy of the model steps along the update that all receive"""
+    weight_decay: Annotated[
+        Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None, Null("none")
+    ] = None
+    """lambda: each update takes eta_w lambda of the parameters away, apart from gradients and compression"""
+    clip_norm: Annotated[
+        Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None, Null("no limit")
+    ] = None
+    """a worker's gradient with a larger Euclidean norm is scaled down to it, before its dual weight"""
     smoothness: Annotated[Constant | None, Null("not given")] = None
     """L, the smoothness constant of the losses; with eta_w: theory, and only then"""
     sigma_q: Annotated[Constant | None, Unit("loss"), Null("not given")] = None
@@ -226,6 +298,36 @@ class Algorithm(Section):
         return theory.primal_step(self.rounds, self.smoothness)
 
     @property
+    def step_schedule(self) -> Schedule:
+        """What the step sizes are multiplied by in each round."""
+        if self.schedule is None:
+            return CONSTANT
+        given = self.schedule.model_dump(exclude_none=True)
+        return Schedule(**given | {"at": tuple(given.get("at", ()))})
+
+    @property
+    def optimizer_choice(self) -> OptimizerChoice:
+        """The optimizer with its constants."""
+        return OptimizerChoice(
+            **({} if self.optimizer is None else self.optimizer.model_dump(exclude_none=True))
+        )
+
+    @property
+    def stepping(self) -> dict[str, Any]:
+        """What makes steps other than those of the theorems, by key: a schedule, an optimizer, weight decay
+        and clipping, each with all constants that it uses and only where it changes something."""
+        schedule, optimizer = self.step_schedule, self.optimizer_choice
+        changed: dict[str, Any] = {}
+        if schedule != CONSTANT:
+            changed["schedule"] = rules.used(asdict(schedule), schedule.then, rules.SCHEDULE_KEYS)
+        if optimizer.name != "sgd":
+            changed["optimizer"] = rules.used(asdict(optimizer), optimizer.name, rules.OPTIMIZER_KEYS)
+        for name in ("weight_decay", "clip_norm"):
+            if (value := getattr(self, name)) is not None:
+                changed[name] = value
+        return changed
+
+    @property
     def uplink_compressor(self) -> Compressor:
         """The compressor from the workers to the server."""
         return self.uplink or Compressor()
@@ -241,6 +343,23 @@ class Evaluation(Section):
 
     every: Annotated[Count, Unit("rounds")] = 50
     """rounds between evaluations; the last round is always evaluated"""
+    rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
+    """the task's metric that says which worker is served worst and which model is best, and that charts and
+    tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
+    better: Annotated[Literal["higher", "lower"] | None, Null("as the metric's name says")] = None
+    """which values of rank_by are better; for auc, f1, mae, held_out_loss and the like it need not be said"""
+    patience: Annotated[Count | None, Unit("evaluations"), Null("never")] = None
+    """end the run, complete, after so many evaluations in a row whose worst held_out_loss (of rank_by: auc,
+    held_out_auc) is no better than before; the best model is then chosen by it too; needs task.held_out"""
+
+    @property
+    def ranking(self) -> RankBy | None:
+        """``rank_by`` and its better end; ``None`` where accuracy or loss ranks."""
+        if self.rank_by is None:
+            return None
+        is_higher = is_higher_better(self.rank_by) if self.better is None else self.better == "higher"
+        assert is_higher is not None  # by a rule
+        return RankBy(self.rank_by, is_higher)
 
 
 class Run(Section):
@@ -287,6 +406,11 @@ class Server(Section):
     http_token: Annotated[PathName | None, Null("none is asked for")] = None
     """a file with a token that pages then need, as a bearer or as a password, but for /healthz and /readyz;
     read again when it changes"""
+    http_certificate: Annotated[PathName | None, Null("plaintext")] = None
+    """the certificate of pages, which are then served over TLS only; it may be that of server.tls; read again
+    when it changes"""
+    http_key: Annotated[PathName | None, Null("plaintext")] = None
+    """the private key of http_certificate (PEM, not encrypted)"""
     tls: Annotated[
         Annotated[Tls, Accepts("a section with certificate, key, client_ca, revoked")] | None,
         Null("plaintext"),
@@ -310,6 +434,9 @@ class Server(Section):
     state: Durability = "process"
     """what a closed round survives: the server's end (process), also a power failure (machine: waits for the
     disk in every round), or neither (off: no resuming)"""
+    integrity_key: Annotated[PathName | None, Null("none")] = None
+    """a file with a key, outside of the run's directory, that seals checkpoints and log: what is not sealed
+    with it counts as damaged; the same for the whole run"""
     checkpoint_every: Annotated[Count, Unit("rounds")] = 100
     """rounds between checkpoints; a restart repeats the log since the last one"""
     grace: Annotated[Duration, Field(ge=Duration("0s"), le=Duration("1h"))] = Duration("10s")
@@ -320,6 +447,11 @@ class Server(Section):
     """largest piece of a payload in one message"""
     reorder_buffer: Annotated[Size, Field(ge=Size("4KiB"), le=Size("1TiB"))] = Size("32MiB")
     """payload held for workers whose turn to be summed has not come; at least a chunk"""
+
+    @property
+    def page_scheme(self) -> str:
+        """How pages are asked for: ``http`` or ``https``."""
+        return "http" if self.http_certificate is None else "https"
 
 
 class Worker(Section):
@@ -406,6 +538,13 @@ class Config(Section):
 
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
+    sites: Annotated[
+        list[SiteName] | None,
+        Accepts("a list of names, one for each worker, each once"),
+        AfterValidator(_each_once),
+        Null("none"),
+    ] = None
+    """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""
     task: Task
     """the learning problem"""
     algorithm: Algorithm
@@ -424,6 +563,11 @@ class Config(Section):
     """what the server does not learn"""
 
     @property
+    def names(self) -> dict[int, str]:
+        """The sites' names by worker; empty where there are none."""
+        return dict(enumerate(self.sites or ()))
+
+    @property
     def absence(self) -> AbsencePolicy:
         """Which workers a step may close without."""
         stragglers = self.faults.stragglers
@@ -439,6 +583,12 @@ class Config(Section):
         """What watches the evaluations for divergence; ``None`` unless ``faults.divergence`` is set."""
         divergence = self.faults.divergence
         return None if divergence is None else DivergenceWatch(divergence.max_loss, divergence.evaluations)
+
+    @property
+    def patience(self) -> Patience | None:
+        """What ends the run before its last round; ``None`` unless ``evaluation.patience`` is set."""
+        evaluation = self.evaluation
+        return None if evaluation.patience is None else Patience(evaluation.patience, evaluation.ranking)
 
     @property
     def loss_cap(self) -> float:

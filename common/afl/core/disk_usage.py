@@ -57,7 +57,13 @@ def keeps_residuals(uplink: Compressor, downlink: Compressor) -> tuple[bool, boo
 
 
 def disks(
-    model: int, *, sent: int, received: int, residuals: tuple[bool, bool], checkpoint_every: int
+    model: int,
+    *,
+    sent: int,
+    received: int,
+    residuals: tuple[bool, bool],
+    checkpoint_every: int,
+    optimizer: int = 0,
 ) -> Disks:
     """What a run keeps.
 
@@ -67,9 +73,10 @@ def disks(
         received: bytes of the server's.
         residuals: whether workers, and whether the server, keep one. Each outcome holds the server's.
         checkpoint_every: rounds, ``server.checkpoint_every``.
+        optimizer: bytes of what it keeps from round to round.
     """
     workers_own, servers_own = (model if keeps else 0 for keeps in residuals)
-    checkpoint = model + servers_own
+    checkpoint = model + servers_own + optimizer
     outcome = received + servers_own
     entry = sent + workers_own
     return Disks(

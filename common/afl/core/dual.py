@@ -22,7 +22,10 @@ class DualRule(abc.ABC):
 
     Attributes:
         weights: q, float64 ``[m]``, uniform at first.
+        factor: what the next update multiplies its step size by; multiplying the losses could overflow.
     """
+
+    factor: float = 1.0
 
     def __init__(self, workers: int) -> None:
         assert workers >= 1
@@ -92,7 +95,7 @@ class DualWeights(DualRule):
             return
         # Halved before the subtraction: the difference of two finite doubles can overflow.
         with np.errstate(over="ignore"):
-            gain = 2.0 * self._eta_q * (0.5 * losses - 0.5 * losses.max())
+            gain = 2.0 * self._eta_q * self.factor * (0.5 * losses - 0.5 * losses.max())
         raised = np.maximum(self.log_weights + gain, LOWEST_LOG_WEIGHT)
         raised -= raised.max()
         raised -= math.log(float(np.exp(raised).sum()))
@@ -140,19 +143,13 @@ class ProjectedAscent(DualRule):
         self,
         round_: int,  # noqa: ARG002  # every round alike
         losses: NDArray[np.float64],
-        factor: float = 1.0,
     ) -> None:
-        """One step of ascent, projected.
-
-        Args:
-            factor: multiplies the step (DRFA: tau, and m/b where workers are sampled); multiplying the
-                losses could overflow.
-        """
+        """One step of ascent, projected."""
         assert losses.shape == self.weights.shape
         assert bool(np.isfinite(losses).all())
         with np.errstate(over="ignore"):
             # The projection does not see what is added to all alike, so losses are taken from the largest.
-            gain = 2.0 * self._eta_q * factor * (0.5 * losses - 0.5 * losses.max())
+            gain = 2.0 * self._eta_q * self.factor * (0.5 * losses - 0.5 * losses.max())
         self.weights = project_to_simplex(self.weights + np.maximum(gain, LOWEST_LOG_WEIGHT))
 
 

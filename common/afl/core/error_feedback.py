@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from afl.core.compressors.base import Compressed, Realization
-from afl.core.vectors import Weighted, add_finite, is_finite
+from afl.core.vectors import Weighted, add_finite, is_finite, scale
 from afl.errors import NonFiniteError
 
 
@@ -40,18 +40,26 @@ class ErrorFeedback:
         self.residual = torch.zeros(dim, dtype=torch.float32, device=device)
         self._spare = spare
 
-    def compress(self, signal: Tensor | Weighted, realization: Realization) -> Compressed:
+    def compress(
+        self, signal: Tensor | Weighted, realization: Realization, factor: float = 1.0
+    ) -> Compressed:
         """One step of the recursion with ``x = signal``: one rounded sum a coordinate.
 
         Args:
             signal: float32 ``[dim]``; unchanged.
+            factor: what the residual is multiplied by first, one rounded product a coordinate, where its
+                unit is not the signal's.
 
         Raises:
             NonFiniteError: if x, p or the message is not finite; the residual is as before if there is a
                 spare, and lost else.
         """
         target = self.residual if self._spare is None else self._spare.vector_like(self.residual)
-        if not add_finite(self.residual, signal, out=target):
+        residual = self.residual
+        if factor != 1.0:
+            scale(residual, factor, out=target)
+            residual = target
+        if not add_finite(residual, signal, out=target):
             raise NonFiniteError("the sum of the residual and the update overflows float32")
         compressed = realization.split(target)
         if self._spare is not None:

@@ -87,6 +87,11 @@ class Grid:
             is_small[ascending] = np.cumsum(np.array(sizes)[ascending]) <= SMALL_SHARE * sum(sizes)
             self.far = self.limit * np.where(is_small, FAR_SMALL, FAR)
 
+    @property
+    def nbytes(self) -> int:
+        """The length of :meth:`content`."""
+        return self.ranges.nbytes
+
     def content(self) -> bytes:
         """:attr:`ranges` as they travel, little-endian."""
         return self.ranges.astype("<f8").tobytes()

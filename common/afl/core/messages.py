@@ -76,6 +76,7 @@ class Role(enum.IntEnum):
     GRID = 8
     WEIGHT = 9
     METRICS = 10
+    OPTIMIZER = 11
 
 
 class Encoding(enum.IntEnum):

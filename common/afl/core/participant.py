@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.base import WorkerSide
+from afl.core.algorithms.base import Companion, WorkerSide
 from afl.core.algorithms.local_sgd import model_payload
 from afl.core.codecs.payload import check_header
 from afl.core.codecs.plain import values_of
@@ -175,7 +175,7 @@ class Participant:
                 f"the server sent round {step.position.round}, phase {step.position.phase} after "
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
-        digest = self.vector.digest(self._side.grid) if step.kind is Kind.EVALUATE else b""
+        digest = self._digest() if step.kind is Kind.EVALUATE else b""
         asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
@@ -193,6 +193,14 @@ class Participant:
             # One call for all workers' gradients has moved also the buffers of those that had reported.
             self._restore_buffers(lambda reported: reported == step.position)
             self._resumed = {}
+
+    @property
+    def companions(self) -> Sequence[Companion]:
+        """What goes with the model."""
+        return tuple(self._side.companions.values())
+
+    def _digest(self) -> bytes:
+        return self.vector.digest(*(companion.content() for companion in self.companions))
 
     def resume(self, kept: Mapping[int, Kept], buffers_averaged: Position) -> None:
         """Go on where another process of these workers was; before the first step.
@@ -261,15 +269,14 @@ class Participant:
             Role.MODEL: 4 * self.vector.dim,
             Role.FROZEN: self.vector.frozen_length,
             Role.BUFFERS: 4 * self.vector.buffers.size,
+            **{role: companion.nbytes for role, companion in self._side.companions.items()},
         }
-        if self._side.grid is not None:
-            lengths[Role.GRID] = self._side.grid.ranges.nbytes
         payloads = {
             header.role: data
             for header, data in zip(committed.step.payloads, committed.payloads, strict=True)
         }
         wrong = [role for role, data in payloads.items() if len(data) != lengths.get(role)]
-        needed = lengths.keys() & {Role.MODEL, Role.GRID}
+        needed = {Role.MODEL, *self._side.companions}
         if wrong or not needed <= payloads.keys():
             raise ProtocolError(
                 f"a model of {', '.join(f'{len(data)} bytes' for data in payloads.values())}; this one has "
@@ -277,8 +284,8 @@ class Participant:
                 f"{lengths[Role.BUFFERS]} of buffers"
             )
         self.vector.load(np.frombuffer(payloads[Role.MODEL], dtype="<f4").astype(np.float32, copy=False))
-        if self._side.grid is not None:
-            self._side.grid.load(payloads[Role.GRID])
+        for role, companion in self._side.companions.items():
+            companion.load(payloads[role])
         if Role.FROZEN in payloads:
             self.vector.load_frozen(bytes(payloads[Role.FROZEN]))
         # A process that has trained since the last mean keeps the statistics that it has gathered.

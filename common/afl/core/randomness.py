@@ -46,6 +46,8 @@ class Purpose(enum.IntEnum):
     TASK_IN_GRADIENT = 14
     TASK_IN_LOSS = 15
     TASK_IN_EVALUATION = 16
+    HELD_OUT_SPLIT = 17
+    AUGMENTATION = 18
 
 
 _NO_WORDS = np.zeros(4, dtype=np.uint64)

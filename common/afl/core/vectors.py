@@ -49,6 +49,16 @@ def array_is_finite(values: NDArray[np.float32]) -> bool:
     return True
 
 
+def scale(vector: Tensor, factor: float, *, out: Tensor) -> None:
+    """``out = factor * vector``, the factor rounded to float32; ``out`` may be ``vector``."""
+    rounded = float(np.float32(factor))
+    if vector.device.type != "cpu":
+        torch.mul(vector, rounded, out=out)
+        return
+    with np.errstate(over="ignore"):
+        np.multiply(vector.numpy(), rounded, out=out.numpy())
+
+
 def norm(vector: Tensor) -> float:
     """The Euclidean norm, summed in float64; of any finite float32 vector it is finite."""
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
@@ -68,6 +78,7 @@ class Weighted:
         self._parts = parts
         self._sizes = sizes
         self._dim = sum(sizes)
+        self._scale = factor
         self._factor = np.float32(factor)
 
     def write(self, out: Tensor) -> bool:
@@ -80,6 +91,14 @@ class Weighted:
             else:
                 piece.view(part.shape).copy_(part).mul_(float(self._factor))
         return is_finite(out)
+
+    def clip(self, largest: float) -> None:
+        """Make the factor smaller by ``largest / norm`` where the vector, without the factor, has a larger
+        Euclidean norm: computed in float64, and rounded to float32 once with the factor."""
+        found = math.hypot(*(norm(part) for part in self._parts if part is not None))
+        if found > largest:
+            self._scale *= largest / found
+            self._factor = np.float32(self._scale)
 
     def is_finite(self) -> bool:
         """Whether all elements are finite."""

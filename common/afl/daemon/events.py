@@ -1,5 +1,7 @@
 """What the daemons log: one class an event, which is all that an event's name and fields are defined by.
 
+With names of sites, a line that has ``worker`` has ``site`` beside it.
+
 An event goes to a logger as what a line says beside its message::
 
     LOG.info("%s ready", label, extra=WorkerReady(peer=peer, workers=workers).extra)
@@ -244,13 +246,30 @@ class Evaluation(Event):
     round: Annotated[int, "the update rounds that led to the model"]
     worst_worker: Annotated[
         int | None,
-        "of lowest accuracy, or of highest loss where there is no accuracy; null if losses are hidden",
+        "of the worst value of evaluation.rank_by; without it of lowest accuracy, or of highest loss where "
+        "there is no accuracy; null if losses are hidden",
     ]
+    worst_site: Annotated[str | None, "its site's name; null without one"]
     worst_accuracy: Annotated[
-        float | None, "its accuracy; null where the task has none, or losses are hidden"
+        float | None, "the lowest accuracy; null where the task has none, or losses are hidden"
     ]
     max_loss: Annotated[float | None, "the highest loss; null if losses are hidden"]
     smooth_worst_loss: Annotated[float | None, "in its place if losses are hidden, else null"]
+    rank_by: Annotated[str, "the metric that ranks"]
+    worst_value: Annotated[float | None, "the worst worker's of it; null if it is hidden"]
+
+
+class NotRanked(Event):
+    """No worker reports the metric of evaluation.rank_by: accuracy ranks, or loss; told once."""
+
+    rank_by: Annotated[str, "the metric"]
+    metrics: Annotated[Sequence[str], "those that are reported"]
+
+
+class SiteWarning(Event):
+    """A site is served worst and weighted below even, or its loss rises while its training loss falls."""
+
+    round: Annotated[int, "the update rounds that led to the model"]
 
 
 class Absent(Event):
@@ -396,10 +415,12 @@ class JoinedAgain(Event):
 
 
 class Reconnecting(Event):
-    """There is no session with the server; the worker tries again soon."""
+    """There is no session with the server; the worker tries again soon, and says so ever more rarely: of the
+    first, second, fourth, eighth try and so on, and where the reason is another."""
 
     seconds: Annotated[float, "until then, at most"]
     reason: Reason
+    tries: Annotated[int, "failed since the worker last got further"]
 
 
 class CutShort(Event):

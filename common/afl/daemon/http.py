@@ -8,6 +8,7 @@ import gzip
 import io
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -74,15 +75,21 @@ OVER: Final = text("503 Service Unavailable", "the run is over\n")
 
 
 class HttpPages(abc.ABC):
-    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on ``option``'s address."""
+    """Serves until :meth:`close`; :class:`AddressError` if it cannot listen on ``option``'s address.
 
-    def __init__(self, address: Address, option: str) -> None:
+    Args:
+        context: what the next connection speaks TLS with; ``None`` for plaintext.
+    """
+
+    def __init__(
+        self, address: Address, option: str, context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         host = address.host
         if host == "::" and not socket.has_dualstack_ipv6():
             # A machine without IPv6 listens on every address that it has.
             host = "0.0.0.0"  # noqa: S104
         try:
-            self._server = _Server((host, address.port), _Handler)
+            self._server = _Server((host, address.port), _Handler, context)
         except OSError as error:
             raise AddressError(f"{option}: cannot listen on {address}: {why_not_listened(error)}") from error
         self._server.set_app(self._respond)
@@ -133,9 +140,15 @@ class _Server(ThreadingMixIn, WSGIServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[WSGIRequestHandler],
+        context: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+        self._context = context
         self._guard = threading.Lock()
         self._open = 0
         self._asking: dict[socket.socket, float] = {}
@@ -146,11 +159,23 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def get_request(self) -> Any:
         try:
-            return super().get_request()
+            request, address = super().get_request()
         except OSError as error:
             if is_short(error):
                 time.sleep(ACCEPT_PAUSE_S)
             raise
+        if self._context is not None:
+            # The handshake comes with the first byte that its thread reads: nobody else waits for it.
+            request = self._context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; over TLS the peer is told that this was all. Its answer is not waited for."""
+        if isinstance(request, ssl.SSLSocket):
+            with contextlib.suppress(OSError, ValueError):
+                request.settimeout(0)
+                request.unwrap()
+        super().shutdown_request(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from afl.names import Names, with_names
 from afl.outside import continued
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -52,6 +53,22 @@ class _StandardError(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:  # type: ignore[override]  # of the base it is an attribute
         return sys.stderr
+
+
+class Naming(logging.Filter):
+    """Puts the sites' names into messages, and as ``site`` beside a line's ``worker``."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self._names = names
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Every record passes."""
+        if self._names:
+            record.msg, record.args = with_names(record.getMessage(), self._names), ()
+            if (worker := getattr(record, "worker", None)) is not None:
+                record.site = self._names.get(worker)
+        return True
 
 
 def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:

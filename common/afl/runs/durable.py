@@ -2,13 +2,16 @@
 
 A record is ``magic, header length, checksum of the header, header, section, section, ...``; the header holds
 the sections' lengths and their checksum. Whatever was torn, overwritten in part or changed since is told
-from a whole record: up to two bits and anything within 32 bits for certain, all else but once in 2^32.
+from a whole record: up to two bits and anything within 32 bits for certain, all else but once in 2^32. A
+checksum can be made by anyone; a record that is sealed also ends its header with a code that takes a key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -16,7 +19,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,29 +74,58 @@ class InUseError(AflError):
 
 @dataclass(frozen=True)
 class Record:
-    """A whole record: what its header says, as JSON has it, its raw sections, and its length in bytes."""
+    """A whole record: what its header says, as JSON has it, its raw sections, its length in bytes, and
+    whether it is sealed."""
 
     values: Mapping[str, Any]
     sections: tuple[memoryview, ...]
     length: int
+    is_sealed: bool = False
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Makes records that only who has the key can make: HMAC-SHA256 (RFC 2104) of what they hold.
+
+    Attributes:
+        context: what the record is for; in another place it does not count.
+    """
+
+    key: bytes = field(repr=False)
+    context: str
+
+    def suffix(self, body: bytes, sections: Sequence[Section]) -> bytes:
+        """What a header ends with that else were ``body``."""
+        code = hmac.new(self.key, f"afl {self.context} {len(body)} ".encode() + body, hashlib.sha256)
+        for section in sections:
+            code.update(section)
+        return f',"mac":"{code.hexdigest()}"}}'.encode()
+
+
+_SUFFIX_BYTES = len(',"mac":""}') + 2 * hashlib.sha256().digest_size
 
 
 def _checksum(sections: Sequence[Section]) -> int:
     return reduce(lambda before, section: crc32(section, before), sections, 0)
 
 
-def record_head(values: Mapping[str, Any], sections: Sequence[Section]) -> bytes:
+def record_head(values: Mapping[str, Any], sections: Sequence[Section], seal: Seal | None = None) -> bytes:
     """What stands before the sections; written with them, or last of all."""
     lengths = [len(section) for section in sections]
     header = json.dumps(
         {"values": values, "lengths": lengths, "checksum": _checksum(sections)}, separators=(",", ":")
     ).encode()
+    if seal is not None:
+        header = header[:-1] + seal.suffix(header, sections)
     assert len(header) <= MAX_HEADER_BYTES
     return _PREFIX.pack(_MAGIC, len(header), crc32(header)) + header
 
 
-def read_record(data: memoryview, start: int = 0) -> Record:
+def read_record(data: memoryview, start: int = 0, seal: Seal | None = None) -> Record:
     """The record that begins at byte ``start``; its sections share ``data``'s memory.
+
+    Args:
+        seal: that it must have; ``None`` for any or none.
 
     Raises:
         OtherVersionError: if it is a record of an earlier version.
@@ -116,7 +148,7 @@ def read_record(data: memoryview, start: int = 0) -> Record:
         raise DamagedError("the record's header is not as it was written")
     if magic != _MAGIC:
         raise OtherVersionError("it was written by an earlier version of afl")
-    content = json.loads(header)
+    content = _parsed(header)
     position += length
     sections = []
     for size in content["lengths"]:
@@ -126,7 +158,20 @@ def read_record(data: memoryview, start: int = 0) -> Record:
         position += size
     if _checksum(sections) != content["checksum"]:
         raise DamagedError("the record's content is not as it was written")
-    return Record(content["values"], tuple(sections), position - start)
+    if seal is not None:
+        body = header[:-_SUFFIX_BYTES] + b"}"
+        if not hmac.compare_digest(header[-_SUFFIX_BYTES:], seal.suffix(body, sections)):
+            raise DamagedError("it does not have the seal of this run's key: changed, or of another key")
+    return Record(content["values"], tuple(sections), position - start, "mac" in content)
+
+
+def _parsed(header: bytes) -> dict[str, Any]:
+    """A header with a right checksum, which whoever made it may have filled with anything."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        content = json.loads(header)
+        if all(type(size) is int and size >= 0 for size in content["lengths"]):
+            return {**content, "values": dict(content["values"])}
+    raise DamagedError("the record's header is none")
 
 
 def next_record(data: memoryview, start: int) -> tuple[int, Record] | None:

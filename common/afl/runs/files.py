@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
+EVENTS_FILE = "events.json"
 STATE_FOLDER = "state"
 TRACKERS_FOLDER = "trackers"
 

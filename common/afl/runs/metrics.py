@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 # How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
 # that go well also end above their first evaluation now and then, by a third, and at up to three times their
@@ -14,12 +14,49 @@ HIDDEN: Final = (
     "hidden: only means, and the smooth worst loss (at most ln(m)/50 above the largest), are known"
 )
 ADVICE_GROWN: Final = "begin again with a smaller algorithm.eta_w, in a new run.directory"
-# What workers are ranked by; it is shown in places of its own.
+# Of these a line of an evaluation has the worst and the mean under names of their own.
 RANKING: Final = frozenset({"loss", "accuracy"})
+# In the line only where evaluation.rank_by names a metric.
+RANK_KEYS: Final = ("rank_by", "better", "worst_value", "mean_value")
 MOST_SHOWN: Final = 4  # own metrics in one line; a task may have 62
 # By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one; with
 # hidden losses the mean alone.
 OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
+
+
+class Ranked(NamedTuple):
+    """By what an evaluation's workers are ranked, and how they stand in it.
+
+    Attributes:
+        worst: of the worst worker; with hidden losses the smooth worst loss, or ``None`` of another metric.
+    """
+
+    metric: str
+    higher_is_better: bool
+    worst: float | None
+    mean: float | None
+
+    def shown(self, value: float | None, digits: int = 3) -> str:
+        """A value as people read it; accuracies with so many decimals."""
+        return number_of(self.metric, value, digits)
+
+
+def number_of(metric: str, value: float | None, digits: int = 3) -> str:
+    """A metric's value as people read it; accuracies with so many decimals, others with five digits."""
+    is_plain = value is not None and metric.removeprefix("held_out_") == "accuracy"
+    return f"{value:.{digits}f}" if is_plain else own_number(value)
+
+
+def ranked(standing: Mapping[str, Any]) -> Ranked:
+    """By what a standing, or an evaluation's line in the metrics, is ranked: ``evaluation.rank_by``, else
+    accuracy where all workers report it, else loss."""
+    if standing.get("rank_by") is not None:
+        is_higher = standing["better"] == "higher"
+        return Ranked(standing["rank_by"], is_higher, standing["worst_value"], standing["mean_value"])
+    known = "worst_accuracy" if standing.get("smooth_worst_loss") is None else "mean_accuracy"
+    if standing[known] is not None:
+        return Ranked("accuracy", True, standing["worst_accuracy"], standing["mean_accuracy"])
+    return Ranked("loss", False, worst_loss(standing)[1], standing["mean_loss"])
 
 
 def settled(mean: float, values: Sequence[float]) -> float:
@@ -73,33 +110,39 @@ def hidden_figures(standing: Mapping[str, Any]) -> str:
     """All that is known of an evaluation with hidden losses, in a few words; empty if they are shown."""
     if standing.get("smooth_worst_loss") is None:
         return ""
-    accuracy = standing["mean_accuracy"]
+    by = ranked(standing)
     figures = [
         "{} {:.4g}".format(*worst_loss(standing)),
         f"mean loss {standing['mean_loss']:.4g}",
-        *([] if accuracy is None else [f"mean accuracy {accuracy:.4f}"]),
+        *([] if by.metric == "loss" else [f"mean {by.metric} {by.shown(by.mean, 4)}"]),
     ]
     own = own_metrics_line(standing.get("own_metrics", {}))
     return ", ".join(figures + [own] * bool(own))
 
 
-def own_metrics(metrics: Sequence[Mapping[str, float]], worst_worker: int) -> OwnMetrics:
-    """The task's own metrics of one evaluation, by name.
+def own_metrics(
+    metrics: Sequence[Mapping[str, float]], worst_worker: int, rank_by: str | None = None
+) -> OwnMetrics:
+    """The task's own metrics of one evaluation, by name: all but the loss and what ranks the workers.
 
-    Which end of such a metric is the worse one is not known, so the worst worker is that of loss or accuracy.
+    Which end of such a metric is the worse one is not known: the worst worker is that of the ranking.
     ``metrics`` are of each worker, ``[m]``; those of an absent worker are empty.
     """
     found = {}
-    for name in sorted({name for entry in metrics for name in entry} - RANKING):
+    for name in sorted({name for entry in metrics for name in entry} - _shown_apart(rank_by)):
         values = [entry[name] for entry in metrics if name in entry]
         mean = settled(sum(values) / len(values), values)
         found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}
     return found
 
 
-def own_means(means: Mapping[str, float]) -> OwnMetrics:
+def own_means(means: Mapping[str, float], rank_by: str | None = None) -> OwnMetrics:
     """The same with hidden losses, of the ``means`` of all metrics: nothing is known of the worst worker."""
-    return {name: {"mean": means[name]} for name in sorted(means.keys() - RANKING)}
+    return {name: {"mean": means[name]} for name in sorted(means.keys() - _shown_apart(rank_by))}
+
+
+def _shown_apart(rank_by: str | None) -> frozenset[str]:
+    return RANKING if rank_by is None else frozenset({"loss", rank_by})
 
 
 def own_metrics_line(own: OwnMetrics) -> str:

@@ -7,6 +7,7 @@ import logging
 import re
 import ssl
 import stat
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,11 +45,21 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
 
     ``names`` are what messages call the two files, as ``name`` is below.
     """
+    return _loaded(certificate, key, names)[0]
+
+
+def server_context(certificate: Path, key: Path, *, names: tuple[str, str]) -> ssl.SSLContext:
+    """What a server speaks TLS with, from files that are read as :func:`read_pair` does."""
+    return _loaded(certificate, key, names)[1]
+
+
+def _loaded(certificate: Path, key: Path, names: tuple[str, str]) -> tuple[KeyPair, ssl.SSLContext]:
     texts = [read_file(path, name) for path, name in zip((certificate, key), names, strict=True)]
     expires_at(texts[0], f"{names[0]} {certificate}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key, password=_refuse_password)
+        context.load_cert_chain(from_start(certificate), from_start(key), password=_refuse_password)
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if "MISMATCH" in reason:
@@ -62,7 +73,7 @@ def read_pair(certificate: Path, key: Path, *, names: tuple[str, str]) -> KeyPai
     if again != texts:
         # What was checked need not be what was read; who replaces them is soon done.
         raise ConfigError(f"{names[0]} {certificate} and {names[1]} {key} are being replaced")
-    return KeyPair(*texts)
+    return KeyPair(*texts), context
 
 
 def _refuse_password() -> str:
@@ -186,6 +197,20 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
 def shown_time(unix: float) -> str:
     """A Unix time as messages show it, in UTC."""
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def warn_if_expiring(logger: logging.Logger, name: str, path: Path, not_after: float) -> None:
+    """Log that a server's certificate expires soon, or has expired, if it is so."""
+    left = not_after - time.time()
+    if left < EXPIRES_SOON_S:
+        logger.warning(
+            "%s %s %s %s; put a new one in its place, which is read without a restart",
+            name,
+            path,
+            "expires on" if left > 0 else "expired on",
+            shown_time(not_after),
+            extra=events.CertificateExpires(file=str(path), expires=not_after).extra,
+        )
 
 
 def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:

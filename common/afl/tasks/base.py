@@ -113,6 +113,17 @@ class Task(abc.ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss over ``batch``: a scalar tensor that ``backward`` can be called on."""
 
+    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:  # noqa: ARG002  # for subclasses
+        """A minibatch that gradients are computed on, changed at random: crops, flips, noise; as it is by
+        default. Losses that no gradient is taken of, and evaluations, see the examples as they are.
+
+        Args:
+            batch: of the worker's training examples, on its device; it may be changed in place.
+            generator: on the CPU, seeded for this worker and round alone, so that a worker that died repeats
+                what it drew: pass it to each draw, and move to the device what was drawn.
+        """
+        return batch
+
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Means over ``batch`` of what evaluation reports, as scalar tensors; must contain ``loss``.
 
@@ -121,7 +132,8 @@ class Task(abc.ABC):
         A worker's batches of ``task.evaluation_batch_size`` test examples are averaged by their sizes, so
         what is no mean, such as a root, depends on that size: return what is under the root.
 
-        ``accuracy``, where given, ranks the workers (the worst has the lowest); otherwise ``loss`` does.
+        ``accuracy``, where given, ranks the workers (the worst has the lowest), otherwise ``loss`` does; or
+        what the configuration names (``evaluation.rank_by``).
         """
         return {"loss": self.loss(model, batch)}
 

@@ -45,6 +45,8 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
     if refusal:
         print(f"{program}: {refusal}", file=sys.stderr)
         return ExitCode.CONFIG
+    # First of all: a container's first process has no default for a signal, and would not end.
+    _take_signals(with_sigterm=needs_linux)
     prepare_forks()
     _set_up_memory(is_daemon=needs_linux)
     code = 1  # Python's, for an exception
@@ -56,11 +58,8 @@ def enter(program: str, module: str, *, needs_linux: bool = False) -> int:
 
 
 def _run(program: str, module: str) -> int:
-    # What gRPC's core would write there in its own form, past the log, the log says in words.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Ignored signals stay ignored: of a job in the background, or under nohup.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    # gRPC's core would write there past the log, and a line for each bad call of a stranger.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         with naming_paths():
             code: int = importlib.import_module(module).main()
@@ -145,6 +144,14 @@ def failed(program: str, error: AflError) -> ExitCode:
         print(lines("".join(traceback.format_exception(raised))), end="", file=sys.stderr)
     print(f"{program}: {lines(str(error))}", file=sys.stderr)
     return error.exit_code
+
+
+def _take_signals(*, with_sigterm: bool) -> None:
+    # Ignored signals stay ignored: of a job in the background, or under nohup.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    if with_sigterm and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from afl.config.quantities import shown_bytes, shown_seconds
+from afl.names import Names, named, names_of, with_names
 from afl.outside import lines
-from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line
+from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line, ranked
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
 MOST_NAMED = 8  # workers named in one line
 BAR_COLUMNS = 60  # the longest progress bar
+MOST_LINES = 10  # workers with a line each
+FULL_COLUMNS = 60  # in a narrower view an evaluation is told in fewer words
 FEWEST_PLOT_COLUMNS = 12  # a plot that would be narrower is left out
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = ".:-=+*#%@"
@@ -86,49 +90,105 @@ class RunView:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         hides = state.get("losses") == "hidden"
-        left = f", {shown_seconds(state['seconds_left'])} left" if state["seconds_left"] else ""
+        at_length, names = options.max_width >= FULL_COLUMNS, names_of(state)
         rows = {
-            "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {state['state']}",
-            "round": f"{state['round']} of {state['rounds']}{left}",
+            "run": f"{state['run_id']}  {state['algorithm']} on {state['task']}, {_phase(state)}",
+            "round": f"{state['round']} of {state['rounds']}{_rate(state)}",
             "workers": describe_workers(state),
-            "all workers" if hides else "worst worker": describe_standing(state["last"]),
-            "best so far": describe_standing(state["best"]),
+            "all workers" if hides else "worst worker": describe_standing(
+                state["last"], names, at_length=at_length
+            ),
+            "best so far": describe_standing(state["best"], names, at_length=at_length),
             "on the wire": _describe_bytes(state),
         }
+        if state.get("warnings"):
+            rows["warning"] = "\n".join(state["warnings"])
         if hides:
             rows["losses"] = HIDDEN
         if state.get("integers"):
             rows["integers"] = describe_integers(state["integers"])
         for row in rows.items():
             grid.add_row(*row)
-        yield grid
-        yield from _dual_plot(state.get("dual_history"), options)
+        parts: list[RenderableType] = [grid, *_worst_plot(state.get("worst_history"), options)]
         # In a table, since a bar alone does not end its line.
         bar = Table.grid()
         width = min(BAR_COLUMNS, options.max_width)
         bar.add_row(ProgressBar(total=state["rounds"], completed=state["round"], width=width))
-        yield bar
-        yield Text(self._hint, style="dim")
+        end: list[RenderableType] = [bar, Text(self._hint, style="dim")]
+        history = state.get("dual_history")
+        plot = list(_dual_plot(history, options, names, MOST_LINES))
+        # A terminal cuts off what does not fit: rather lines of workers than the progress.
+        most = MOST_LINES if console.is_terminal else 0
+        while most and _height(console, options, [*parts, *plot, *end]) > console.height:
+            most -= 1
+            plot = list(_dual_plot(history, options, names, most))
+        yield Group(*parts, *plot, *end)
 
 
-def _dual_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> RenderResult:
-    """A line for each worker with much weight: its weight over the last rounds, and now."""
-    if not history or len(history["rounds"]) < 2:
+def _height(console: Console, options: ConsoleOptions, parts: Sequence[RenderableType]) -> int:
+    return sum(len(console.render_lines(part, options, pad=False)) for part in parts)
+
+
+def _phase(state: Mapping[str, Any]) -> str:
+    """The state in words, as the status page has it."""
+    return "waiting for a straggler" if state.get("phase") == "stalled" else str(state["state"])
+
+
+def _rate(state: Mapping[str, Any]) -> str:
+    """How fast rounds close, and the time that is left; an older server's state has no rate."""
+    rate = state.get("rounds_a_second")
+    left = f", {shown_seconds(state['seconds_left'])} left" if state["seconds_left"] else ""
+    if rate is None:
+        return left
+    if rate == 0:
+        return ", no round closes"
+    shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{60 * rate:.1f} rounds/min"
+    return f", {shown}{left}"
+
+
+def _worst_plot(history: Mapping[str, Any] | None, options: ConsoleOptions) -> Iterator[RenderableType]:
+    """A line: how the worst worker was served over the whole run, and now."""
+    if not history or len(history["rounds"]) < 2 or history["last"] is None:
         return
-    names = [f"worker {worker}" for worker in history["workers"]]
+    label, now = f"{history['measure']}  ", f"  {history['last']:.3f}"
+    columns = min(len(history["rounds"]), options.max_width - len(label) - len(now))
+    if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
+        return
+    # Every so many-th, so that the whole run is in sight.
+    values = history["values"][:: -(-len(history["rounds"]) // columns)]
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
+    shown = "".join(" " if value is None else _bar(value, low, high, options) for value in values)
+    yield Text.assemble((label, "bold"), (shown, "green"), now)
+
+
+def _bar(value: float, low: float, high: float, options: ConsoleOptions) -> str:
+    """A character as high as a value is between ``low`` and ``high``."""
+    bars = _ASCII_BARS if options.ascii_only else _BARS
+    return bars[round((value - low) / (high - low) * (len(bars) - 1)) if high > low else 0]
+
+
+def _dual_plot(
+    history: Mapping[str, Any] | None, options: ConsoleOptions, sites: Names, most: int
+) -> Iterator[RenderableType]:
+    """A line for each of at most so many workers with much weight: it over the last rounds, and now."""
+    if not history or len(history["rounds"]) < 2 or not most:
+        return
+    lines = dict(zip(history["workers"], history["weights"], strict=True))
+    chosen = sorted(sorted(lines, key=lambda worker: -sum(lines[worker]))[:most])
+    history = {**history, "workers": chosen, "weights": [lines[worker] for worker in chosen]}
+    names = [f"worker {named(worker, sites)}" for worker in chosen]
     label = max(len("restarts"), *map(len, names)) + 2
     columns = min(len(history["rounds"]), options.max_width - label - len("  0.000"))
     if columns < min(FEWEST_PLOT_COLUMNS, len(history["rounds"])):
         return
-    bars = _ASCII_BARS if options.ascii_only else _BARS
     values = [value for line in history["weights"] for value in line[-columns:]]
     low, high = min(values), max(values)
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
     first, second = history["rounds"][-columns:][:2]
     each = f", {second - first} rounds a character" if second - first > 1 else ""
     yield Text(f"dual weights from round {first} on{each}: {low:.3f} to {high:.3f}", style="bold")
     for name, line in zip(names, history["weights"], strict=True):
-        shown = "".join(bars[round((value - low) * scale)] for value in line[-columns:])
+        shown = "".join(_bar(value, low, high, options) for value in line[-columns:])
         yield Text.assemble(name.ljust(label), (shown, "cyan"), f"  {line[-1]:.3f}")
     skipped = len(history["rounds"]) - columns
     marks = {point - skipped for point in history["restarts"]}
@@ -147,7 +207,10 @@ def run_line(state: Mapping[str, Any]) -> str:
         timeless = {**state, "workers_missing_seconds": [None] * len(state["workers_missing"])}
         return f"round {state['round']} of {state['rounds']}: {describe_workers(timeless)}"
     known = hidden_figures(last)
-    known = known or f"worst worker {last['worst_worker']}, {_figures(last, at_length=False)}"
+    known = (
+        known
+        or f"worst worker {named(last['worst_worker'], names_of(state))}, {_figures(last, at_length=False)}"
+    )
     return f"round {last['round']} of {state['rounds']}: {known}"
 
 
@@ -179,40 +242,40 @@ def compared(sent: int, uncompressed: int) -> str:
 
 def describe_workers(state: Mapping[str, Any]) -> str:
     """Which workers have joined, and which the run waits for."""
-    missing, late = state["workers_missing"], state["reports_missing"]
+    missing, late, names = state["workers_missing"], state["reports_missing"], names_of(state)
     if state["state"] == "over":
         return f"{state['workers']}, informed of the end"
     if missing:
         waiting = [
-            str(worker) if seconds is None else f"{worker} (lost {shown_seconds(seconds)} ago)"
+            named(worker, names)
+            if seconds is None
+            else f"{named(worker, names)} (lost {shown_seconds(seconds)} ago)"
             for worker, seconds in zip(missing, state["workers_missing_seconds"], strict=True)
         ]
-        return (
-            f"{state['workers'] - len(missing)} of {state['workers']} ready; waiting for {some_of(waiting)}"
-        )
+        ready = f"{state['workers'] - len(missing)} of {state['workers']} ready"
+        return f"{ready}; waiting for worker{'s' * (len(missing) > 1)} {some_of(waiting)}"
     if state["open_step_seconds"] > SLOW_STEP_S and late:
-        return f"all {state['workers']} ready; slowest: {some_of(late)}"
+        slowest = some_of([named(worker, names) for worker in late])
+        return f"all {state['workers']} ready; waiting for worker{'s' * (len(late) > 1)} {slowest}"
     return f"all {state['workers']} ready"
 
 
-def describe_standing(standing: Mapping[str, Any] | None) -> str:
+def describe_standing(
+    standing: Mapping[str, Any] | None, names: Names = MappingProxyType({}), *, at_length: bool = True
+) -> str:
     """An evaluation in a few words, with the task's own metrics; an older server's standing has none."""
     if standing is None:
         return "not evaluated yet"
     if known := hidden_figures(standing):
         return f"round {standing['round']}: {known}"
-    figures = _figures(standing, at_length=True)
-    return f"worker {standing['worst_worker']} at round {standing['round']}: {figures}"
+    figures = _figures(standing, at_length=at_length)
+    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}: {figures}"
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
-    over, loss = "over workers " * at_length, standing["max_loss"]
-    if standing["worst_accuracy"] is None:
-        figures = f"loss {loss:.5g} (mean {over}{standing['mean_loss']:.5g})"
-    else:
-        largest = f", largest loss {loss:.3f}" * at_length
-        worst, mean = standing["worst_accuracy"], standing["mean_accuracy"]
-        figures = f"accuracy {worst:.3f} (mean {over}{mean:.3f}{largest})"
+    over, by = "over workers " * at_length, ranked(standing)
+    largest = f", largest loss {standing['max_loss']:.3f}" * (at_length and by.metric != "loss")
+    figures = f"{by.metric} {by.shown(by.worst)} (mean {over}{by.shown(by.mean)}{largest})"
     own = own_metrics_line(standing.get("own_metrics", {}))
     return f"{figures}, {own}" if own else figures
 
@@ -223,8 +286,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     whom = "all workers" if hides else "worst worker"
     rows: dict[str, RenderableType] = {
         "rounds": f"{summary['rounds']} in {shown_seconds(summary['seconds'])}",
-        f"{whom}, last model": describe_standing(summary["last"]),
-        f"{whom}, best model": describe_standing(summary["best"]),
+        f"{whom}, last model": describe_standing(summary["last"], names_of(summary)),
+        f"{whom}, best model": describe_standing(summary["best"], names_of(summary)),
     }
     if hides:
         rows["losses"] = HIDDEN
@@ -241,7 +304,7 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
     rows["results"] = str(directory)
-    return facts(rows, title=f"Run {summary['run_id']}: {summary['reason']}")
+    return facts(rows, title=f"Run {summary['run_id']}: {with_names(summary['reason'], names_of(summary))}")
 
 
 def some_of(workers: Sequence[object]) -> str:

@@ -217,6 +217,7 @@ def chunk_content(header: PayloadHeader, offset: int, size: int) -> FrameContent
 _TRAFFIC_OF_ROLE = {
     Role.MODEL: Traffic.MODEL,
     Role.FROZEN: Traffic.MODEL,
+    Role.OPTIMIZER: Traffic.MODEL,
     Role.BUFFERS: Traffic.EVALUATION,
     Role.METRICS: Traffic.EVALUATION,
 }

@@ -14,7 +14,8 @@ from afl.config.compare import flat
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.schedule import LEAST_FACTOR, MOST_STEPS, SHAPES, Schedule
+from afl.core.algorithms.settings import OPTIMIZERS, AlgorithmSettings, CompressorChoice, OptimizerChoice
 from afl.core.codecs.plain import VALUE_BYTES
 from afl.errors import PeerError, ProtocolError
 from afl.outside import words
@@ -51,6 +52,7 @@ class RunSettings:
     journal: str = "off"
     """What a worker's journal survives: ``process``, ``machine``, or ``off``."""
     skips_non_finite: bool = False
+    single_reports: bool = False
 
     @classmethod
     def of_config(cls, config: Config, local_options: frozenset[str] = frozenset()) -> RunSettings:
@@ -85,10 +87,16 @@ class RunSettings:
                 sampled=algorithm.sampled,
                 largest_weight=algorithm.largest_weight,
                 weigh_by_samples=algorithm.weighting == "samples",
+                schedule=algorithm.step_schedule,
+                optimizer=algorithm.optimizer_choice,
+                weight_decay=algorithm.weight_decay or 0.0,
+                clip_norm=algorithm.clip_norm,
                 uplink=uplink,
                 downlink=downlink,
                 secure_aggregation=config.privacy.secure_aggregation,
                 hides_losses=config.privacy.losses == "hidden",
+                held_out=config.task.held_out,
+                dual_loss_held_out=algorithm.dual_loss == "held-out",
                 own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
@@ -97,6 +105,7 @@ class RunSettings:
             peer_timeout=config.server.peer_timeout,
             journal=config.worker.journal,
             skips_non_finite=config.faults.non_finite == "skip",
+            single_reports=config.faults.update_norm is not None,
         )
 
     def check(self) -> None:
@@ -130,7 +139,7 @@ class RunSettings:
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
-        heartbeats and their limit may change with each start of the server."""
+        heartbeats, their limit and whether reports are joined may change with each start of the server."""
         one, two = _flat(self), _flat(other)
         return [
             f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
@@ -142,9 +151,10 @@ class RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
-        if parameters.largest_weight is None:
-            # A worker of a version that does not know it need not.
-            del shared["largest_weight"]
+        for name in _WHERE_SET:
+            if shared[name] == getattr(_DEFAULTS, name):
+                # A worker of a version that does not know it need not.
+                del shared[name]
         return pb.RunSettings(
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             task_options=json.dumps(self.task_options, sort_keys=True),
@@ -158,7 +168,7 @@ class RunSettings:
             hides_losses=parameters.hides_losses,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps({**shared, **parameters.own}),
+            algorithm_options=json.dumps({**shared, **parameters.own}, default=asdict),
         )
 
     @classmethod
@@ -206,7 +216,7 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout"})
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
@@ -224,6 +234,10 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
         if name in given and not is_right(given[name]):
             raise ProtocolError(f"the server's algorithm_options: {name} is {given[name]!r}, not {what}")
     shared: dict[str, Any] = {name: given.pop(name) for name in _CHECKS if name in given}
+    for name, (kind, _) in _PARTS.items():
+        if name in shared:
+            values = {key: tuple(v) if isinstance(v, list) else v for key, v in shared[name].items()}
+            shared[name] = kind(**values)
     return {**shared, "eta_q": float(shared["eta_q"]), "own": given}
 
 
@@ -235,15 +249,69 @@ def _is_step_size(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value <= sys.float_info.max
 
 
+def _is_share(value: Any) -> bool:
+    return _is_step_size(value) and value <= 1
+
+
+_PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool]]]] = {
+    "schedule": (
+        Schedule,
+        {
+            "warm_up": lambda value: type(value) is int and 0 <= value <= LARGEST_COUNT,
+            "then": lambda value: value in SHAPES,
+            "final": _is_share,
+            "at": lambda value: (
+                isinstance(value, list) and len(value) <= MOST_STEPS and all(map(_is_count, value))
+            ),
+            "factor": lambda value: _is_share(value) and value >= LEAST_FACTOR,
+            "eta_q": lambda value: type(value) is bool,
+        },
+    ),
+    "optimizer": (
+        OptimizerChoice,
+        {
+            "name": lambda value: value in OPTIMIZERS,
+            "beta_1": lambda value: _is_share(value) and value < 1,
+            "beta_2": lambda value: _is_share(value) and value < 1,
+            "epsilon": lambda value: _is_step_size(value) and value > 0,
+        },
+    ),
+}
+"""What is told in several values, and what each must be."""
+
+
+def _has_parts(name: str) -> Callable[[Any], bool]:
+    checks = _PARTS[name][1]
+    return lambda given: (
+        isinstance(given, dict)
+        and given.keys() == checks.keys()
+        and all(is_right(given[key]) for key, is_right in checks.items())
+    )
+
+
 _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "block": (_is_count, "a count of rounds"),
     "eta_q": (_is_step_size, "a step size"),
     "local_steps": (_is_count, "a count of steps"),
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
-    "largest_weight": (lambda value: _is_step_size(value) and 0 < value <= 1, "a share above 0"),
+    "largest_weight": (lambda value: _is_share(value) and value > 0, "a share above 0"),
+    "held_out": (lambda value: _is_share(value) and value < 1, "a share below 1"),
+    "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
+    "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
+    "optimizer": (_has_parts("optimizer"), "an optimizer and its constants"),
+    "weight_decay": (_is_step_size, "a number from 0"),
+    "clip_norm": (lambda value: _is_step_size(value) and value > 0, "a norm above 0"),
 }
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
+
+_WHERE_SET = (
+    *("largest_weight", "held_out", "dual_loss_held_out"),
+    *("schedule", "optimizer", "weight_decay", "clip_norm"),
+)
+"""Those that it has only where they are not at their defaults."""
+
+_DEFAULTS = AlgorithmSettings(workers=1, rounds=1, block=1, eta_w=0.0, eta_q=0.0)
 
 
 def _choice_message(choice: CompressorChoice) -> pb.CompressorSettings:

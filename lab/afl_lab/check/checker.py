@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from afl.config import Config, config_from_mapping, load_config
+from afl.config.quantities import shown_seconds
 from afl.core.randomness import SharedRandomness
 from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext, WorkerData
@@ -20,14 +22,24 @@ from afl.user_code import as_module_path
 from afl_lab.check.averaging import check_averaging
 from afl_lab.check.costs import check_costs, dry_run, kept_for_backward
 from afl_lab.check.data import Parts, check_data
-from afl_lab.check.examples import Part, look_at
+from afl_lab.check.examples import MOST_LOOKED_AT, Part, look_at
 from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_lab.check.integers import PROPOSED_BITS, check_integers
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
-from afl_lab.check.repeating import check_gradients, check_second_process
+from afl_lab.check.repeating import COMPARED_WORKERS, check_gradients, check_second_process
 from afl_worker.training.oracle import TaskOracle
 
 DEFAULT_WORKERS = 3
+
+FEW_LOOKED_AT = 100
+"""Examples of a worker, where there is no time for more."""
+
+DRY_GRADIENTS = 3
+"""Of each worker, in the dry run: one a synchronization and step."""
+
+# The share of the time until which these are begun.
+DATA_SHARE = 0.3
+AVERAGING_SHARE = 0.6
 
 SEED = 1
 """Of a configuration that names none."""
@@ -70,17 +82,26 @@ def configured(
     return config if config.run.seed is not None else config.with_seed(SEED)
 
 
-def check_config(config: Config) -> Report:
-    """Try a task with a configuration that has its seed; whatever the task's code raises is in the report."""
-    report = Report(config.task.name)
+def check_config(
+    config: Config, *, limit_s: float = math.inf, watch: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Try a task with a configuration that has its seed; whatever the task's code raises is in the report.
+
+    Args:
+        limit_s: what would take longer, and is not essential, is left out, and the report says so.
+        watch: is told what is being tried.
+    """
+    report = Report(config.task.name, limit_s=limit_s, watch=watch)
     with contextlib.suppress(StoppedError), _threads(config.worker.threads):
         _check(report, config)
+    report.tell_left_out()
     return report
 
 
 def _check(report: Report, config: Config) -> None:
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
+    report.watch("the task and its model")
     with blaming(report, f"loading {config.task.name}"):
         task = load_task(config.task.name, config.task.options, allow_path=True)
     with blaming(report, "model()"):
@@ -91,25 +112,48 @@ def _check(report: Report, config: Config) -> None:
     describe_model(report, task, vector)
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
-    check_data(report, task, parts, config.task.batch_size)
+    check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
         batch_size = config.task.batch_size
-        oracle = TaskOracle(task, vector, kept, randomness, batch_size=batch_size, evaluation_batch_size=size)
-    check_learning(report, task, vector, oracle, workers)
+        oracle = TaskOracle(
+            task,
+            vector,
+            kept,
+            randomness,
+            batch_size=batch_size,
+            evaluation_batch_size=size,
+            held_out=config.task.held_out,
+            loss_of_held_out=config.algorithm.dual_loss == "held-out",
+        )
+    rank_by = config.evaluation.rank_by
+    evaluation_s = check_learning(report, task, vector, oracle, workers, rank_by=rank_by)
     report.stop_on_errors()
     tests = {worker: test.count for worker, (_, test) in parts.items()}
-    check_averaging(report, task, oracle, workers, tests=tests, size=size)
+    if report.has_time("whether metrics are means", share=AVERAGING_SHARE):
+        report.watch("whether metrics are means")
+        check_averaging(report, task, oracle, workers, tests=tests, size=size)
     # Measured before another gradient replaces what the first has left.
+    report.watch("whether gradients repeat")
     activations = kept_for_backward(task, oracle, first)
+    started = time.monotonic()
     check_gradients(report, oracle, first)
+    gradient_s = (time.monotonic() - started) / 2
     check_outputs(report, task, oracle, first)
     # From the beginning again: what was computed has changed buffers.
+    report.watch("a second process")
     check_second_process(report, config, build_vector(task, randomness), parts)
     report.stop_on_errors()
+    gradients = DRY_GRADIENTS * (config.algorithm.local_steps or 1)
+    expected = config.workers * (gradients * gradient_s + evaluation_s)
+    what = "the first rounds, and with them what a run costs"
+    if not report.has_time(f"{what}: they take {shown_seconds(expected)} here", seconds=expected):
+        return
+    report.watch(f"the first rounds with {config.workers} workers")
     started = time.monotonic()
     marks = dry_run(report, config, task)
     seconds = time.monotonic() - started
+    report.watch("integers in place of float32")
     tried = check_integers(
         report, config, task, dim=vector.dim, dry_seconds=seconds, round_seconds=marks[-1][1] - marks[-2][1]
     )
@@ -121,14 +165,20 @@ def _data(report: Report, task: Task, context: TaskContext) -> tuple[Parts, dict
     """All workers' examples, looked at; those of the first few are kept."""
     parts: dict[int, tuple[Part, Part]] = {}
     kept: dict[int, WorkerData] = {}
+    most = MOST_LOOKED_AT
     for worker in range(context.workers):
         where = f"data({worker})"
+        report.watch(f"the data of worker {worker} of {context.workers}")
+        # Another process is asked for those before, and looks at as many.
+        if worker == COMPARED_WORKERS or (worker > COMPARED_WORKERS and most > FEW_LOOKED_AT):
+            few = f"all but {FEW_LOOKED_AT} examples of workers {worker} to {context.workers - 1}"
+            most = most if report.has_time(few, share=DATA_SHARE) else FEW_LOOKED_AT
         with blaming(report, where):
             data = task.data(worker, context)
             if not isinstance(data, WorkerData):
                 advice = "return afl.WorkerData(train=..., test=...)"
                 report.fail(where, f"it returns {type(data).__name__}", advice)
-            parts[worker] = look_at(data.train), look_at(data.test)
+            parts[worker] = look_at(data.train, most), look_at(data.test, most)
         if worker < TRIED_WORKERS:
             kept[worker] = data
     return parts, kept

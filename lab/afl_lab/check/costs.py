@@ -105,7 +105,10 @@ def check_costs(
     if tried is not None:
         sent, received = (expected(form).total_bytes for form in (compressors.uplink, compressors.down_form))
     size = dim_bytes + buffers
-    kept = disks(size, sent=sent, received=received, residuals=residuals, checkpoint_every=every)
+    optimizer = compressors.optimizer.nbytes
+    beside = optimizer + buffers + vector.base_length
+    lengths = {"sent": sent, "received": received, "optimizer": optimizer}
+    kept = disks(size, **lengths, residuals=residuals, checkpoint_every=every)
     held = up if config.absence.leaves_out else config.server.reorder_buffer
     lines = settings.synchronizations * ROUND_LINE_BYTES
     lines += evaluations * (EVALUATION_LINE_BYTES + config.workers * EVALUATION_BYTES_A_WORKER)
@@ -115,12 +118,8 @@ def check_costs(
         "uncompressed": uncompressed,
         "whole_run": _sent(start) + settings.synchronizations * (up + down) + evaluations * evaluation,
         "round_seconds": second_s - first_s,
-        "server_memory": SERVER_VECTORS * dim_bytes + buffers + vector.base_length + min(held, up),
-        "worker_memory": (WORKER_VECTORS + residuals[0]) * dim_bytes
-        + buffers
-        + vector.base_length
-        + activations
-        + data,
+        "server_memory": SERVER_VECTORS * dim_bytes + beside + min(held, up),
+        "worker_memory": (WORKER_VECTORS + residuals[0]) * dim_bytes + beside + activations + data,
         "server_disk": lines + (MODEL_FILES * kept.model if config.server.state == "off" else kept.server),
         "worker_disk": 0 if config.worker.journal == "off" else kept.journal,
     }

@@ -11,6 +11,7 @@ from afl.site.policy import DEFAULT_MIN_BATCH
 from afl.tasks import Task
 from afl_lab.check.examples import Part
 from afl_lab.check.findings import Report
+from afl_worker.training.examples import held_out_count
 
 UNEQUAL = 10
 """So many times the smallest worker's examples are worth a warning: each has the same batch in a round."""
@@ -28,8 +29,8 @@ Parts = Mapping[int, tuple[Part, Part]]
 """By worker, its training and its test examples."""
 
 
-def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> None:
-    """Add what is to be said of the data, and a table of it."""
+def check_data(report: Report, task: Task, parts: Parts, batch_size: int, held_out: float = 0.0) -> None:
+    """Add what is to be said of the data, and a table of it; ``held_out`` is a share that trains nothing."""
     for worker, (train, test) in parts.items():
         where = f"worker {worker}'s data"
         if train.problem or test.problem:
@@ -37,7 +38,8 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int) -> Non
             report.error(f"{where}, {what}", problem, code=ExitCode.DATA)
             continue
         _check_sizes(report, where, train, test)
-        _check_batch(report, where, train.count, batch_size, allows_smaller=task.allow_smaller_batch)
+        left = train.count - held_out_count(train.count, held_out)
+        _check_batch(report, where, left, batch_size, allows_smaller=task.allow_smaller_batch)
         _check_values(report, where, train, test)
         _check_classes(report, where, train, test)
     if not report.errors:

@@ -55,17 +55,17 @@ class Part:
         return _digest(*self.digests, str(self.count).encode()).hex()
 
 
-def look_at(examples: Examples) -> Part:
-    """Look at the first :data:`MOST_LOOKED_AT` examples."""
+def look_at(examples: Examples, most: int = MOST_LOOKED_AT) -> Part:
+    """Look at the first ``most`` examples."""
     problem = form_problem(examples)
     if problem:
         return Part(0, problem=problem)
-    return _of_dataset(examples) if isinstance(examples, Dataset) else _of_tensors(examples)
+    return _of_dataset(examples, most) if isinstance(examples, Dataset) else _of_tensors(examples, most)
 
 
-def _of_tensors(parts: Sequence[Tensor]) -> Part:
+def _of_tensors(parts: Sequence[Tensor], most: int) -> Part:
     count = len(parts[0])
-    looked = min(count, MOST_LOOKED_AT)
+    looked = min(count, most)
     rows = [part[:looked].detach().cpu().contiguous() for part in parts]
     flat = [row.reshape(looked, -1).view(torch.uint8).numpy() for row in rows if row.numel()]
     digests = tuple(_digest(*(row[index].tobytes() for row in flat)) for index in range(looked))
@@ -82,9 +82,9 @@ def _of_tensors(parts: Sequence[Tensor]) -> Part:
     return Part(count, digests, classes, nbytes, non_finite=non_finite, largest=largest)
 
 
-def _of_dataset(dataset: Dataset[Any]) -> Part:
+def _of_dataset(dataset: Dataset[Any], most: int) -> Part:
     count = example_count(dataset)
-    looked = min(count, MOST_LOOKED_AT)
+    looked = min(count, most)
     digests, labels, non_finite, largest = [], [], -1, 0.0
     for index in range(looked):
         item = dataset[index]

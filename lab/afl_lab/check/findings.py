@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
@@ -49,12 +51,31 @@ class Report:
         task: as it was named.
         facts: what a person wants to see of task, data and costs, by title and name.
         values: the same and more, for programs.
+        limit_s: how long the check may take; what is not essential is left out where it would take longer.
+        watch: is told what is being tried.
     """
 
     task: str
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    limit_s: float = math.inf
+    watch: Callable[[str], None] = lambda _: None
+    left_out: list[str] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+
+    def has_time(self, what: str, *, share: float = 1.0, seconds: float = 0.0) -> bool:
+        """Whether ``seconds`` from now end within a ``share`` of the limit; if not, ``what`` is left out."""
+        if time.monotonic() - self._began + seconds <= share * self.limit_s:
+            return True
+        self.left_out.append(what)
+        return False
+
+    def tell_left_out(self) -> None:
+        """Add a note on what was left out, if anything was."""
+        if self.left_out:
+            what = f"to end within {self.limit_s:.0f} s it leaves out: {'; '.join(self.left_out)}"
+            self.note("this check", what, "afl check --full tries everything")
 
     def error(self, where: str, what: str, advice: str = "", code: ExitCode = ExitCode.CONFIG) -> None:
         """Note that a run would fail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -30,6 +31,9 @@ of fewer bits."""
 CLOSE = 1e-3
 """Sums of probabilities, and an example's outputs in two batches, differ by rounding alone: 1e-6 in float32,
 1e-3 where a part of the model has fewer bits."""
+
+LEARNING_SHARE = 0.4
+"""The share of the check's time until which further workers are tried."""
 
 STEP_LENGTH = 0.01
 """Of the step after which a gradient is looked at again: enough to leave zero, too little to harm."""
@@ -79,12 +83,27 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
 
 
 def check_learning(
-    report: Report, task: Task, vector: ParameterVector, oracle: TaskOracle, workers: Sequence[int]
-) -> None:
-    """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed."""
+    report: Report,
+    task: Task,
+    vector: ParameterVector,
+    oracle: TaskOracle,
+    workers: Sequence[int],
+    *,
+    rank_by: str | None,
+) -> float:
+    """Try loss, gradient and metrics at some workers; StoppedError if one cannot be computed.
+
+    Returns:
+        seconds of a worker's evaluation, the longest.
+    """
     seen: dict[str, str] = {}
     """By parameter the best that any worker's gradient was: missing, zero or good."""
+    longest = 0.0
     for worker in workers:
+        others = f"loss, gradient and metrics of workers {worker} to {workers[-1]}"
+        if worker != workers[0] and not report.has_time(others, share=LEARNING_SHARE):
+            break
+        report.watch(f"loss, gradient and metrics of worker {worker}")
         batch = oracle.minibatch(worker, 1)
         report.facts["Model"].setdefault("a batch", _shape(batch))
         with blaming(report, f"loss of worker {worker}'s first batch"):
@@ -96,8 +115,14 @@ def check_learning(
         _check_gradient(report, vector.module, worker, seen)
         _check_mean(report, task, oracle, worker, batch)
         with blaming(report, f"metrics of worker {worker}'s test examples"):
+            started = time.monotonic()
             metrics, _ = oracle.evaluate(worker)
+            longest = max(longest, time.monotonic() - started)
         _check_metrics(report, worker, metrics)
+        if rank_by is not None and rank_by not in metrics:
+            there = _names(sorted(metrics))
+            what = f"worker {worker} does not report {rank_by} (evaluation.rank_by), but {there}"
+            report.warn("the metrics", what, "return it from the task's metrics, or name another")
     if missing := [name for name, state in seen.items() if state == "missing"]:
         what = f"no loss depends on {_names(missing)}"
         advice = "they are sent and never learned: use them, remove them, or set requires_grad = False"
@@ -110,6 +135,7 @@ def check_learning(
         what = f"it is zero at every worker for {_names(zero)}, before and after a step"
         advice = "is what they compute multiplied by zero, cut by .detach(), or are all units dead?"
         report.warn("the gradient", what, advice)
+    return longest
 
 
 def _zero_after_a_step(task: Task, oracle: TaskOracle, workers: Sequence[int], zero: list[str]) -> list[str]:
@@ -209,8 +235,10 @@ def _check_mean(report: Report, task: Task, oracle: TaskOracle, worker: int, bat
             where,
             f"the loss of a batch ({once:.4g}) is not the mean over its examples: its halves have"
             f" {first:.4g} and {second:.4g}",
-            "is it a root, a median or a product of the batch? Or do shapes broadcast, as [32, 1] and [32]"
-            " do: squeeze(1) makes them alike",
+            "does it weigh classes? cross_entropy(weight=...) divides by the weights of the batch's own"
+            " labels: take reduction='sum' and divide by the number of examples. Is it a root, a median or a"
+            " product of the batch? Or do shapes broadcast, as [32, 1] and [32] do: squeeze(1) makes them"
+            " alike",
         )
 
 

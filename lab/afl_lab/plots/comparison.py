@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,21 @@ from afl.paths import kind_of
 from afl.runs.files import METRICS_FILE, SUMMARY_FILE
 from afl.terminal.view import make_console, table
 from afl_lab.plots.figures import MEASURES, Curve, cost_figure, save
-from afl_lab.plots.points import COSTS, Measure, Point, hides_losses, points_of
+from afl_lab.plots.points import COSTS, Point, Ranking, hides_losses, points_of, ranking_of
 
 _MOST_HINTED = 5
 
 _Runs = Mapping[str, Sequence[Point]]
 """By label, the evaluations of each run, at least one."""
 
+_Rankings = Mapping[str, Ranking]
+"""Likewise, of the runs that are ranked by a metric other than accuracy and loss."""
+
 
 def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str) -> None:
     """Draw the runs, write ``worst-accuracy`` and ``max-loss`` as PNG and SVG into ``out``, and list them.
+
+    Where ``evaluation.rank_by`` names another metric, its ``worst-NAME`` is drawn too.
 
     Args:
         paths: run directories, or metrics files.
@@ -55,17 +61,19 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
     if not runs:
         raise ConfigError(f"nothing to draw: no evaluation yet in {', '.join(map(str, files))}")
     # First what may fail without a folder: an extra that is missing leaves none behind.
-    figures = _drawn(runs, title)
+    of_label = dict(zip(found, files, strict=True))
+    rankings = {label: each for label in runs if (each := ranking_of(of_label[label])) is not None}
+    figures = _drawn(runs, rankings, title)
     written: list[Path] = []
     try:
         for measure, figure in figures.items():
             out.mkdir(parents=True, exist_ok=True)
-            written += save(figure, out / measure.replace("_", "-"))
+            written += save(figure, out / measure)
     except OSError as error:
         why = f"--out {out} cannot be written: {why_unwritable(error)}"
         raise StorageError(f"{why}; name another folder") from error
     console = make_console()
-    console.print(_table(runs))
+    console.print(_table(runs, rankings))
     for label, points in found.items():
         if not points:
             console.print(f"{label}: no evaluation yet, so it is left out")
@@ -73,23 +81,37 @@ def compare(paths: Sequence[Path], labels: Sequence[str], out: Path, title: str)
         console.print(f"written: {file}")
 
 
-def _drawn(runs: _Runs, title: str) -> dict[Measure, Any]:
-    """A figure of each measure that any run has."""
+def _drawn(runs: _Runs, rankings: _Rankings, title: str) -> dict[str, Any]:
+    """A figure of each measure that any run has, by its file's name."""
     figures = {}
-    for measure in MEASURES:
+    for measure in (*MEASURES, *_metrics_of(rankings)):
         curves = []
         for label, points in runs.items():
-            values = [getattr(point, measure) for point in points]
-            own = [p for p, v in zip(points, values, strict=True) if v is not None and math.isfinite(v)]
+            values = ((point, _value(point, measure, rankings.get(label))) for point in points)
+            own = [(point, value) for point, value in values if value is not None and math.isfinite(value)]
             if own:
-                curves.append((label, {cost: _curve(own, cost, measure) for cost in COSTS}))
+                curves.append((label, {cost: _curve(own, cost) for cost in COSTS}))
         if curves:
-            figures[measure] = cost_figure(title, curves, measure)
+            name = measure if measure in MEASURES else f"worst_{measure}"
+            figures[re.sub(r"\W+|_", "-", name)] = cost_figure(title, curves, measure)
     return figures
 
 
-def _curve(points: Sequence[Point], cost: str, measure: Measure) -> Curve:
-    x, mean = (np.array([getattr(p, name) for p in points], dtype=np.float64) for name in (cost, measure))
+def _metrics_of(rankings: _Rankings) -> list[str]:
+    return sorted({by.metric for by, _ in rankings.values()})
+
+
+def _value(point: Point, measure: str, ranking: Ranking | None) -> float | None:
+    if measure in MEASURES:
+        value: float | None = getattr(point, measure)
+        return value
+    is_its = ranking is not None and ranking[0].metric == measure
+    return ranking[1].get(point.round) if ranking is not None and is_its else None
+
+
+def _curve(points: Sequence[tuple[Point, float]], cost: str) -> Curve:
+    x = np.array([getattr(point, cost) for point, _ in points], dtype=np.float64)
+    mean = np.array([value for _, value in points], dtype=np.float64)
     return {"x": x, "mean": mean, "deviation": np.zeros(len(points))}
 
 
@@ -121,27 +143,39 @@ def labels_of(files: Sequence[Path]) -> list[str]:
     return next(labels for labels in candidates if len(set(labels)) == len(labels))
 
 
-def _table(runs: _Runs) -> Table:
+def _table(runs: _Runs, rankings: _Rankings) -> Table:
     """The runs' last and best; without a column for accuracies if no run has any."""
-    accuracies = {
-        label: [point.worst_accuracy for point in points if point.worst_accuracy is not None]
-        for label, points in runs.items()
-    }
-    has_accuracy = any(accuracies.values())
+    best: dict[str, dict[str, str]] = {}
+    for label, points in runs.items():
+        accuracies = [point.worst_accuracy for point in points if point.worst_accuracy is not None]
+        if accuracies:
+            best.setdefault("accuracy", {})[label] = f"{max(accuracies):.4f}"
+        if label in rankings:
+            by, each = rankings[label]
+            values = [value for value in each.values() if value is not None]
+            if values:
+                own = max(values) if by.higher_is_better else min(values)
+                best.setdefault(by.metric, {})[label] = by.shown(own, 4)
     # In lines so short that at 80 columns each is whole.
-    accuracy = ["best\nworst\naccuracy>"] if has_accuracy else []
-    heads = ("update\nrounds>", "syncs>", *accuracy, "least\nworst\nloss>", "float\nequivalents>", "sent>")
+    heads = (
+        "update\nrounds>",
+        "syncs>",
+        *(f"best\nworst\n{metric}>" for metric in best),
+        "least\nworst\nloss>",
+        "float\nequivalents>",
+        "sent>",
+    )
     found = table("run", *heads, title="Runs")
     for column in found.columns:
         # Folded, not cut: it may be a path.
         column.overflow = "fold"
     for label, points in runs.items():
-        last, own = points[-1], accuracies[label]
+        last = points[-1]
         found.add_row(
             label,
             str(last.round),
             str(last.synchronization),
-            *([f"{max(own):.4f}" if own else ""] if has_accuracy else []),
+            *(own.get(label, "") for own in best.values()),
             f"{min(point.max_loss for point in points):.5g}",
             f"{last.float_equivalents:,.0f}",
             shown_bytes(last.wire_bytes),

@@ -26,11 +26,12 @@ MOST_LOSS = 1.5
 FORMATS = ("png", "svg")
 
 
-def cost_figure(title: str, curves: Sequence[tuple[str, Mapping[str, Curve]]], measure: Measure) -> Any:
+def cost_figure(title: str, curves: Sequence[tuple[str, Mapping[str, Curve]]], measure: str) -> Any:
     """A measure against each cost: means, with one standard deviation shaded where there are several seeds.
 
     Args:
         curves: a label and the curves by cost, each.
+        measure: one of :data:`MEASURES`, or the name of a metric.
 
     Raises:
         ConfigError: if matplotlib is not installed.
@@ -49,7 +50,8 @@ def cost_figure(title: str, curves: Sequence[tuple[str, Mapping[str, Curve]]], m
         axis.grid(alpha=0.3)
         if cost in {"float_equivalents", "wire_bytes"}:
             axis.set_xscale("log")
-    axes[0].set_ylabel(MEASURES[measure])
+    own_words = f"worst worker's {measure}"
+    axes[0].set_ylabel(next((said for name, said in MEASURES.items() if name == measure), own_words))
     if measure == "max_loss":
         means = [own["round"]["mean"] for _, own in curves]
         lowest = min(float(mean.min()) for mean in means)

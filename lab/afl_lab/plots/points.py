@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from afl.runs.files import METRICS_FILE, metrics_entries, of_event
-from afl.runs.metrics import worst_loss
+from afl.runs.metrics import RANKING, Ranked, ranked, worst_loss
+
+Ranking: TypeAlias = tuple[Ranked, Mapping[int, float | None]]
+"""How a run's last evaluation stands in its metric, and the worst worker's value after each round."""
 
 Measure: TypeAlias = Literal["worst_accuracy", "max_loss"]
 
@@ -42,6 +46,16 @@ class Point:
     mean_loss: float
     float_equivalents: float
     wire_bytes: int
+
+
+def ranking_of(file: Path) -> Ranking | None:
+    """Of a metrics file, where ``evaluation.rank_by`` names another metric than accuracy and loss."""
+    entries, _ = metrics_entries(file)
+    lines = of_event(entries, "evaluation")
+    if not lines or (last := ranked(lines[-1])).metric in RANKING:
+        return None
+    each = {line["round"]: by.worst for line in lines if (by := ranked(line)).metric == last.metric}
+    return last, each
 
 
 def hides_losses(file: Path) -> bool:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
-from afl.runs.metrics import worst_loss
+from afl.runs.metrics import ranked, worst_loss
 from afl.terminal.view import make_console, table
 from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
@@ -100,7 +100,8 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
 def _standing(standing: Mapping[str, Any] | None) -> str:
     if standing is None:
         return ""
-    if standing["worst_accuracy"] is None:
+    by = ranked(standing)
+    if by.worst is None or by.metric == "loss":
         name, loss = worst_loss(standing)
         return f"{name.removeprefix('largest ')} {loss:.4g}"
-    return f"{standing['worst_accuracy']:.4f}"
+    return f"{by.metric if by.metric != 'accuracy' else ''} {by.shown(by.worst, 4)}".strip()

@@ -10,18 +10,21 @@ from pathlib import Path
 from afl.config import Config
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import AckStatus, CommittedStep, Report, Step
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.participant import Participant
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import AbsencePolicy, RankBy
+from afl.core.rounds.results import Opening
 from afl.errors import ADVICE_NON_FINITE, STOPS, NonFiniteError, place, placed
 from afl.runs.initial_model import load_initial_model
 from afl.tasks import Task, TaskContext
 from afl.tasks.initialization import build_vector, worker_data
 from afl.user_code import as_failure
 from afl.wire.settings import RunSettings
+from afl_lab.simulation.jobs import Site
 from afl_lab.simulation.meter import WireMeter
 from afl_worker.training.batched import BatchedOracle
 from afl_worker.training.oracle import TaskOracle
@@ -40,10 +43,11 @@ class Driver:
         evaluate_every: in update rounds.
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
-        loss_cap: as the engine takes it.
+        loss_cap, patience, rank_by: as the engine takes them.
         batched: compute all workers' gradients in one call: faster for small models, but no longer equal
             to the bit with separate processes.
         initial_model: a file with the values to begin with.
+        site: whose examples the only worker has; ``None`` where each has its own.
     """
 
     def __init__(
@@ -57,9 +61,12 @@ class Driver:
         evaluate_every: int,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         batched: bool = False,
         initial_model: Path | None = None,
         meter: WireMeter | None = None,
+        site: Site | None = None,
     ) -> None:
         workers = range(settings.workers)
         vector, self.model = (build_vector(task, randomness) for _ in range(2))
@@ -73,11 +80,14 @@ class Driver:
             buffer_mean=BufferMean.of(vector.buffers, settings),
             policy=policy,
             loss_cap=loss_cap,
+            patience=patience,
+            rank_by=rank_by,
             model=vector,
         )
         skips_non_finite = self.engine.policy.skips_non_finite
-        context = TaskContext(settings.workers, randomness)
-        data = {worker: worker_data(task, worker, context) for worker in workers}
+        context = TaskContext(settings.workers if site is None else site.workers, randomness)
+        whose = workers if site is None else [site.worker]
+        data = {worker: worker_data(task, whose[worker], context) for worker in workers}
         oracle = (BatchedOracle if batched else TaskOracle)(
             task,
             self.model,
@@ -85,6 +95,9 @@ class Driver:
             randomness,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
+            clip_norm=settings.clip_norm,
+            held_out=settings.held_out,
+            loss_of_held_out=settings.dual_loss_held_out,
         )
         side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
@@ -150,7 +163,13 @@ class Driver:
 
 
 def metered(
-    config: Config, task: Task, randomness: SharedRandomness, *, rounds: int = 0, evaluate_every: int = 0
+    config: Config,
+    task: Task,
+    randomness: SharedRandomness,
+    *,
+    rounds: int = 0,
+    evaluate_every: int = 0,
+    site: Site | None = None,
 ) -> tuple[Driver, WireMeter]:
     """A run as configured but for ``rounds`` and ``evaluate_every`` other than 0, both in update rounds.
 
@@ -167,8 +186,11 @@ def metered(
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,
+        patience=config.patience,
+        rank_by=config.evaluation.ranking,
         batched=config.worker.batch_oracles,
         initial_model=config.run.initial_model,
+        site=site,
     )
     engine = driver.engine
     meter = WireMeter(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
@@ -20,6 +20,13 @@ ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""
 
 
+class Site(NamedTuple):
+    """One of a federation's ``workers``, simulated alone: its examples are those that it has there."""
+
+    worker: int
+    workers: int
+
+
 @dataclass(frozen=True)
 class Job:
     """A run to simulate.
@@ -27,12 +34,14 @@ class Job:
     Attributes:
         name: how it is shown; no two jobs of a call share it.
         config: with its seed.
+        site: whose examples the only worker has; ``None`` for a whole federation.
     """
 
     name: str
     config: Config
     directory: Path
     saves_models: bool = True
+    site: Site | None = None
 
     def __post_init__(self) -> None:
         assert self.config.run.seed is not None

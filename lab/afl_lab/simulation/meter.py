@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import Kind, PayloadHeader, Position, Report, Step
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Opening
 from afl.v1 import federation_pb2 as pb
 from afl.wire import frames
 from afl.wire.accounting import FrameContent
@@ -35,7 +36,7 @@ class WireMeter:
 
     def first_models(self, engine: RoundEngine) -> None:
         """Count the initial model, once for each worker, which is a process of its own."""
-        payloads = model_payloads(engine.model, engine.worker_params, engine.algorithm.grid)
+        payloads = model_payloads(engine.model, engine.worker_params, engine.algorithm.companions)
         headers = tuple(payload.header for payload in payloads)
         self._send(Step(Position(1, 0), Kind.MODEL, headers), engine.workers, ())
 

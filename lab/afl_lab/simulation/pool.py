@@ -107,8 +107,10 @@ def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
             summary = job.summary()
             if summary is None:
                 job.clear()
-                wanted = job.saves_models
-                summary = simulate(job.config, job.directory, saves_models=wanted, on_round=on_round)
+                wanted, site = job.saves_models, job.site
+                summary = simulate(
+                    job.config, job.directory, saves_models=wanted, on_round=on_round, site=site
+                )
     except AflError as error:
         # With the traceback where the message does not say all.
         raised = worth_tracing(error)

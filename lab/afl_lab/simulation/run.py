@@ -17,6 +17,7 @@ from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl.tasks.registry import load_task
 from afl_lab.simulation.driver import metered
+from afl_lab.simulation.jobs import Site
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.storage.records import RunRecords, new_run_id
 
@@ -27,6 +28,7 @@ def simulate(
     *,
     saves_models: bool = True,
     on_round: Callable[[int], None] = lambda _: None,
+    site: Site | None = None,
 ) -> dict[str, Any]:
     """Run it and write what a server writes; returns the summary.
 
@@ -39,6 +41,7 @@ def simulate(
             breaks.
         directory: must hold no run.
         on_round: called with the update rounds that are complete, after each synchronization.
+        site: whose examples the only worker has; for a configuration of one worker.
 
     Raises:
         ConfigError: if the directory holds a run, or the task or a compressor cannot be made.
@@ -50,7 +53,7 @@ def simulate(
     trackers = load_trackers(config.run.trackers)
     task = load_task(config.task.name, config.task.options, allow_path=True)
     started = time.monotonic()
-    driver, meter = metered(config, task, randomness)
+    driver, meter = metered(config, task, randomness, site=site)
     engine, up, down = driver.engine, meter.counters.uplink, meter.counters.downlink
     random_round = randomness.stream(Purpose.RANDOM_OUTPUT).integer(engine.synchronizations) + 1
     records = RunRecords.create(new_run_id(), directory, config)
@@ -82,7 +85,7 @@ def simulate(
                     on_round(engine.last_round.round)
                 if engine.step.position == Position(random_round, 0):
                     save("random")
-            ending = ExitCode.OK, "the run is complete"
+            ending = ExitCode.OK, engine.completion
         except (NonFiniteError, DivergedError) as error:
             ending = ExitCode.DIVERGED, str(error)
         save("final")

@@ -6,6 +6,7 @@ import hmac
 
 from afl._version import __version__
 from afl.errors import ConfigError
+from afl.names import ACCEPTED, is_name
 from afl.outside import words
 from afl.tasks.initialization import realization_digest
 from afl.tasks.registry import task_identity
@@ -25,7 +26,7 @@ class Admission:
 
     def of_join(self, join: Joined) -> str:
         """Why a Join is refused; empty if it is not."""
-        return _version_refusal(join) or self._identity_refusal(join)
+        return _version_refusal(join) or self._identity_refusal(join) or _name_refusal(join)
 
     def _identity_refusal(self, join: Joined) -> str:
         run = self._run
@@ -90,6 +91,13 @@ def _version_refusal(join: Joined) -> str:
             "mixed versions are refused: install the same at both ends"
         )
     return ""
+
+
+def _name_refusal(join: Joined) -> str:
+    if join.sites and len(join.sites) != len(join.workers):
+        return f"{len(join.sites)} names of sites for {len(join.workers)} workers; give one for each, or none"
+    wrong = next((name for name in join.sites if not is_name(name)), None)
+    return "" if wrong is None else f"this worker calls its site {wrong!r}; a name has {ACCEPTED}"
 
 
 def _is_same_task(one: str, other: str) -> bool:

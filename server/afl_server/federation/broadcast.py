@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from afl.core.algorithms.base import Companion
 from afl.core.algorithms.local_sgd import model_payload
-from afl.core.engine import Opening
-from afl.core.grid import Grid
 from afl.core.messages import NOWHERE, Encoding, Payload, PayloadHeader, Position, Role, Step, ValueType
 from afl.core.model.parameters import ParameterVector
+from afl.core.rounds.results import Opening
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import DIGEST_BYTES
 from afl.wire.fast_chunk import lone_chunk_of_server
@@ -36,15 +36,23 @@ class Broadcast:
         step: what is broadcast.
         base: the position a model must be at for this step's payload to apply.
         participants: the workers that answer the step.
+        left_out: those of them that need not, where their process has others that do.
         is_closed: whether all frames are there.
         is_abandoned: whether it will never close: a step without its commit was never there.
         dual_weights: ``[m]``, once closed; empty where workers are told none.
     """
 
-    def __init__(self, step: Step, base: Position, participants: Sequence[int]) -> None:
+    def __init__(
+        self,
+        step: Step,
+        base: Position,
+        participants: Sequence[int],
+        left_out: frozenset[int] = frozenset(),
+    ) -> None:
         self.step = step
         self.base = base
         self.participants = participants
+        self.left_out = left_out
         self.frames: list[Frame] = [step_frame(step)]
         self.is_closed = self.is_abandoned = False
         self.dual_weights: Sequence[float] = ()
@@ -55,7 +63,7 @@ class Broadcast:
         cls, opening: Opening, base: Position, *, dual_weights: Sequence[float], chunk_bytes: int
     ) -> Broadcast:
         """A step whose payloads are complete."""
-        broadcast = cls(opening.step, base, opening.participants)
+        broadcast = cls(opening.step, base, opening.participants, opening.left_out)
         for index, payload in enumerate(opening.payloads):
             broadcast.frames.extend(chunk_frames(pb.ServerFrame, payload, chunk_bytes, index=index))
         broadcast.close(dual_weights)
@@ -64,6 +72,12 @@ class Broadcast:
     def is_for(self, workers: Iterable[int]) -> bool:
         """Whether one of the workers answers it."""
         return any(worker in self.participants for worker in workers)
+
+    def asked_of(self, workers: Iterable[int]) -> list[int]:
+        """The session's workers that are to answer. Where no answer would count these are all that take part,
+        since a step that names nobody asks all."""
+        answering = [worker for worker in workers if worker in self.participants]
+        return [worker for worker in answering if worker not in self.left_out] or answering
 
     def begins_with(self, partial: PartialStep) -> bool:
         """Whether what a process holds of this step is its beginning, as far as it is framed."""
@@ -81,7 +95,7 @@ class Broadcast:
         """What is left of a closed step for a session of these workers that was sent the first ``sent``
         frames; the commit is the last, or joined with the last of them if it ``may_join``."""
         weights = [self.dual_weights[worker] for worker in workers] if self.dual_weights else []
-        asked = [worker for worker in workers if worker in self.participants]
+        asked = self.asked_of(workers)
         named = () if len(asked) == len(workers) else asked
         commit = commit_frame(self.step.position, self.step.kind, weights, named)
         rest = self.frames[sent:]
@@ -113,12 +127,13 @@ class Broadcast:
         self.base = NOWHERE
 
 
-def model_payloads(vector: ParameterVector, params: Tensor, grid: Grid | None = None) -> list[Payload]:
-    """The trained parameters, as ``params`` has them, and, where there are any, the grid of integer messages,
-    the frozen parameters and the mean of the workers' buffers."""
+def model_payloads(
+    vector: ParameterVector, params: Tensor, companions: Mapping[Role, Companion]
+) -> list[Payload]:
+    """The trained parameters, as ``params`` has them, their companions, and, where there are any, the frozen
+    parameters and the mean of the workers' buffers."""
     payloads = [model_payload(params.numpy(), Role.MODEL)]
-    if grid is not None:
-        payloads.append(_bytes_payload(Role.GRID, grid.content()))
+    payloads += [_bytes_payload(role, companion.content()) for role, companion in companions.items()]
     frozen = vector.frozen_bytes()
     if frozen:
         payloads.append(_bytes_payload(Role.FROZEN, frozen))

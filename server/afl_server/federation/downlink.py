@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from afl.core.engine import Evaluation, Opening
 from afl.core.messages import NOWHERE, Kind, Position, Step
+from afl.core.rounds.results import Evaluation, Opening
 from afl.daemon import events as log_events
 from afl.wire.frames import ack_frame, receipt_frame
 from afl_server.federation.broadcast import Broadcast, model_payloads
@@ -167,7 +167,7 @@ class Downlink:
 
     def _model_broadcast(self) -> Broadcast:
         engine = self._engine
-        payloads = tuple(model_payloads(engine.model, engine.worker_params, engine.algorithm.grid))
+        payloads = tuple(model_payloads(engine.model, engine.worker_params, engine.algorithm.companions))
         step = Step(self._engine.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
         everybody = range(self._engine.workers)
         return self._framed(Opening(step, payloads, np.empty(0), everybody), NOWHERE)
@@ -180,7 +180,7 @@ class Downlink:
         """
         opening = self._engine.opening()
         if asked is not None:
-            opening = replace(opening, participants=asked)
+            opening = replace(opening, participants=asked, left_out=frozenset())
         return self._framed(opening, self._open.base)
 
     def _framed(self, opening: Opening, base: Position) -> Broadcast:

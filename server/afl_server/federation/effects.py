@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 from afl.core.algorithms.base import Arrays
-from afl.core.engine import Evaluation, Outcome, RoundSummary
 from afl.core.messages import GoodbyeStatus
+from afl.core.rounds.results import Evaluation, Outcome, RoundSummary
 from afl.daemon import events as log_events
 from afl.errors import ExitCode
 from afl.wire.frames import Frame

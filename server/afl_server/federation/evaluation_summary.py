@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.engine import Evaluation, RoundSummary
-from afl.core.policy import DivergenceWatch
-from afl.runs.metrics import OwnMetrics, own_means, own_metrics, settled
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import DivergenceWatch, RankBy
+from afl.core.rounds.results import Evaluation, RoundSummary
+from afl.runs.metrics import OwnMetrics, own_means, own_metrics, ranked, settled
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,15 @@ class EvaluationSummary:
     """An evaluation, seen from its worst worker; with hidden losses that one is not known, nor its figures.
 
     Attributes:
-        worst_worker: of lowest accuracy, or of highest loss where the task has no accuracy.
-        worst_accuracy: its accuracy, if there is one.
+        worst_worker: of the worst value of ``rank_by``; without one, of lowest accuracy, or of highest loss
+            where the task has no accuracy.
+        worst_accuracy: the lowest, if all workers report one.
         own_metrics: what the task measures besides.
         smooth_worst_loss: with hidden losses only; at most ln(m)/50 above the largest.
+        rank_by: the metric of ``evaluation.rank_by``; ``None`` where none is given, or no worker reports it.
+        better: which values of it are: ``higher`` or ``lower``.
+        worst_value: the worst worker's of it; of hidden losses ``None``.
+        mean_value: over the workers that report it.
     """
 
     round: int
@@ -31,12 +39,18 @@ class EvaluationSummary:
     mean_loss: float
     own_metrics: OwnMetrics = field(default_factory=dict)
     smooth_worst_loss: float | None = None
+    rank_by: str | None = None
+    better: str | None = None
+    worst_value: float | None = None
+    mean_value: float | None = None
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> EvaluationSummary:
-        """Rank the workers that took part."""
+    def of(cls, evaluation: Evaluation, by: RankBy | None = None) -> EvaluationSummary:
+        """Rank the workers that took part, by that metric if any of them reports it."""
         means = evaluation.means
         if means is not None:
+            by = by if by is not None and by.metric in means else None
+            metric = None if by is None else by.metric
             return cls(
                 evaluation.round,
                 worst_worker=None,
@@ -44,8 +58,12 @@ class EvaluationSummary:
                 mean_accuracy=means.get("accuracy"),
                 max_loss=None,
                 mean_loss=means["loss"],
-                own_metrics=own_means(means),
+                own_metrics=own_means(means, metric),
                 smooth_worst_loss=evaluation.smooth_worst,
+                rank_by=metric,
+                better=None if by is None else by.better,
+                worst_value=evaluation.smooth_worst if metric == "loss" else None,
+                mean_value=None if metric is None else means[metric],
             )
         present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
         losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
@@ -53,6 +71,13 @@ class EvaluationSummary:
         if all("accuracy" in evaluation.metrics[worker] for worker in present):
             accuracies = np.array([evaluation.metrics[worker]["accuracy"] for worker in present])
         worst = present[losses.argmax() if accuracies is None else accuracies.argmin()]
+        metric = better = values = None
+        if by is not None and (
+            measured := [worker for worker in present if by.metric in evaluation.metrics[worker]]
+        ):
+            metric, better = by.metric, by.better
+            values = np.array([evaluation.metrics[worker][metric] for worker in measured])
+            worst = measured[values.argmin() if by.higher_is_better else values.argmax()]
         return cls(
             evaluation.round,
             worst,
@@ -60,7 +85,11 @@ class EvaluationSummary:
             None if accuracies is None else mean_of(accuracies),
             float(losses.max()),
             mean_of(losses),
-            own_metrics(evaluation.metrics, worst),
+            own_metrics(evaluation.metrics, worst, metric),
+            rank_by=metric,
+            better=better,
+            worst_value=None if metric is None else evaluation.metrics[worst][metric],
+            mean_value=None if values is None else mean_of(values),
         )
 
     @property
@@ -74,9 +103,11 @@ class EvaluationSummary:
         """Whether its worst worker is served better."""
         if other is None:
             return True
-        if self.worst_accuracy is not None and other.worst_accuracy is not None:
+        mine, its = ranked(vars(self)), ranked(vars(other))
+        if mine.metric == its.metric and mine.worst is not None and its.worst is not None:
+            sign = 1 if mine.higher_is_better else -1
             # On small test sets accuracies tie; the loss then says which is better.
-            return (self.worst_accuracy, -self.highest_loss) > (other.worst_accuracy, -other.highest_loss)
+            return (sign * mine.worst, -self.highest_loss) > (sign * its.worst, -other.highest_loss)
         return self.highest_loss < other.highest_loss
 
 
@@ -89,12 +120,21 @@ class Ranking:
 
     Args:
         watch: notices a loss that stays too high.
+        by: the metric that ranks; ``None`` for accuracy, or loss where the task has none.
+        patience: what chooses the best by held-out records, in place of the metrics on test data.
     """
 
-    def __init__(self, watch: DivergenceWatch | None = None) -> None:
+    def __init__(
+        self,
+        watch: DivergenceWatch | None = None,
+        by: RankBy | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.by = by
         self.evaluations: list[EvaluationSummary] = []
         self.best: EvaluationSummary | None = None
         self._watch = watch
+        self._patience = patience
 
     @property
     def last(self) -> EvaluationSummary | None:
@@ -103,12 +143,14 @@ class Ranking:
 
     def see(self, evaluation: Evaluation) -> bool:
         """Take the next one; whether it is the best so far."""
-        summary = EvaluationSummary.of(evaluation)
+        summary = EvaluationSummary.of(evaluation, self.by)
         self.evaluations.append(summary)
         if self._watch is not None:
             self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite, evaluation.smooth_worst)
         # Who was absent may be the one that is served worst.
         is_best = not evaluation.absent and summary.is_better_than(self.best)
+        if self._patience is not None:
+            is_best = self._patience.see(summary.round, evaluation.metrics)
         if is_best:
             self.best = summary
         return is_best
@@ -117,6 +159,22 @@ class Ranking:
         """Raise a DivergedError where ``faults.divergence`` says so."""
         if self._watch is not None:
             self._watch.require()
+
+
+def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
+    """What a line of the metrics has of an evaluation: all that it is ranked by."""
+    return Evaluation(
+        line["round"],
+        synchronization=0,
+        metrics=tuple(line.get("workers", ())),
+        examples=(),
+        diverged=(),
+        absent=tuple(line.get("absent", ())),
+        non_finite=tuple(line.get("non_finite", ())),
+        means=line.get("means"),
+        smooth_worst=line.get("smooth_worst_loss"),
+        warnings=tuple(line.get("warnings", ())),
+    )
 
 
 def train_loss_of(summary: RoundSummary) -> float:

@@ -67,6 +67,7 @@ class Joined(MemberEvent):
         applied: the position of the last step applied to that model.
         layout_hash: of a model that it has built; empty if it has built none.
         task: the one that it was started for; empty for whatever the run's is.
+        sites: what the workers' sites call themselves, one for each; or none.
     """
 
     workers: tuple[int, ...]
@@ -77,6 +78,7 @@ class Joined(MemberEvent):
     applied: Position = NOWHERE
     layout_hash: bytes = b""
     task: str = ""
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -455,10 +455,12 @@ class Federation(Rounds):
             residual_norm=engine.residual_norm,
             sessions=len(members),
             connections=connections,
+            names=dict(self._run.names),
             known=frozenset(list(members.incarnations)),
             lost_at=dict(members.lost_at),
             counters=self.counters.copied(),
             sum_restarts=engine.restarts,
+            quarantined=engine.quarantined,
             incidents=self._run.incidents,
         )
 

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from afl.config.address import shown_peer
 from afl.core.messages import NOWHERE, Position
 from afl.security.identity import Permission, WorkerIds
 from afl_server.federation.events import NO_STEP, Joined, PartialStep
@@ -64,7 +65,8 @@ class Member:
     @property
     def label(self) -> str:
         """How logs name it."""
-        return f"{WorkerIds.of(self.workers).named} at {self.peer}" if self.workers else f"peer {self.peer}"
+        peer = shown_peer(self.peer)
+        return f"{WorkerIds.of(self.workers).named} at {peer}" if self.workers else f"a peer at {peer}"
 
     @property
     def incarnation(self) -> bytes:

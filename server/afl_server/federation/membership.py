@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from afl._version import __version__
-from afl.core.engine import RoundEngine
+from afl.config.address import shown_peer
 from afl.core.messages import NOWHERE, FailureCause, GoodbyeStatus
+from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events as log_events
 from afl.errors import ProtocolError
+from afl.names import own_word
 from afl.outside import printable
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import control, position_message
@@ -155,7 +157,7 @@ class Membership:
         worker = next((one for one in member.join.workers if one in rival.workers), member.join.workers[0])
         self.refuse(
             member,
-            f"worker {worker} is taken: another process ({rival.peer}) runs it and answers; "
+            f"worker {worker} is taken: another process (at {shown_peer(rival.peer)}) runs it and answers; "
             "start this one with another --id, or end that one",
         )
 
@@ -167,6 +169,9 @@ class Membership:
         member.workers = member.join.workers
         member.told_held = {worker for worker in member.workers if engine.holds(worker)}
         member.state = State.JOINED
+        for worker, name in zip(member.workers, member.join.sites, strict=False):
+            if worker not in run.config.names:
+                run.names[worker] = own_word(name)
         self._members.owners.update(dict.fromkeys(member.workers, member))
         engine.drop_shared(frozenset(member.workers))
         position = position_message(engine.step.position)

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
-from afl.core.engine import QUARANTINED, Opening, Outcome
 from afl.core.messages import NOWHERE, Ack, AckStatus, GoodbyeStatus, Kind, Position, Report, Step
 from afl.core.randomness import Purpose
+from afl.core.rounds.engine import QUARANTINED
+from afl.core.rounds.results import Evaluation, Opening, Outcome
 from afl.daemon import events as log_events
 from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
 from afl.security.identity import WorkerIds
@@ -47,6 +48,7 @@ class Rounds:
     Attributes:
         description: what does not change while the run lasts.
         engine: which step is open, and who has reported.
+        names: of sites, by worker; more as workers join that call themselves something.
         counters: of the whole run; what is sent is counted by whoever sends it.
         has_begun: whether all that the run begins with is durable.
         ending: how the run, or this process's part of it, has ended; ``None`` while it goes on.
@@ -60,6 +62,7 @@ class Rounds:
         self.description = run.description
         self.engine = engine
         self.counters = run.counters
+        self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
         self._run = run
@@ -193,7 +196,7 @@ class Rounds:
             self._run.log("WARNING", message, left_out)
         elif not self.engine.step.kind.is_of_evaluation:
             self.counters.charge_report(report)
-            if self.engine.counting(report.loss) != report.loss:
+            if self.engine.losses.counting(report.loss) != report.loss:
                 self._note_cap(worker, report)
 
     def _note_cap(self, worker: int, report: Report) -> None:
@@ -201,14 +204,15 @@ class Rounds:
         is_first = not self._run.incidents[Incident.CAPPED_LOSS][worker]
         self._run.count(Incident.CAPPED_LOSS, [worker])
         if is_first:
-            where, counts = self._run.place(worker, report.position.round), self.engine.counting(report.loss)
+            where = self._run.place(worker, report.position.round)
+            counts = self.engine.losses.counting(report.loss)
             message = f"{where}: the loss is {report.loss:g}, and counts as {counts:g} (faults.loss_cap)"
             event = log_events.LossCapped(worker=worker, round=report.position.round, loss=report.loss)
             self._run.log("WARNING", message, event)
 
     def _note_far_above(self, synchronization: int) -> None:
         """Tell which workers' losses are far above the others', whenever that has changed."""
-        far_above = self.engine.far_above
+        far_above = self.engine.losses.far_above
         self._run.count(Incident.HIGH_LOSS, far_above)
         if far_above != self._far_above:
             message = "no training loss is far above the others' any more"
@@ -217,6 +221,14 @@ class Rounds:
             event = log_events.LossFarAbove(workers=far_above, round=synchronization)
             self._run.log("WARNING", message, event)
         self._far_above = far_above
+
+    def _note_sites(self, evaluation: Evaluation, before: Sequence[str]) -> None:
+        """Tell of a warning about a site whenever it is of a kind, or of a worker, that the last was not."""
+        known = {_kind_of(warning) for warning in before}
+        fresh = [warning for warning in evaluation.warnings if _kind_of(warning) not in known]
+        for warning in fresh:
+            event = log_events.SiteWarning(round=evaluation.round)
+            self._run.log("WARNING", warning, event)
 
     def _late(self, member: Member, workers: Sequence[int]) -> Job[None] | None:
         """A late report has been answered: the member may go on, if it owes no other."""
@@ -407,8 +419,10 @@ class Rounds:
     def _record(self, closed: Step, moment: Moment) -> bool:
         """Write the metrics of a closed step; whether its evaluation is the best so far."""
         if closed.kind is Kind.EVALUATE:
-            evaluation = self._evaluation = self.engine.last_evaluation
+            before, evaluation = self._evaluation, self.engine.last_evaluation
             assert evaluation is not None
+            self._evaluation = evaluation
+            self._note_sites(evaluation, () if before is None else before.warnings)
             self._round_began_at = self._run.now
             self._run.out.append(effects.Record(evaluation, moment))
             return self._ranking.see(evaluation)
@@ -453,7 +467,7 @@ class Rounds:
     def _model_written(self, event: events.ModelWritten) -> None:
         if event.name == "final" and self.engine.finished:
             # Safe before anyone is told that the run is complete.
-            self._finish(ExitCode.OK, "the run is complete", GoodbyeStatus.FINISHED)
+            self._finish(ExitCode.OK, self.engine.completion, GoodbyeStatus.FINISHED)
 
     def _write_failed(self, event: events.WriteFailed) -> Job[None] | None:
         """What the run does not wait for could not be written."""
@@ -546,3 +560,8 @@ class Rounds:
             self._run.set_timer("returning", max(expected))
         else:
             self._run.out.append(effects.Release())
+
+
+def _kind_of(warning: str) -> tuple[str, ...]:
+    """Which worker a warning about a site is of, and what: its first words, without its numbers."""
+    return tuple(warning.split()[:4])

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from afl.config import Config
-from afl.core.engine import RoundEngine
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.core.secrecy.exchange import KeyExchange
 from afl.daemon import events as log_events
 from afl.errors import place
@@ -48,6 +48,7 @@ class Run:
 
     Attributes:
         settings: what workers are told of the configuration.
+        names: of sites, by worker: the configuration's, and what workers without one call themselves.
         now: the time of the event in hand, in seconds of the monotonic clock, as in all of the federation.
         counters: of the whole run; what is sent is counted by whoever sends it.
         incidents: how often each has happened to each worker in this process, ``[m]``. Not part of the
@@ -69,6 +70,7 @@ class Run:
     ) -> None:
         self.description = description
         self.config = config
+        self.names = config.names
         self.settings = settings
         self.engine = engine
         self.randomness = randomness

@@ -13,9 +13,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.engine import Evaluation, RoundSummary
 from afl.core.messages import Kind
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
+from afl.names import Names
 from afl_server.federation.counters import Counters
 from afl_server.federation.evaluation_summary import EvaluationSummary
 
@@ -109,10 +110,12 @@ class Snapshot:
         residual_norm: of the server's residual at this process's last evaluation, where it keeps one.
         sessions: how many are open, also such as speak for no worker yet.
         connections: by worker; of those that a session speaks for.
+        names: of the workers' sites.
         known: workers that some process has been ready as.
         lost_at: of known workers that are not ready: when they were lost.
         counters: of the whole run.
         sum_restarts: rounds whose sum had to begin again.
+        quarantined: workers that steps are closed without, whatever they report.
         incidents: how often each has happened to each worker in this process, ``[m]``.
     """
 
@@ -134,10 +137,12 @@ class Snapshot:
     residual_norm: float | None
     sessions: int
     connections: Mapping[int, Connection]
+    names: Names
     known: Collection[int]
     lost_at: Mapping[int, float]
     counters: Counters
     sum_restarts: int
+    quarantined: Collection[int]
     incidents: Mapping[str, Sequence[int]]
 
     @property
@@ -150,6 +155,11 @@ class Snapshot:
         """What the last closed round's integer messages were like; ``None`` where values are float32."""
         integers = self.last_round and self.last_round.integers
         return None if integers is None else asdict(integers)
+
+    @property
+    def sites(self) -> list[str | None] | None:
+        """The names of all sites by worker id; ``None`` where there are none."""
+        return [self.names.get(worker) for worker in range(self.run.workers)] if self.names else None
 
     @property
     def closed(self) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from afl.config.schema import Server, Tls
-from afl.daemon import events
 from afl.errors import ConfigError, RefusedError
 from afl.security import certificates, identity
 from afl.security.identity import Grant, HashEntry, Permission, Revoked
@@ -187,15 +186,7 @@ def _served(tls: Tls) -> Served:
     if tls.client_ca is not None:
         authorities = certificates.read_authorities(tls.client_ca, "server.tls.client_ca")
     not_after = certificates.expires_at(pair.certificate, str(tls.certificate))
-    left = not_after - time.time()
-    if left < certificates.EXPIRES_SOON_S:
-        LOG.warning(
-            "server.tls.certificate %s %s %s; put a new one in its place, which is read without a restart",
-            tls.certificate,
-            "expires on" if left > 0 else "expired on",
-            certificates.shown_time(not_after),
-            extra=events.CertificateExpires(file=str(tls.certificate), expires=not_after).extra,
-        )
+    certificates.warn_if_expiring(LOG, names[0], tls.certificate, not_after)
     certificates.warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from afl.core.messages import Kind, PayloadHeader
 from afl.errors import ProtocolError
 from afl.outside import MOST_OF_REASON, MOST_OF_TRACEBACK, paragraph, words
+from afl.security.identity import MOST_WORKERS_A_SESSION
 from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_worker
@@ -106,6 +107,7 @@ class Conversation:
             applied=position_of(join.applied),
             layout_hash=join.layout_hash,
             task=words(join.task),
+            sites=tuple(map(words, join.sites[: MOST_WORKERS_A_SESSION + 1])),
         )
 
     def _ready(self, ready: pb.Ready) -> events.Ready:

@@ -175,7 +175,7 @@ class Outbox:
                 yield piece
         reached("server.mid-broadcast")
         yield commit
-        answering = sum(worker in broadcast.participants for worker in step.workers)
+        answering = len(broadcast.asked_of(step.workers))
         has_weights = bool(broadcast.dual_weights)
         self._counters.charge_step(broadcast.step.payloads, answering, has_weights=has_weights)
 

@@ -8,13 +8,13 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from afl.config.address import Address
+from afl.config.address import Address, shown_peer
 from afl.config.schema import Server
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import most_connections, most_descriptors
@@ -30,6 +30,7 @@ from afl_server.network.conversation import Conversation
 from afl_server.network.disconnect import disconnect
 from afl_server.network.door import Door, Strangers
 from afl_server.network.health import Health
+from afl_server.network.listening import Listener
 from afl_server.network.outbox import Outbox
 from afl_server.network.reloading import ReloadedFiles
 
@@ -109,13 +110,9 @@ class FederationService:
             ("grpc.max_allowed_incoming_connections", most),
             ("grpc.max_concurrent_streams", STREAMS_A_CONNECTION),
         ]
-        self._server = grpc.aio.server(options=[*channel_options(server.chunk_bytes), *bounds])
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
-        )
+        self._options = [*channel_options(server.chunk_bytes), *bounds]
         self._health = Health(("", SERVICE), server.handshake_timeout)
-        self._server.add_generic_rpc_handlers((self._health.handler(),))
+        self._listener = Listener(self._make_server, self._open_port)
         self._door = Door(most, server.handshake_timeout, self._session_peers)
         self._watches: list[asyncio.Task[None]] = []
         self._streams: dict[int, _Stream] = {}
@@ -130,21 +127,29 @@ class FederationService:
         """
         check_bind("server.listen", address)
         try:
-            self.port = self._open_port(str(address))
+            self.port = await self._listener.start(str(address))
         except RuntimeError as error:
             raise AddressError(f"server.listen: cannot listen on {address}: {error}") from error
-        await self._server.start()
         self._health.set(health_pb2.HealthCheckResponse.SERVING)
         self._watches = [
             asyncio.create_task(self._watch_permissions()),
             asyncio.create_task(self._door.watch(self.port)),
+            asyncio.create_task(self._listener.watch(str(replace(address, port=self.port)))),
         ]
 
-    def _open_port(self, address: str) -> int:
+    def _make_server(self) -> grpc.aio.Server:
+        made = grpc.aio.server(options=self._options)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
+        made.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}), self._health.handler())
+        )
+        return made
+
+    def _open_port(self, server: grpc.aio.Server, address: str) -> int:
         certificates = self._authentication.certificates
         if certificates is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, _credentials(certificates))
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, _credentials(certificates))
 
     async def stop(self) -> None:
         """Stop listening and end what is open."""
@@ -153,7 +158,7 @@ class FederationService:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-        await self._server.stop(STOP_GRACE_S)
+        await self._listener.stop(STOP_GRACE_S)
 
     def strangers(self) -> Strangers:
         """Connections without a session; from any thread."""
@@ -225,7 +230,9 @@ class FederationService:
                 self._deliver(events.Faulted(error))
             elif not isinstance(error, grpc.RpcError | grpc.aio.BaseError):
                 broke = log_events.SessionBroke(peer=context.peer(), workers=())
-                LOG.error("the stream of %s broke", context.peer(), exc_info=error, extra=broke.extra)
+                LOG.error(
+                    "the stream of %s broke", shown_peer(context.peer()), exc_info=error, extra=broke.extra
+                )
         if stream.outbox.is_given_up or stream.is_writing:
             # The status of an ordinary end would wait behind what the peer does not take; and where that is
             # the first message, gRPC fails at the status.

@@ -1,4 +1,5 @@
-"""Who may read pages: whoever asks by a name that is this server's and, if there is one, has the token."""
+"""Who may read pages: whoever asks by a name that is this server's and, if there is one, has the token; and
+the certificate that they are served with."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import hmac
 import ipaddress
 import logging
 import socket
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Pages that anyone may read: they say no more than whether the server works."""
 
 _LOOPBACK: Final = "localhost"
+_NAMES: Final = ("server.http_certificate", "server.http_key")
 
 
 class Access:
@@ -76,6 +79,42 @@ class Access:
         except ValueError:
             return False
         return True
+
+
+class PageCertificate:
+    """The certificate that pages are served with.
+
+    Raises:
+        ConfigError: if its files cannot be used.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = ReloadedFiles(_NAMES[0], [certificate, key], lambda: _context(certificate, key))
+
+    @classmethod
+    def of(cls, server: Server) -> PageCertificate | None:
+        """As the configuration has it; ``None`` in plaintext."""
+        if server.http_certificate is None or server.http_key is None:
+            return None
+        return cls(server.http_certificate, server.http_key)
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        return self._files.current()[0]
+
+    @property
+    def expiry(self) -> float:
+        """When the certificate expires, in Unix time."""
+        return self._files.current()[1]
+
+
+def _context(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+    context = certificates.server_context(certificate, key, names=_NAMES)
+    content = certificates.read_file(certificate, _NAMES[0])
+    not_after = certificates.expires_at(content, str(certificate))
+    certificates.warn_if_expiring(LOG, _NAMES[0], certificate, not_after)
+    certificates.warn_if_open(LOG, _NAMES[1], key)
+    return context, not_after
 
 
 def _shows(authorization: str, token: str) -> bool:

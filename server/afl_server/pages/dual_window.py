@@ -15,6 +15,8 @@ from afl.config import Config
 COLUMNS: Final = 60  # points of a line at most: what a terminal shows
 POINTS: Final = 256  # points of a page's line at most
 SHOWN_WORKERS: Final = 6
+ALL_SHOWN: Final = 10  # up to so many workers all are shown
+OVERTAKES: Final = 1.25  # so many times a shown worker's weight is what takes its place
 BLOCKS: Final = 4  # so many restarts are in sight, if there is the memory
 MOST_ROUNDS: Final = 1024
 MOST_VALUES: Final = 1 << 21  # 8 MiB of float32, whatever the number of workers
@@ -32,6 +34,7 @@ class DualWindow:
         self._entries: deque[tuple[int, NDArray[np.float32]]] = deque(
             maxlen=min(most, max(POINTS, BLOCKS * block // self._stride))
         )
+        self._shown = list(range(min(workers, ALL_SHOWN if workers <= ALL_SHOWN else SHOWN_WORKERS)))
         self._lock = threading.Lock()
 
     @classmethod
@@ -76,13 +79,23 @@ class DualWindow:
         starts = np.flatnonzero(np.diff(rounds // length, prepend=-1))
         ends = np.append(starts[1:], len(rounds))
         means = np.add.reduceat(values, starts, axis=0) / (ends - starts)[:, None]
-        most = np.sort(np.argsort(-values.mean(axis=0), kind="stable")[:SHOWN_WORKERS])
+        shown = self._places(values.mean(axis=0))
         # A block has begun in a point, or since the last round before it that was kept.
         block, since = self._block or int(rounds[-1]), rounds[starts] - 1 - self._stride
         has_begun = (rounds[ends - 1] - 1) // block > np.maximum(since, 0) // block
         return {
             "rounds": rounds[starts].tolist(),
             "restarts": np.flatnonzero(has_begun).tolist(),
-            "workers": most.tolist(),
-            "weights": np.round(means[:, most].T.astype(np.float64), 5).tolist(),
+            "workers": shown,
+            "weights": np.round(means[:, shown].T.astype(np.float64), 5).tolist(),
         }
+
+    def _places(self, weights: NDArray[np.float32]) -> list[int]:
+        """The workers that are shown, ascending; one gives way only to one with clearly more weight, ``[m]``,
+        so that lines do not jump while somebody reads them."""
+        with self._lock:
+            for worker in np.argsort(-weights, kind="stable")[: len(self._shown)].tolist():
+                lightest = min(self._shown, key=lambda one: weights[one])
+                if worker not in self._shown and weights[worker] > OVERTAKES * weights[lightest]:
+                    self._shown[self._shown.index(lightest)] = worker
+            return sorted(self._shown)

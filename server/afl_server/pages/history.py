@@ -11,12 +11,14 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.runs.metrics import ranked
 from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.dual_window import COLUMNS
 
 BUCKETS = 256  # points of a curve: more than a screen resolves, few enough that a page of ten curves is small
 # Up to so many workers each has curves of its own (17 MB at most); of more, only what is said of all.
@@ -53,9 +55,9 @@ class Point(NamedTuple):
     """An evaluation; NaN where a worker that is followed has no such metric."""
 
     summary: EvaluationSummary
-    accuracy: NDArray[np.float32]
+    value: NDArray[np.float32]  # of the metric that ranks
     loss: NDArray[np.float32]
-    spread: NDArray[np.float32]  # quantiles over all workers of accuracy and of loss, [2, 4]
+    spread: NDArray[np.float32]  # quantiles over all workers of these values and of the losses, [2, 4]
 
 
 class View(NamedTuple):
@@ -99,13 +101,13 @@ class History:
 
     def add_evaluation(self, summary: EvaluationSummary, metrics: Sequence[Mapping[str, float]]) -> None:
         """An evaluation, with the metrics of each worker, ``[m]``; those of an absent worker are empty."""
-        accuracy, loss = (
+        value, loss = (
             # As near as the curves' type of numbers has them; NaN stays.
             np.array([entry.get(name, math.nan) for entry in metrics]).clip(-_LARGEST, _LARGEST)
-            for name in ("accuracy", "loss")
+            for name in (ranked(vars(summary)).metric, "loss")
         )
-        spread = np.array([_spread(accuracy), _spread(loss)], dtype=np.float32)
-        point = Point(summary, self._followed(accuracy), self._followed(loss), spread)
+        spread = np.array([_spread(value), _spread(loss)], dtype=np.float32)
+        point = Point(summary, self._followed(value), self._followed(loss), spread)
         with self._lock:
             self.version += 1
             if self._points and (self._evaluated - 1) % self._spacing:
@@ -122,6 +124,21 @@ class History:
         with self._lock:
             buckets = [replace(bucket) for bucket in self._buckets]
             return View(self._width, buckets, self._spacing, list(self._points))
+
+    def worst(self) -> dict[str, Any]:
+        """How the worst worker was served at no more than :data:`COLUMNS` evaluations of the whole run, and
+        now, by the metric that ranks."""
+        with self._lock:
+            summaries = [point.summary for point in self._points]
+        shown = summaries[:: -(-len(summaries) // COLUMNS) or 1]
+        values = [ranked(vars(summary)).worst for summary in shown]
+        by = ranked(vars(summaries[-1])) if summaries else None
+        return {
+            "measure": None if by is None else f"worst {by.metric}",
+            "rounds": [summary.round for summary in shown],
+            "values": [value if value is not None and math.isfinite(value) else None for value in values],
+            "last": None if by is None else by.worst,
+        }
 
     def heaviest(self, count: int) -> list[int]:
         """The workers whose dual weight has been largest on average, heaviest first."""

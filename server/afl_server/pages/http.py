@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 from prometheus_client.exposition import choose_encoder
 
 from afl.config.address import Address
 from afl.daemon import http
-from afl_server.pages.access import Access
+from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.live_updates import Document, Viewers, encoded
 from afl_server.pages.metrics import make_registry
 from afl_server.pages.page_data import PageData, Sources
@@ -40,7 +40,12 @@ class HttpServer(http.HttpPages):
     """Reads the run's state, never changes it; ``loop`` is the event loop that serves the workers."""
 
     def __init__(
-        self, address: Address, sources: Sources, loop: asyncio.AbstractEventLoop, access: Access
+        self,
+        address: Address,
+        sources: Sources,
+        loop: asyncio.AbstractEventLoop,
+        access: Access,
+        certificate: PageCertificate | None = None,
     ) -> None:
         self._sources = sources
         self._access = access
@@ -48,12 +53,17 @@ class HttpServer(http.HttpPages):
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        self._registry = make_registry(sources.snapshot, sources.certificate_expiry, sources.strangers)
+        self._registry = make_registry(
+            sources.snapshot,
+            sources.certificate_expiry,
+            lambda: None if certificate is None else certificate.expiry,
+            sources.strangers,
+        )
         self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
             "/metrics": self._metrics,
-            "/status": Document(lambda: run_status(sources.snapshot(), sources.dual_window), 0.0).answer,
+            "/status": Document(self._status, 0.0).answer,
             "/data/state.json": state.answer,
             "/data/events.json": Document(sources.events.newest_first).answer,
             "/data/workers.json": Document(data.workers, HISTORY_AGE_S).answer,
@@ -61,7 +71,11 @@ class HttpServer(http.HttpPages):
             "/data/worker.json": self._worker,
             "/data/stream": lambda _: self._follow,
         }
-        super().__init__(address, "server.http")
+        super().__init__(address, "server.http", None if certificate is None else certificate.context)
+
+    def _status(self) -> dict[str, Any]:
+        sources = self._sources
+        return run_status(sources.snapshot(), sources.dual_window, sources.history, sources.rate)
 
     def close(self) -> None:
         """Send open pages the last state, curves and table, and stop serving."""

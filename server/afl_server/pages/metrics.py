@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from afl.runs.metrics import ranked
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.federation.evaluation_summary import train_loss_of
 from afl_server.federation.snapshot import Snapshot
@@ -29,6 +30,7 @@ _MEANINGS: Final = {
     "afl_rounds": "T, the update rounds of the run",
     "afl_workers": "m, the workers of the run",
     "afl_workers_ready": "workers with a session that is ready",
+    "afl_site_info{worker,site}": "1, labelled with the name of each worker's site, where it has one",
     "afl_worker_ready{worker}": "1 for a worker with a session that is ready, else 0",
     "afl_workers_missing_reports": "workers whose report the open step waits for",
     "afl_worker_awaited{worker}": "1 for a worker whose report the open step waits for, else 0",
@@ -51,6 +53,11 @@ _MEANINGS: Final = {
     "afl_smooth_worst_loss": "smooth worst test loss at the last evaluation, at most ln(m)/50 above the "
     "highest; only with privacy.losses: hidden, which has no loss, accuracy or dual weight by worker",
     "afl_best_worst_worker_accuracy": "highest worst-worker accuracy of all evaluations",
+    "afl_worker_value{worker,metric}": "of each worker at the last evaluation, of the metric that ranks them "
+    "(evaluation.rank_by)",
+    "afl_worst_worker_value{metric}": "the worst worker's of it at the last evaluation",
+    "afl_mean_worker_value{metric}": "its mean over the workers at the last evaluation",
+    "afl_best_worst_worker_value{metric}": "the worst worker's of it at the best evaluation",
     "afl_uplink_residual_norm{worker}": "Euclidean norm of each worker's residual at the last evaluation; "
     "where one is kept, and not with privacy.secure_aggregation",
     "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
@@ -90,15 +97,24 @@ _MEANINGS: Final = {
     "afl_worker_incidents_total{worker,incident}": "what has happened to each worker since this process of "
     "the server began: absent, non_finite, failure, restart, lost_residual, large_update, capped_loss, "
     "high_loss or digest_mismatch",
+    "afl_worker_quarantined{worker}": "1 for a worker that the operator has put into quarantine, else 0",
     "afl_disk_free_bytes": "free bytes of the run directory's file system",
     "afl_disk_size_bytes": "size of the run directory's file system",
     "afl_certificate_expiry_seconds": "when the server's certificate expires, in Unix time; with TLS only",
+    "afl_page_certificate_expiry_seconds": "when the certificate of server.http expires, in Unix time; with "
+    "server.http_certificate only",
     "afl_worker_certificate_expiry_seconds{worker}": "when the certificate of each worker's session "
     "expires, in Unix time; with client certificates only",
 }
 
 
-_OF_EACH_WORKER: Final = ("afl_dual_weight", "afl_train_loss", "afl_worker_loss", "afl_worker_accuracy")
+_OF_EACH_WORKER: Final = (
+    "afl_dual_weight",
+    "afl_train_loss",
+    "afl_worker_loss",
+    "afl_worker_accuracy",
+    "afl_worker_value",
+)
 """What is not known where losses are hidden."""
 
 
@@ -122,6 +138,7 @@ Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | N
 class _Collector(Collector):
     snapshot: Callable[[], Snapshot]
     certificate_expiry: Callable[[], float | None]
+    page_certificate_expiry: Callable[[], float | None]
     strangers: Callable[[], Strangers]
 
     def collect(self) -> Iterable[Metric]:
@@ -130,6 +147,7 @@ class _Collector(Collector):
         values: dict[str, Value] = {
             **_values(self.snapshot()),
             "afl_certificate_expiry_seconds": self.certificate_expiry(),
+            "afl_page_certificate_expiry_seconds": self.page_certificate_expiry(),
             "afl_strangers": strangers.now,
             "afl_strangers_cut_total": strangers.cut,
         }
@@ -153,13 +171,18 @@ class _Collector(Collector):
 def make_registry(
     snapshot: Callable[[], Snapshot],
     certificate_expiry: Callable[[], float | None],
+    page_certificate_expiry: Callable[[], float | None],
     strangers: Callable[[], Strangers],
 ) -> CollectorRegistry:
     """The run's metrics, from its snapshot at each scrape, and the process's own as the client has them."""
     registry = CollectorRegistry()
-    registry.register(_Collector(snapshot, certificate_expiry, strangers))
+    registry.register(_Collector(snapshot, certificate_expiry, page_certificate_expiry, strangers))
     ProcessCollector(registry=registry)
     return registry
+
+
+def _labelled(metric: str, value: float | None) -> Value:
+    return None if value is None else {(metric,): value}
 
 
 def _values(s: Snapshot) -> dict[str, Value]:
@@ -175,6 +198,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
         "afl_workers": run.workers,
         "afl_workers_ready": run.workers - len(s.missing),
         "afl_worker_ready": [int(worker not in missing) for worker in range(run.workers)],
+        "afl_site_info": {(str(worker), name): 1 for worker, name in sorted(s.names.items())} or None,
         "afl_workers_missing_reports": len(step.awaited),
         "afl_worker_awaited": [int(worker in awaited) for worker in range(run.workers)],
         "afl_round_seconds": s.round_seconds,
@@ -210,6 +234,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
             for incident, counts in s.incidents.items()
             for worker, count in enumerate(counts)
         },
+        "afl_worker_quarantined": [int(worker in s.quarantined) for worker in range(run.workers)],
         # Left out where no session has one.
         "afl_worker_certificate_expiry_seconds": {
             (str(worker),): session.certificate_expiry
@@ -221,12 +246,23 @@ def _values(s: Snapshot) -> dict[str, Value]:
     if run.restart_length:
         values["afl_block"] = run.restart_length
         values["afl_dual_restarts_total"] = s.updates_applied // run.restart_length
+    if s.best is not None:
+        best = ranked(vars(s.best))
+        values["afl_best_worst_worker_value"] = _labelled(best.metric, best.worst)
     if evaluation is not None and s.last is not None:
         values["afl_worker_loss"] = [entry.get("loss", math.nan) for entry in evaluation.metrics]
         values["afl_max_worker_loss"] = s.last.max_loss
         values["afl_smooth_worst_loss"] = s.last.smooth_worst_loss
         values["afl_mean_worker_loss"] = s.last.mean_loss
         values["afl_mean_worker_accuracy"] = s.last.mean_accuracy
+        by = ranked(vars(s.last))
+        values["afl_worker_value"] = {
+            (str(worker), by.metric): entry[by.metric]
+            for worker, entry in enumerate(evaluation.metrics)
+            if by.metric in entry
+        }
+        values["afl_worst_worker_value"] = _labelled(by.metric, by.worst)
+        values["afl_mean_worker_value"] = _labelled(by.metric, by.mean)
         values["afl_downlink_residual_norm"] = s.residual_norm
         if s.last.worst_accuracy is not None:
             values["afl_worker_accuracy"] = [entry.get("accuracy", math.nan) for entry in evaluation.metrics]

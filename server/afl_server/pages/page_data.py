@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from afl._version import __version__
-from afl.config.quantities import shown_seconds
-from afl.errors import ExitCode
-from afl.runs.metrics import own_metrics_line
-from afl.terminal.view import some_of
+from afl.names import with_names
+from afl.runs.metrics import Ranked, own_metrics_line, ranked
+from afl.runs.sites import SiteTable
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.federation.snapshot import Snapshot
 from afl_server.network.door import Strangers
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.history import SPREAD, History, Point, View
+from afl_server.pages.progress import Rate, phase_of, seconds_left
 from afl_server.pages.recent_events import RecentEvents
-from afl_server.pages.status import mean_rate, seconds_left
 
-# A step that is open for less is not called stalled, however short the steps before it were.
-STALLED_AFTER_S = 5.0
-STALLED_TIMES = 5  # nor is one that is open for less than so many times as long as the last of its kind
 MOST_ROWS = 2000  # rows of the table; of more workers, those that are served worst
 MOST_CURVES = 6  # workers with curves of their own in the first view: as many colours as can be told apart
 _MODEL_VALUE_BYTES: Final = 4
@@ -44,7 +39,9 @@ class Sources:
     history: History
     dual_window: DualWindow
     events: RecentEvents
+    sites: SiteTable
     strangers: Callable[[], Strangers]  # at the port of gRPC
+    rate: Rate = field(default_factory=Rate)
 
 
 class PageData:
@@ -53,7 +50,6 @@ class PageData:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._history = sources.history
-        self._rate = Rate()
 
     def state(self) -> dict[str, Any]:
         """The run in a few lines; durations in seconds."""
@@ -66,17 +62,21 @@ class PageData:
             "task": run.task,
             "algorithm": run.algorithm,
             "phase": phase,
-            "headline": headline,
+            "headline": with_names(headline, snapshot.names),
             "round": snapshot.closed,
             "rounds": run.rounds,
             "seconds": now - snapshot.began_at,
             "seconds_left": None if snapshot.is_over else seconds_left(snapshot, now),
-            "rounds_a_second": self._rate.after(snapshot, now),
+            "rounds_a_second": self._sources.rate.after(snapshot, now),
             "workers": run.workers,
             "missing_count": len(snapshot.missing),
             "hides_losses": run.hides_losses,
             "last": _summary(last),
             "best": _summary(snapshot.best),
+            **{
+                f"{name}_site": _site_of(each, snapshot)
+                for name, each in (("last", last), ("best", snapshot.best))
+            },
             "own_metrics": own_metrics_line(last.own_metrics) if last else "",
             "worst_weight": (
                 None
@@ -113,9 +113,9 @@ class PageData:
         missing, awaited = set(snapshot.missing), set(snapshot.step.awaited)
         evaluation = snapshot.evaluation
         metrics = evaluation.metrics if evaluation else [{}] * snapshot.run.workers
-        accuracy = [entry.get("accuracy", math.nan) for entry in metrics]
-        loss = [entry.get("loss", math.nan) for entry in metrics]
-        rows = _worst_first(accuracy, loss)[:MOST_ROWS]
+        by, sites = _ranked(snapshot.last), [] if snapshot.run.hides_losses else self._sources.sites.rows
+        value, loss = ([entry.get(name, math.nan) for entry in metrics] for name in (by.metric, "loss"))
+        rows = _worst_first(value, loss, higher_is_better=by.higher_is_better)[:MOST_ROWS]
 
         def state(worker: int) -> str:
             if snapshot.is_over and worker in snapshot.known:
@@ -129,8 +129,14 @@ class PageData:
             "workers": snapshot.run.workers,
             "evaluated": evaluation and evaluation.round,
             "id": rows,
-            "accuracy": _short(accuracy[row] for row in rows),
+            "site": [snapshot.names.get(row) for row in rows] if snapshot.names else None,
+            "rank_by": by.metric,
+            "higher_is_better": by.higher_is_better,
+            "value": _short(value[row] for row in rows),
             "loss": _short(loss[row] for row in rows),
+            "first": _short(sites[row].first if row < len(sites) else None for row in rows),
+            "best": _short(sites[row].best if row < len(sites) else None for row in rows),
+            "best_round": [sites[row].best_round if row < len(sites) else None for row in rows],
             "weight": _short(snapshot.dual_weights[rows]),
             "seconds": _short(snapshot.report_seconds[row] for row in rows),
             "state": [state(worker) for worker in rows],
@@ -146,6 +152,7 @@ class PageData:
         metrics = evaluation.metrics[worker] if evaluation else {}
         found = {
             "id": worker,
+            "site": snapshot.names.get(worker),
             "peer": connection and connection.peer,
             "hosted_with": connection and len(connection.workers),
             "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
@@ -163,7 +170,8 @@ class PageData:
         stamp = self._stamp(snapshot, time.monotonic())
         view, whole = self._history.view(), _uncompressed(snapshot)
         buckets, points = view.buckets, view.points
-        averages = ("worst_accuracy", "mean_accuracy", "max_loss", "mean_loss", "smooth_worst_loss")
+        averages = ("max_loss", "mean_loss", "smooth_worst_loss")
+        standings = [ranked(vars(point.summary)) for point in points]
         return {
             "stamp": stamp,
             "workers": snapshot.run.workers,
@@ -174,11 +182,15 @@ class PageData:
             "weight_max": _short(bucket.weight_max for bucket in buckets),
             "bytes": [bucket.sent for bucket in buckets],
             "uncompressed": whole and [round(whole * bucket.round / snapshot.closed) for bucket in buckets],
+            "worst_site": _site_of(points[-1].summary, snapshot) if points else None,
             "worst_worker": [point.summary.worst_worker for point in points],
             **{name: _short(getattr(point.summary, name) for point in points) for name in averages},
+            "rank_by": _ranked(points[-1].summary if points else None).metric,
+            "worst_value": _short(by.worst for by in standings),
+            "mean_value": _short(by.mean for by in standings),
             "spread": {
                 name: [_short(point.spread[kind, place] for point in points) for place in range(len(SPREAD))]
-                for kind, name in enumerate(("accuracy", "loss"))
+                for kind, name in enumerate(("value", "loss"))
             },
             **self._curves(view, self._shown_workers(points)),
         }
@@ -186,6 +198,7 @@ class PageData:
     def _curves(self, view: View, workers: Sequence[int]) -> dict[str, Any]:
         """Of some workers, with their axes; none of a run with too many to follow."""
         followed = workers if self._history.follows else []
+        names = self._sources.snapshot().names
         recent_rounds, recent = self._sources.dual_window.curves(followed)
         return {
             "round": [bucket.round for bucket in view.buckets],
@@ -194,10 +207,11 @@ class PageData:
             "curves": [
                 {
                     "worker": worker,
+                    "site": names.get(worker),
                     "weight_low": _short(bucket.low[worker] for bucket in view.buckets),
                     "weight_high": _short(bucket.high[worker] for bucket in view.buckets),
                     "recent_weight": _short(recent[:, place]),
-                    "accuracy": _short(point.accuracy[worker] for point in view.points),
+                    "value": _short(point.value[worker] for point in view.points),
                     "loss": _short(point.loss[worker] for point in view.points),
                 }
                 for place, worker in enumerate(followed)
@@ -215,36 +229,24 @@ class PageData:
         return [*worst, *others][:MOST_CURVES]
 
 
-def phase_of(snapshot: Snapshot, now: float) -> tuple[str, str]:
-    """The phase that the run is in, and a sentence where people should know more."""
-    if snapshot.ending is not None:
-        reason = snapshot.ending.reason
-        if snapshot.ending.code is ExitCode.OK:
-            return "finished", "The run is complete."
-        if snapshot.ending.can_resume:
-            return "stopped", f"The run is stopped and can be resumed: {reason}."
-        return "aborted", f"The run has ended before its last round: {reason}."
-    workers, missing, step = snapshot.run.workers, snapshot.missing, snapshot.step
-    if snapshot.last_round is None and missing:
-        return "waiting", f"Waiting for workers: {workers - len(missing)} of {workers} are here."
-    usual, open_seconds = snapshot.step_seconds.get(step.kind, 0.0), now - step.opened_at
-    if not step.awaited or open_seconds < max(STALLED_AFTER_S, STALLED_TIMES * usual):
-        return "running", ""
-    gone = sorted(set(missing).intersection(step.awaited))
-    whom, what = (gone, "not connected") if gone else (step.awaited, "still computing")
-    named = (
-        f"worker {whom[0]}, which is"
-        if len(whom) == 1
-        else f"{len(whom)} workers ({some_of(whom)}), which are"
-    )
-    return "stalled", f"The round waits for {named} {what}; it is open for {shown_seconds(open_seconds)}."
-
-
 def _summary(summary: EvaluationSummary | None) -> dict[str, Any] | None:
     """Without the task's own metrics, of which there may be many: this is sent every second."""
     if summary is None:
         return None
-    return {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    by = ranked(vars(summary))
+    kept = {name: value for name, value in vars(summary).items() if name != "own_metrics"}
+    return kept | {"rank_by": by.metric, "worst_value": by.worst, "mean_value": by.mean}
+
+
+def _site_of(summary: EvaluationSummary | None, snapshot: Snapshot) -> str | None:
+    """The name of the worst worker's site."""
+    worst = None if summary is None else summary.worst_worker
+    return None if worst is None else snapshot.names.get(worst)
+
+
+def _ranked(last: EvaluationSummary | None) -> Ranked:
+    """By what the last evaluation is ranked; before the first, accuracy is what most tasks report."""
+    return Ranked("accuracy", True, None, None) if last is None else ranked(vars(last))
 
 
 def _uncompressed(snapshot: Snapshot) -> int | None:
@@ -255,31 +257,11 @@ def _uncompressed(snapshot: Snapshot) -> int | None:
     return snapshot.counters.uncompressed_bytes
 
 
-class Rate:
-    """Rounds a second over the last half minute or so; a stall shows at once.
-
-    Until somebody has looked for a second, it is over all rounds since the first that this process closed.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque(maxlen=31)
-
-    def after(self, snapshot: Snapshot, now: float) -> float | None:
-        """The rate now; ``None`` before the second round is closed, and when the run is over."""
-        if snapshot.is_over:
-            return None
-        if not self._seen or now - self._seen[-1][0] >= 1.0:
-            self._seen.append((now, snapshot.closed))
-        since, first = self._seen[0]
-        if now - since < 1.0:
-            return mean_rate(snapshot, now)
-        return max(0, snapshot.closed - first) / (now - since)
-
-
-def _worst_first(accuracy: Sequence[float], loss: Sequence[float]) -> list[int]:
-    """By lowest accuracy, then by highest loss; who was not evaluated comes last."""
+def _worst_first(value: Sequence[float], loss: Sequence[float], *, higher_is_better: bool) -> list[int]:
+    """By the worst value of what ranks, then by highest loss; who was not evaluated comes last."""
+    rank = np.asarray(value) if higher_is_better else -np.asarray(value)
     # As keys of a sort, which is stable; NaN would be in no order.
-    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(accuracy, nan=math.inf)))
+    order = np.lexsort((-np.nan_to_num(loss, nan=-math.inf), np.nan_to_num(rank, nan=math.inf)))
     return [int(worker) for worker in order]
 
 

@@ -10,21 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from afl._version import __version__
+from afl.names import with_names
+from afl.runs.sites import SiteTable
+from afl.terminal.by_site import BySite
 from afl.terminal.display import REFRESH_S, RunDisplay
 from afl.terminal.view import make_console, summary_table
 from afl_server.federation.snapshot import Snapshot
 from afl_server.pages.dual_window import DualWindow
+from afl_server.pages.history import History
+from afl_server.pages.progress import Rate, phase_of, seconds_left
 
 STATES = ("waiting for workers", "running", "over")
 
 
-def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
-    """The present state; durations in seconds, ``None`` for a missing worker that has not joined yet."""
+def run_status(
+    snapshot: Snapshot, dual_window: DualWindow, history: History | None, rate: Rate
+) -> dict[str, Any]:
+    """The present state; durations in seconds, ``None`` for a missing worker that has not joined yet.
+
+    Args:
+        history: ``None`` where none is kept.
+    """
     now, run, step, counters = time.monotonic(), snapshot.run, snapshot.step, snapshot.counters
+    phase, headline = phase_of(snapshot, now)
     return {
         "run_id": run.run_id,
         "afl_version": __version__,
         "state": state_of(snapshot),
+        "phase": phase,
+        "headline": with_names(headline, snapshot.names),
         "task": run.task,
         "algorithm": run.algorithm,
         "round": snapshot.closed,
@@ -32,15 +46,18 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "step": "evaluation" if step.kind.is_of_evaluation else "training",
         "open_round": step.round,
         "workers": run.workers,
+        "sites": snapshot.sites,
         "workers_missing": snapshot.missing,
         "workers_missing_seconds": [snapshot.missing_for(worker, now) for worker in snapshot.missing],
         "reports_missing": step.awaited,
         "open_step_seconds": now - step.opened_at,
         "seconds": now - snapshot.began_at,
         "seconds_left": seconds_left(snapshot, now),
+        "rounds_a_second": rate.after(snapshot, now),
         "losses": "hidden" if run.hides_losses else "shown",
         "last": snapshot.last and vars(snapshot.last),
         "best": snapshot.best and vars(snapshot.best),
+        "warnings": snapshot.evaluation.warnings if snapshot.evaluation else (),
         "uplink_bytes": counters.uplink.total,
         "downlink_bytes": counters.downlink.total,
         "uncompressed_bytes": counters.uncompressed_bytes,
@@ -49,6 +66,7 @@ def run_status(snapshot: Snapshot, dual_window: DualWindow) -> dict[str, Any]:
         "integers": snapshot.integers,
         "dual_weights": None if run.hides_losses else snapshot.dual_weights.tolist(),
         "dual_history": dual_window.view(),
+        "worst_history": history and history.worst(),
         "directory": str(run.directory),
     }
 
@@ -58,19 +76,6 @@ def state_of(snapshot: Snapshot) -> str:
     if snapshot.is_over:
         return "over"
     return "waiting for workers" if snapshot.last_round is None and snapshot.missing else "running"
-
-
-def seconds_left(snapshot: Snapshot, now: float) -> float | None:
-    """At the mean rate; ``None`` while there is none, or a worker is missing."""
-    rate = None if snapshot.missing else mean_rate(snapshot, now)
-    return None if rate is None else (snapshot.run.rounds - snapshot.closed) / rate
-
-
-def mean_rate(snapshot: Snapshot, now: float) -> float | None:
-    """Rounds a second since the first that this process closed; ``None`` before the second."""
-    since, first = snapshot.first_closed or (now, snapshot.closed)
-    # Two rounds may be closed within one tick of the clock.
-    return (snapshot.closed - first) / max(now - since, 1e-6) if snapshot.closed > first else None
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +98,9 @@ async def live_view(state: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
             display.show(state())
 
 
-def print_summary(summary: dict[str, Any], directory: Path) -> None:
-    """The table at the end of a run; nothing of one that has closed no round."""
+def print_summary(summary: dict[str, Any], directory: Path, sites: SiteTable) -> None:
+    """The tables at the end of a run; nothing of one that has closed no round."""
     if summary["rounds"]:
-        make_console().print(summary_table(summary, directory))
+        console = make_console()
+        console.print(summary_table(summary, directory))
+        console.print(BySite(sites))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from afl.config import Config
 from afl.core.algorithms.registry import server_half
-from afl.core.engine import RoundEngine
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.daemon import events
 from afl.runs.initial_model import load_initial_model
 from afl.tasks.initialization import build_vector
@@ -53,6 +53,8 @@ def build(
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         loss_cap=config.loss_cap,
+        patience=config.patience,
+        rank_by=config.evaluation.ranking,
         model=vector,
     )
     description = RunDescription(

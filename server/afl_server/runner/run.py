@@ -16,13 +16,15 @@ from typing import Any
 from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.config.address import Address
-from afl.core.engine import Outcome
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
+from afl.daemon.logs import Naming
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
+from afl.runs.files import EVENTS_FILE
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
@@ -32,10 +34,11 @@ from afl_server.federation.rounds import QUARANTINE_FILE
 from afl_server.network.authentication import Authentication
 from afl_server.network.door import Strangers
 from afl_server.network.service import FederationService
-from afl_server.pages.access import Access
+from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.dual_window import DualWindow
 from afl_server.pages.http import FinishedPages, HttpServer
 from afl_server.pages.page_data import Sources
+from afl_server.pages.progress import Rate
 from afl_server.pages.recent_events import RecentEvents
 from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.runner.build import build
@@ -89,22 +92,28 @@ async def _run(
     run = open_run(config, int.from_bytes(SharedRandomness.fresh().seed, "little"))
     try:
         parts = _Parts(run, authentication, recent)
-        access = Access(run.config.server)
+        access, certificate = Access(run.config.server), PageCertificate.of(run.config.server)
     except BaseException:
         run.discard()
         raise
     config, shell, federation = run.config, parts.shell, parts.federation
+    recent.restore(run.records.directory / EVENTS_FILE)
     run_id = federation.description.run_id
     service = FederationService(config.server, authentication, run_id, federation.counters, shell.deliver)
     shell.streams = service.carry_out
     asked_to_end = asyncio.Event()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_named(run, federation))
         try:
             await service.start(config.server.listen)
             http: HttpServer | None = None
             if config.server.http is not None:
                 http = HttpServer(
-                    config.server.http, parts.sources(service.strangers), asyncio.get_running_loop(), access
+                    config.server.http,
+                    parts.sources(service.strangers),
+                    asyncio.get_running_loop(),
+                    access,
+                    certificate,
                 )
                 stack.callback(http.close)
             await shell.begin()
@@ -123,7 +132,7 @@ async def _run(
             # What is left takes no time, and a run that is complete has one exit code.
             _leave_signals(signal.SIG_IGN)
         can_resume = federation.ending is not None and federation.ending.can_resume
-        code = _conclude(run, federation, code, reason, live=live, can_resume=can_resume)
+        code = _conclude(run, federation, code, reason, recent=recent, live=live, can_resume=can_resume)
         status = status_of(code, can_go_on=can_resume)
         if code is ExitCode.SHORTAGE:
             # No thread may be had.
@@ -133,6 +142,18 @@ async def _run(
         if stays and code is ExitCode.OK:
             await _stay(asked_to_end)
     return code
+
+
+@contextlib.contextmanager
+def _named(run: OpenRun, federation: Federation) -> Iterator[None]:
+    """While it is entered, the log and the records name the sites."""
+    naming = Naming(federation.names)
+    run.records.names = federation.names
+    LOG.addFilter(naming)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(naming)
 
 
 class _Parts:
@@ -152,6 +173,7 @@ class _Parts:
             is_resumed=run.checkpoint is not None,
         )
         self._dual_window = DualWindow.of(config)
+        self._rate = Rate()
         checkpointing = None
         if run.store is not None:
             checkpointing = Checkpointing(run.store, records, vector, config.server.checkpoint_every)
@@ -171,7 +193,7 @@ class _Parts:
 
     def status(self) -> dict[str, Any]:
         """The run now, for the live view."""
-        return run_status(self.federation.snapshot(), self._dual_window)
+        return run_status(self.federation.snapshot(), self._dual_window, self.run.records.history, self._rate)
 
     def sources(self, strangers: Callable[[], Strangers]) -> Sources:
         """What pages are made from."""
@@ -183,7 +205,9 @@ class _Parts:
             history=history,
             dual_window=self._dual_window,
             events=self._recent,
+            sites=self.run.records.sites,
             strangers=strangers,
+            rate=self._rate,
         )
 
     def announce(self, port: int, http: HttpServer | None) -> None:
@@ -198,7 +222,7 @@ class _Parts:
             run.dim,
             Address(self.run.config.server.listen.host, port),
             self._authentication.description,
-            f", http on port {http.port}" if http else "",
+            f", {self.run.config.server.page_scheme} on port {http.port}" if http else "",
             extra=log_events.Listening(
                 run_id=run.run_id,
                 port=port,
@@ -236,7 +260,14 @@ def _leave_signals(handler: signal.Handlers) -> None:
 
 
 def _conclude(
-    run: OpenRun, federation: Federation, code: ExitCode, reason: str, *, live: bool, can_resume: bool
+    run: OpenRun,
+    federation: Federation,
+    code: ExitCode,
+    reason: str,
+    *,
+    recent: RecentEvents,
+    live: bool,
+    can_resume: bool,
 ) -> ExitCode:
     """Write the summary and say how the run ended; returns the exit code."""
     records = run.records
@@ -257,8 +288,9 @@ def _conclude(
             as_argument(records.directory),
             extra=log_events.CanGoOn(directory=str(records.directory)).extra,
         )
+    recent.keep(records.directory / EVENTS_FILE)
     if live:
-        print_summary(summary, records.directory)
+        print_summary(summary, records.directory, records.sites)
     return code
 
 
@@ -266,7 +298,9 @@ async def _stay_finished(config: Config) -> ExitCode:
     """Where the run had ended before this process began: pages for probes, until asked to end."""
     with contextlib.ExitStack() as stack:
         if config.server.http is not None:
-            stack.callback(FinishedPages(config.server.http, "server.http").close)
+            certificate = PageCertificate.of(config.server)
+            context = None if certificate is None else certificate.context
+            stack.callback(FinishedPages(config.server.http, "server.http", context).close)
         asked_to_end = asyncio.Event()
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl.daemon import events as log_events
 from afl.errors import STOPS, ExitCode, StorageError
 from afl.user_code import as_failure

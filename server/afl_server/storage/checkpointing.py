@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from afl.core.algorithms.base import Arrays
-from afl.core.engine import Outcome, RoundEngine
 from afl.core.model.parameters import ParameterVector
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Outcome
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError
 from afl_server.federation.counters import Moment

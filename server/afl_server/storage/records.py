@@ -20,17 +20,24 @@ from safetensors.torch import save_file
 
 from afl._version import __version__
 from afl.config import Config, dump_config
-from afl.core.engine import Evaluation, RoundSummary
+from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
-from afl.runs.metrics import hidden_figures
+from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
+from afl.runs.sites import SiteTable
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, train_loss_of
+from afl_server.federation.evaluation_summary import (
+    EvaluationSummary,
+    Ranking,
+    evaluation_of_line,
+    train_loss_of,
+)
 from afl_server.pages.history import Bucket, History
 
 LOG = logging.getLogger("afl.server")
@@ -45,6 +52,8 @@ class RunRecords:
         round: the last closed round.
         first_round: the first line of a round in the metrics.
         history: what the status page draws; ``None`` where nothing serves it.
+        names: of sites, by worker.
+        sites: how each has fared.
     """
 
     run_id: str
@@ -60,7 +69,11 @@ class RunRecords:
     """The lines that the metrics had beyond where they are resumed."""
 
     def __post_init__(self) -> None:
-        self.ranking = Ranking(self.config.divergence_watch)
+        self.ranking = Ranking(
+            self.config.divergence_watch, self.config.evaluation.ranking, self.config.patience
+        )
+        self.names: Names = self.config.names
+        self.sites = SiteTable()
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     # Beginning.
@@ -150,7 +163,8 @@ class RunRecords:
         elif line["event"] == "evaluation":
             evaluation = evaluation_of_line(line)
             self.ranking.see(evaluation)
-            self._show_evaluation(EvaluationSummary.of(evaluation), evaluation)
+            self.sites.see(line)
+            self._show_evaluation(EvaluationSummary.of(evaluation, self.ranking.by), evaluation)
 
     def caught_up(self) -> tuple[int, int]:
         """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
@@ -240,9 +254,12 @@ class RunRecords:
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
         """An evaluation: one line."""
-        summary = EvaluationSummary.of(evaluation)
+        summary = EvaluationSummary.of(evaluation, self.ranking.by)
+        weights = None if self.round is None or evaluation.means is not None else self.round.dual_weights
+        by = ranked(vars(summary))
+        self._say_unranked(evaluation, by)
         self.last_evaluation = evaluation
-        self._line(
+        line = self._line(
             "evaluation",
             up,
             down,
@@ -252,32 +269,57 @@ class RunRecords:
             mean_accuracy=summary.mean_accuracy,
             max_loss=summary.max_loss,
             mean_loss=summary.mean_loss,
+            **({name: getattr(summary, name) for name in RANK_KEYS} if summary.rank_by else {}),
             **(
                 {"workers": evaluation.metrics, "examples": evaluation.examples}
                 if evaluation.means is None
                 else {"smooth_worst_loss": evaluation.smooth_worst, "means": evaluation.means}
             ),
+            **({} if weights is None else {"dual_weights": weights.tolist()}),
+            **self._sites(),
             **_named(absent=evaluation.absent, non_finite=evaluation.non_finite),
+            **({"warnings": evaluation.warnings} if evaluation.warnings else {}),
             **({"tensor_residual_norms": norms} if (norms := evaluation.tensor_residual_norms) else {}),
         )
+        self.sites.see(line)
         self._show_evaluation(summary, evaluation)
         LOG.info(
             "round %d: %s",
             summary.round,
             hidden_figures(vars(summary))
-            or f"worst worker {summary.worst_worker}, "
-            + (
-                f"accuracy {summary.worst_accuracy:.4f} (mean {summary.mean_accuracy:.4f})"
-                if summary.worst_accuracy is not None
-                else f"loss {summary.max_loss:.5g} (mean {summary.mean_loss:.5g})"
-            ),
+            or f"worst worker {summary.worst_worker}, {by.metric} {by.shown(by.worst, 4)} "
+            f"(mean {by.shown(by.mean, 4)})",
             extra=events.Evaluation(
                 round=summary.round,
                 worst_worker=summary.worst_worker,
+                worst_site=self.names.get(summary.worst_worker) if summary.worst_worker is not None else None,
                 worst_accuracy=summary.worst_accuracy,
                 max_loss=summary.max_loss,
                 smooth_worst_loss=summary.smooth_worst_loss,
+                rank_by=by.metric,
+                worst_value=by.worst,
             ).extra,
+        )
+
+    def _sites(self) -> dict[str, Any]:
+        """All sites' names by worker id, where there are any."""
+        workers = range(self.config.workers)
+        return {"sites": [self.names.get(worker) for worker in workers]} if self.names else {}
+
+    def _say_unranked(self, evaluation: Evaluation, by: Ranked) -> None:
+        """Warn, at the first evaluation, that no worker reports the metric that is to rank them."""
+        wanted = self.ranking.by
+        if wanted is None or wanted.metric == by.metric or self.last_evaluation is not None:
+            return
+        there = sorted(
+            {name for metrics in evaluation.metrics for name in metrics} | set(evaluation.means or ())
+        )
+        LOG.warning(
+            "no worker reports the metric %s (evaluation.rank_by), so %s ranks; there is: %s",
+            wanted.metric,
+            by.metric,
+            ", ".join(there),
+            extra=events.NotRanked(rank_by=wanted.metric, metrics=there).extra,
         )
 
     def _line(self, event: str, up: WireCount, down: WireCount, **values: Any) -> dict[str, Any]:
@@ -329,9 +371,11 @@ class RunRecords:
         digests = {"initial_model": snapshot.initial_digest, "frozen_digest": snapshot.frozen_digest}
         metadata |= {name: digest for name, digest in digests.items() if digest}
         if summary is not None:
-            served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss")
+            served = ("worst_worker", "max_loss", "worst_accuracy", "smooth_worst_loss", *RANK_KEYS)
             metadata |= {
-                name: repr(value) for name in served if (value := getattr(summary, name)) is not None
+                name: value if isinstance(value, str) else repr(value)
+                for name in served
+                if (value := getattr(summary, name)) is not None
             }
         path = self.directory / model_file(name)
         with self._writing(path.name), replacing(path) as temporary:
@@ -354,6 +398,7 @@ class RunRecords:
             "algorithm": self.config.algorithm.name,
             "task": self.config.task.name,
             "workers": self.config.workers,
+            **self._sites(),
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
             # Its losses are of a model that nobody has trained.
@@ -418,21 +463,6 @@ def _readable(lines: bytes) -> list[dict[str, Any]]:
 def new_run_id() -> str:
     """A new, sortable name: the UTC second and random hexadecimal digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-def evaluation_of_line(line: Mapping[str, Any]) -> Evaluation:
-    """What a line of the metrics has of an evaluation: all that it is ranked by."""
-    return Evaluation(
-        line["round"],
-        synchronization=0,
-        metrics=tuple(line.get("workers", ())),
-        examples=(),
-        diverged=(),
-        absent=tuple(line.get("absent", ())),
-        non_finite=tuple(line.get("non_finite", ())),
-        means=line.get("means"),
-        smooth_worst=line.get("smooth_worst_loss"),
-    )
 
 
 def _named(**workers: Sequence[int]) -> dict[str, Any]:

@@ -14,10 +14,14 @@ from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl.security import certificates
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
 
 LOG = logging.getLogger("afl.server")
+
+LEAST_KEY_BYTES = 32
+"""Of ``server.integrity_key``: as many as its codes have."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     """
     directory = None if config.run.directory is None else from_start(config.run.directory)
     if directory is not None and config.server.state != "off" and _has_state(directory):
-        store = RunStore(directory / STATE_FOLDER, config.server.state)
+        store = RunStore(directory / STATE_FOLDER, config.server.state, _key(config, directory))
         try:
             if not store.is_empty:
                 return _resumed(config, directory, store)
@@ -82,9 +86,10 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     directory = directory or from_start(Path("runs") / run_id)
     if config.server.state == "off":
         return OpenRun(config, RunRecords.create(run_id, directory, config), None)
+    key = _key(config, directory)
     RunRecords.claim(directory)
     # The state's folder first: a run whose server ended before it began is known by it.
-    store = RunStore(directory / STATE_FOLDER, config.server.state)
+    store = RunStore(directory / STATE_FOLDER, config.server.state, key)
     try:
         return OpenRun(config, RunRecords.create(run_id, directory, config), store)
     except BaseException:
@@ -95,6 +100,30 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
 @naming_paths(option="run.directory")
 def _has_state(directory: Path) -> bool:
     return kind_of(directory / STATE_FOLDER) == "folder"
+
+
+def _key(config: Config, directory: Path) -> bytes | None:
+    """What a run's state is sealed with.
+
+    Raises:
+        ConfigError: if the file holds no key, or lies where whoever may write the state may write it too.
+    """
+    path = config.server.integrity_key
+    if path is None:
+        return None
+    name = "server.integrity_key"
+    if from_start(path).resolve().is_relative_to(directory.resolve()):
+        raise ConfigError(
+            f"{name} {path} lies in the run's directory; keep it where only its owner can write"
+        )
+    certificates.warn_if_open(LOG, name, path)
+    key = certificates.read_file(path, name).strip()
+    if len(key) < LEAST_KEY_BYTES:
+        raise ConfigError(
+            f"{name} {path} holds {len(key)} bytes; a key has at least {LEAST_KEY_BYTES}: "
+            "openssl rand -hex 32 makes one"
+        )
+    return key
 
 
 def _clear(directory: Path) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from afl.config.schema import Durability
 from afl.core.algorithms.base import Arrays
 from afl.core.disk_usage import largest_log
-from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
+from afl.core.rounds.results import Evaluation, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
@@ -97,16 +97,19 @@ class RunStore:
         folder: made if it is not there.
         durability: what an appended outcome survives: the process's end (``process``), or also a loss of
             power (``machine``); not ``off``. Checkpoints survive both.
+        key: seals all that is written; what does not have its seal is damaged.
 
     Raises:
         InUseError: if another process runs this run.
         ConfigError: if the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, durability: Durability) -> None:
+    def __init__(self, folder: Path, durability: Durability, key: bytes | None = None) -> None:
         self._folder = folder
         assert durability != "off"
         self._syncs = durability == "machine"
+        self._key = key
+        self._run_id = ""
         try:
             durable.own_folder(folder)
             self._lock = durable.lock(folder / "lock", f"the run in {folder.parent}")
@@ -143,7 +146,7 @@ class RunStore:
         with self._failing(temporary.name):
             handle = _opened(temporary, os.O_TRUNC)
             try:
-                written = _write(handle, [durable.record_head(values, sections)])
+                written = _write(handle, [durable.record_head(values, sections, self._seal("checkpoint"))])
                 reached("server.mid-checkpoint")
                 written += _write(handle, sections)
             except OSError:
@@ -152,6 +155,7 @@ class RunStore:
                 raise
             finally:
                 os.close(handle)
+        self._run_id = checkpoint.run_id
         self._begin_log(checkpoint.sequence)
         self._log_limit = largest_log(written)
         return temporary
@@ -191,7 +195,7 @@ class RunStore:
             sections += outcome.payload.sections
         with self._failing(self._log_name):
             try:
-                written = _write(self._log, [durable.record_head(values, sections)])
+                written = _write(self._log, [durable.record_head(values, sections, self._seal("outcome"))])
                 reached("server.mid-log")
                 self._log_bytes += written + _write(self._log, sections)
                 if self._syncs:
@@ -212,13 +216,13 @@ class RunStore:
         path = self._folder / FROZEN_FILE
         if not path.exists():
             with self._failing(path.name):
-                durable.write_whole(path, durable.record_head({}, [data]), data)
+                durable.write_whole(path, durable.record_head({}, [data], self._seal("frozen")), data)
 
     def frozen(self) -> bytes:
         """What :meth:`keep_frozen` wrote, unless it is gone or damaged."""
         path = self._folder / FROZEN_FILE
         try:
-            return bytes(durable.read_record(_content(path)).sections[0])
+            return bytes(durable.read_record(_content(path), seal=self._seal("frozen")).sections[0])
         except (OSError, DamagedError) as error:
             raise StorageError(f"{path} cannot be used: {error}; restore it from a backup") from error
 
@@ -250,13 +254,19 @@ class RunStore:
         not written whole is cut off; :attr:`loss` says what else is not as it was written.
 
         Raises:
-            StorageError: if no checkpoint is whole, or the newest is another version's.
+            StorageError: if no checkpoint is whole, or the newest is another version's, or is sealed where no
+            key is given.
         """
         damaged: list[Path] = []
         for sequence in reversed(self._found("checkpoint")):
             path = self._path("checkpoint", sequence)
             try:
-                checkpoint = _checkpoint(durable.read_record(_content(path)))
+                record = durable.read_record(_content(path), seal=self._seal("checkpoint"))
+                if record.is_sealed and self._key is None:
+                    raise StorageError(
+                        f"{path} is sealed: give the key that it was written with, as server.integrity_key"
+                    )
+                checkpoint = _checkpoint(record)
             except durable.OtherVersionError as error:
                 raise StorageError(
                     f"{path} cannot be used: {error}; resume the run with that version, or start a new "
@@ -274,6 +284,7 @@ class RunStore:
             # Only whole ones count as the last two, which are kept.
             for path in damaged:
                 self._rename_aside(path)
+            self._run_id = checkpoint.run_id
             return checkpoint, self._entries(sequence)
         raise StorageError(
             f"no checkpoint in {self._folder} is whole: restore the folder from a backup, or start a new run "
@@ -295,7 +306,7 @@ class RunStore:
             position = 0
             while position < len(content):
                 try:
-                    record = durable.read_record(content, position)
+                    record = durable.read_record(content, position, self._seal("outcome"))
                 except DamagedError as error:
                     if start == logs[-1] and _is_torn(content, position, error):
                         self._cut(path, position, error)
@@ -351,6 +362,12 @@ class RunStore:
     def _rename_aside(self, path: Path) -> None:
         with self._failing(path.name):
             path.replace(_free(path))
+
+    def _seal(self, what: str) -> durable.Seal | None:
+        """Of a kind of record; an outcome counts in its own run only."""
+        if self._key is None:
+            return None
+        return durable.Seal(self._key, f"{what} of {self._run_id}" if what == "outcome" else what)
 
     # Files.
 

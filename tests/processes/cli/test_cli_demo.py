@@ -214,6 +214,7 @@ def test_a_real_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "worst worker, at the start",
         "worst worker, at the end",
         "1.0 times",
+        "plain averaging (FedAvg)",
         "afl inspect",
     ):
         assert expected in shown

@@ -71,9 +71,14 @@ def test_a_wrong_option_is_said_before_pytorch_is_imported(
     assert done.returncode == ExitCode.CONFIG, done.stderr
 
 
-def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
-    program = "import sys; from afl.terminal.entry import enter; sys.exit(enter('slow', 'slow'))"
+    program = (
+        "import sys; from afl.terminal.entry import enter; sys.exit(enter('slow', 'slow', needs_linux=True))"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
@@ -83,9 +88,27 @@ def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(tmp_
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, error = process.communicate()
     assert (process.returncode, error) == (ExitCode.INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "command", [["afl_server", "--config", "c.yaml"], ["afl_worker", "--id", "0", "--server", "127.0.0.1:1"]]
+)
+def test_a_daemon_takes_sigterm_while_it_imports_pytorch(command: list[str], tmp_path: Path) -> None:
+    """As a container's first process it would outlive a signal that it does not take."""
+    (tmp_path / "c.yaml").write_text(CONFIG, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "libtorch" not in maps.read_text():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate()
+    assert process.returncode == ExitCode.INTERRUPTED, error
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
@@ -131,7 +154,7 @@ def test_an_option_that_is_not_there_shows_the_subcommand_s_usage() -> None:
     assert "unrecognized arguments: --server" in done.stderr
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "ERROR"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+@pytest.mark.parametrize(("given", "found"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
 def test_grpc_writes_past_the_log_only_if_it_is_asked_to(
     given: dict[str, str], found: str, tmp_path: Path
 ) -> None:

@@ -144,7 +144,7 @@ def test_the_run_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
         "20260101-000000-abcdef",
         "20 of 100",
         "1 min 15 s left",
-        "slowest: 3",
+        "waiting for worker 3",
         "worker 7",
         "10.0 times",
     ):
@@ -157,7 +157,7 @@ def test_missing_workers_and_for_how_long(capsys: pytest.CaptureFixture[str]) ->
     missing = {"workers_missing": [2, 5, 7], "workers_missing_seconds": [None, 125.0, 3.21]}
     with serving(json.dumps({**STATE, **missing}).encode()) as address:
         assert main(["status", address]) == 0
-    said = "9 of 12 ready; waiting for 2, 5 (lost 2 min 5 s ago), 7 (lost 3.2 s ago)"
+    said = "9 of 12 ready; waiting for workers 2, 5 (lost 2 min 5 s ago), 7 (lost 3.2 s ago)"
     assert said in " ".join(capsys.readouterr().out.split())
 
 

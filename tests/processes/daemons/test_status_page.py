@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
 from afl_server.pages.live_updates import MOST_VIEWERS, Document
-from afl_server.pages.page_data import Rate
+from afl_server.pages.progress import Rate
 from afl_server.pages.recent_events import KEPT, LONGEST_MESSAGE
 from support.fake_run import DIM
 from support.served_run import Served, serving
@@ -109,9 +109,19 @@ def test_the_rate_is_over_the_last_half_minute(served: Served) -> None:
         run.play(1 if second < 50 else 3, evaluate_every=1000)
         found = rate.after(run.snapshot(), now + second)
     assert found == 3
+    run.late = {1}
     for second in range(100, 200):
         found = rate.after(run.snapshot(), now + second)
     assert found == 0, "it stands still"
+
+
+def test_the_rate_of_long_rounds_is_not_zero_between_two(served: Served) -> None:
+    run, rate, now = served.run, Rate(), time.monotonic()
+    run.play(11)
+    run.first_closed = (now - 500, 1)
+    for second in range(45):
+        found = rate.after(run.snapshot(), now + second)
+        assert found == pytest.approx(10 / (500 + second))
 
 
 def test_the_bytes_beside_what_whole_vectors_would_have_cost(served: Served) -> None:
@@ -136,7 +146,11 @@ def test_phases(served: Served) -> None:
         state = served.data.state()
         return state["phase"], state["headline"]
 
-    assert phase() == ("waiting", "Waiting for workers: 1 of 3 are here.")
+    assert phase()[0] == "waiting"
+    assert phase()[1] == (
+        "Waiting for workers: 1 of 3 are here. Start those that do not run, at their sites "
+        "(afl-worker --id 0,2 ...); the others' logs say what is wrong."
+    )
     run.unseen = set()
     run.play(10)
     assert phase() == ("running", "")
@@ -145,8 +159,16 @@ def test_phases(served: Served) -> None:
     run.step_opened_at -= 100
     assert phase()[0] == "stalled"
     assert phase()[1].startswith("The round waits for worker 1, which is still computing; ")
+    assert phase()[1].endswith("It closes when all have reported.")
+    status = served.json("/status")
+    assert (status["phase"], status["rounds_a_second"], status["seconds_left"]) == ("stalled", 0, None)
     run.gone = {0: 5.0, 2: 7.0}
     assert phase()[1].startswith("The round waits for 2 workers (0, 2), which are not connected; ")
+    run.gone = {2: 7.0}
+    assert phase()[1].endswith(
+        "If it does not run, start it at its site (afl-worker --id 2 ...); if it does, its log says what is "
+        "wrong."
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,6 +185,12 @@ def test_the_end(served: Served, code: ExitCode, can_resume: bool, phase: str) -
     state = served.json("/data/state.json")
     assert state["phase"] == phase
     assert "so it is" in state["headline"] or phase == "finished"
+    if phase == "finished":
+        folder = served.run.records.directory
+        assert state["headline"] == (
+            f"The run is complete. On the server's machine, its model is {folder}/model-final.safetensors. "
+            f"Next: afl inspect {folder}"
+        )
     assert state["seconds_left"] is None
     assert state["rounds_a_second"] is None
 
@@ -176,8 +204,8 @@ def test_one_worker(served: Served) -> None:
     assert gone["missing_seconds"] == pytest.approx(12, abs=1e-3)
     assert there["round"] == list(range(1, 51))
     assert there["curves"][0]["weight_high"] == there["curves"][0]["weight_low"]
-    assert len(there["curves"][0]["accuracy"]) == len(there["evaluation_round"]) == 5
-    assert there["metrics"]["accuracy"] == there["curves"][0]["accuracy"][-1]
+    assert len(there["curves"][0]["value"]) == len(there["evaluation_round"]) == 5
+    assert there["metrics"]["accuracy"] == there["curves"][0]["value"][-1]
 
 
 @pytest.mark.parametrize("asked", ["", "?id=", "?id=3", "?id=-1", "?id=x", "?id=1e400", "?other=1"])
@@ -297,7 +325,7 @@ def test_the_first_view_is_small(tmp_path: Path, workers: int) -> None:
         table = served.json("/data/workers.json")
         worst = served.run.records.ranking.evaluations[-1].worst_worker
         assert table["id"][0] == worst
-        assert table["accuracy"] == sorted(table["accuracy"])
+        assert table["value"] == sorted(table["value"])
 
 
 def test_what_many_ask_for_is_made_once() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from afl.config.quantities import shown_bytes
-from afl.core.engine import Evaluation
 from afl.core.grid import IntegerRound
+from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from support.browser import Visit, chromium, drawn, fact
 from support.served_run import Served, serving
@@ -186,12 +186,13 @@ def test_who_is_waited_for(browser: Any, tmp_path: Path, state: str) -> None:
             drawn(page)
             row = page.locator("#rows tr", has=page.get_by_role("button", name="Worker 2"))
             if state == "waiting":
-                assert fact(page, "headline") == "Waiting for workers: 1 of 3 are here."
+                assert fact(page, "headline").startswith("Waiting for workers: 1 of 3 are here. Start")
                 assert "has not joined yet" in row.inner_text()
             else:
                 assert fact(page, "headline").startswith(
                     "The round waits for worker 2, which is not connected;"
                 )
+                assert "afl-worker --id 2 ..." in fact(page, "headline")
                 assert "not connected" in row.inner_text()
             page.locator("#only").select_option("trouble")
             assert page.locator("#rows tr").count() == (2 if state == "waiting" else 1)
@@ -204,6 +205,16 @@ def test_without_a_script_the_page_says_where_to_look(browser: Any, thousand: Se
         assert "afl status" in said.inner_text()
         assert not page.locator("#rows").is_visible()
         assert said.locator("a").evaluate("link => link.href") == address(thousand, "status")
+
+
+def test_until_curves_and_table_have_come_there_are_none(browser: Any, thousand: Served) -> None:
+    visit = Visit(browser, address(thousand), **DESKTOP)
+    visit.page.route("**/data/history.json", lambda _: None)  # never answered
+    with visit as page:
+        page.locator("body[data-phase]").wait_for()
+        assert page.locator("[data-fact=round]").is_visible()
+        for place in ("#served", "#bytes", "#workers", "#events"):
+            assert not page.locator(place).is_visible()
 
 
 def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
@@ -251,6 +262,48 @@ def test_the_essentials_in_words(browser: Any, tmp_path: Path) -> None:
             assert {name: fact(page, name) for name in expected} == expected
             assert fact(page, "left").startswith("11 h ")
             assert page.title().startswith(f"{100 * worst:.1f} % \N{MIDDLE DOT} digits ")
+
+
+def test_another_metric_and_the_sites_by_name(browser: Any, tmp_path: Path) -> None:
+    more = {"evaluation": {"rank_by": "held_out_auc"}, "sites": ["north", "south", "Zürich"]}
+    with serving(tmp_path, more=more) as served:
+        served.run.play(20)
+        last = served.data.state()["last"]
+        worst = more["sites"][last["worst_worker"]]
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            assert fact(page, "worst_figure") == f"{last['worst_value']:.4g}"
+            assert fact(page, "measure") == "held-out auc"
+            assert fact(page, "worst_worker") == f"worker {last['worst_worker']} ({worst})"
+            assert page.locator("#served figcaption").inner_text().startswith("Held-out auc: worst")
+            assert worst in page.locator("#served .plot").get_attribute("aria-label")
+            assert page.locator("th[data-column=value]").inner_text() == "Held-out auc"
+            assert (
+                page.locator("#rows tr").first.locator("th").inner_text() == f"{last['worst_worker']} {worst}"
+            )
+            page.locator("#find").fill("zür")
+            assert page.locator("#rows tr").count() == 1
+            page.locator("#rows tr th button").click()
+            assert page.locator("#worker-title").inner_text() == "Worker 2 (Zürich)"
+
+
+def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path, more={"evaluation": {"rank_by": "loss"}}) as served:
+        served.run.play(20)
+        with Visit(browser, address(served)) as page:
+            drawn(page)
+            assert page.locator("#served figcaption").inner_text().startswith("Test loss: worst")
+            assert not page.locator("#loss").is_visible()
+            assert page.locator("thead th:visible").all_inner_texts() == [
+                "Worker",
+                "Loss",
+                "Dual weight",
+                "At first",
+                "At best (round)",
+                "Report, s",
+                "State",
+            ]
+            assert fact(page, "measure") == "test loss"
 
 
 def test_more_pages_than_streams_are_live_all_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -134,6 +135,19 @@ class NotANumber(Good):
 class LossOfEach(Good):
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+class ClassWeights(Good):
+    def loss(self, model, batch):
+        weight = torch.tensor([1.0, 9.0])
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], weight=weight)
+
+
+class ClassWeightsOfAMean(Good):
+    def loss(self, model, batch):
+        weight = torch.tensor([1.0, 9.0])
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1], weight=weight, reduction="sum")
+        return loss / len(batch[1])
 
 
 class LossOfAFloat(Good):
@@ -437,7 +451,10 @@ def test_a_factor_that_learns_from_the_second_step_on_is_no_warning() -> None:
 def test_a_loss_that_is_no_mean_over_the_examples_is_told() -> None:
     text = "is not the mean over its examples: its halves have"
     found(check("Broadcasting"), Level.WARNING, text)
-    assert not [finding for finding in check("Squeezed").findings if text in finding.what]
+    weighted = found(check("ClassWeights"), Level.WARNING, text)
+    assert "does it weigh classes? cross_entropy(weight=...) divides by the weights" in weighted.advice
+    for right in ("Squeezed", "ClassWeightsOfAMean"):
+        assert not [finding for finding in check(right).findings if text in finding.what]
 
 
 @pytest.mark.usefixtures("alone")
@@ -523,6 +540,38 @@ def test_the_command_shows_it_and_ends_with_its_code(
     assert answer["ready"] is False
     assert answer["exit_code"] == 7
     assert [entry["level"] for entry in answer["findings"]] == ["error"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_takes_too_long_is_left_out_and_said_to_be(module: Path) -> None:
+    tried: list[str] = []
+    config = configured(None, "faulty.py:Good", 6)
+    report = check_config(config, limit_s=1e-9, watch=tried.append)
+    note = found(report, Level.NOTE, "leaves out: ")
+    for left in (
+        "all but 100 examples of workers 4 to 5",
+        "loss, gradient and metrics of workers 1 to 5",
+        "whether metrics are means",
+        "the first rounds, and with them what a run costs: they take",
+    ):
+        assert left in note.what
+    assert note.advice == "afl check --full tries everything"
+    assert "Costs" not in report.facts
+    assert tried[0] == "the task and its model"
+    assert "the data of worker 5 of 6" in tried
+    assert "loss, gradient and metrics of worker 0" in tried
+    assert "loss, gradient and metrics of worker 1" not in tried
+    # Without a limit all is tried.
+    assert "Costs" in check_config(config).facts
+
+
+def test_a_terminal_shows_what_is_being_checked(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["check", "faulty.py:Good", "--workers", "2"]) == 0
+    assert "checking " in shown.getvalue()
 
 
 STAYING = """

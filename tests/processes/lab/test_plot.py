@@ -132,6 +132,30 @@ def test_the_table_is_whole_at_eighty_columns(
     assert f"{min(point.max_loss for point in points_of(runs / 'plain')):.5g}" in shown
 
 
+def test_the_metric_that_ranks_is_drawn_and_listed_too(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    with (tmp_path / "own" / "metrics.jsonl").open("w") as file:
+        for text in (runs / "plain" / "metrics.jsonl").read_text().splitlines():
+            line = json.loads(text)
+            by = {
+                "rank_by": "top_5",
+                "better": "lower",
+                "worst_value": 0.5 + line["round"],
+                "mean_value": 1.0,
+            }
+            file.write(json.dumps(line | (by if line["event"] == "evaluation" else {})) + "\n")
+    out = tmp_path / "plots"
+    assert plot(runs / "br", tmp_path / "own", "--out", out) == 0
+    shown = capsys.readouterr().out
+    assert "2.5000" not in shown
+    assert "2.5" in shown, "the lowest of the second to the eighth round"
+    for measure in ("worst-accuracy", "worst-top-5", "max-loss"):
+        assert (out / f"{measure}.svg").exists()
+    assert "worst worker's top_5" in (out / "worst-top-5.svg").read_text("utf-8").replace("&#x27;", "'")
+
+
 def test_a_task_without_accuracy_has_its_loss_drawn(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,8 @@ def test_what_is_there_stays_and_what_is_missing_is_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["certs", str(tmp_path), "--workers", "1", "--tokens"]) == ExitCode.OK
+    expires = expires_at((tmp_path / "worker-0.pem").read_bytes(), "")
+    assert expires - time.time() == pytest.approx(90 * DAY, abs=600)
     before = contents(tmp_path)
     assert main(["certs", str(tmp_path), "--workers", "2", "--tokens"]) == ExitCode.OK
     after = contents(tmp_path)

@@ -26,6 +26,7 @@ def test_a_project_is_written(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert config.task.name == "task:MyStudy"
     assert config.workers == 3
     assert config.algorithm.uplink_compressor.options == {"ratio": 0.1, "bits": 8}
+    assert (config.task.held_out, config.algorithm.dual_loss) == (0.2, "held-out")
     assert config.divergence_watch is not None, "a run that gets worse and worse ends"
     said = capsys.readouterr().out
     for words in ("cd my_study", "afl check task.py:MyStudy --config server.yaml", "afl run server.yaml"):

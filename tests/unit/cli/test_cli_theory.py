@@ -116,6 +116,16 @@ def test_a_configuration_s_compressors_may_differ(config: Path, capsys: pytest.C
     assert (exact["delta"], exact["ratio_that_keeps_the_rate"]) == (0.5, pytest.approx(0.65901, abs=5e-6))
 
 
+def test_a_configuration_with_other_steps(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--set", "algorithm.optimizer.name=adam", "--set", "algorithm.clip_norm=1"]
+    answer = asked(capsys, "--config", str(config), *own)
+    assert any(
+        "the configuration has optimizer and clip_norm: the theorems are" in w for w in answer["warnings"]
+    )
+    plain = asked(capsys, "--config", str(config), "--set", "algorithm.optimizer.name=sgd")
+    assert not any("the configuration has" in warning for warning in plain["warnings"])
+
+
 def test_a_configuration_with_its_own_step_sizes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--set", "algorithm={name: afl-br, rounds: 100, block: 7, eta_w: 0.1, eta_q: theory, sigma_q: 1}"]
     text = shown(capsys, "--config", str(config), *own)

@@ -50,7 +50,18 @@ STATE: dict[str, Any] = {
         "workers": [0, 2],
         "weights": [[0.25] * 60, RISING],
     },
+    "worst_history": {
+        "measure": "worst accuracy",
+        "rounds": list(range(2, 122, 2)),
+        "values": [None, *(point / 100 for point in range(59))],
+        "last": 0.61,
+    },
+    "phase": "running",
+    "rounds_a_second": 2.5,
 }
+
+
+NEWER = {"dual_history", "uncompressed_bytes", "worst_history", "phase", "rounds_a_second"}
 
 
 def shown(state: dict[str, Any], width: int, encoding: str = "utf-8", **options: Any) -> str:
@@ -84,6 +95,50 @@ def test_the_plot_of_the_dual_weights() -> None:
     assert set(line) == set("▁▂▃▄▅▆▇█")
     assert list(line[:15]) == sorted(line[:15])
     assert [index - 10 for index, char in enumerate(marks) if char == "^"] == [0, 15, 30, 45]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(40, 15), (80, 30), (100, 60)])
+def test_the_curve_of_the_worst_accuracy_is_of_the_whole_run(width: int, columns: int) -> None:
+    (line,) = [line for line in shown(STATE, width).splitlines() if line.startswith("worst accuracy")]
+    assert line.rstrip().endswith("  0.610")
+    curve = line.rstrip()[len("worst accuracy  ") : -len("  0.610")]
+    assert len(curve) == columns
+    assert curve[0] == " ", "not known"
+    assert curve[1] == "▁"
+    assert list(curve) == sorted(curve)
+    assert curve[-1] == "█"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_view_of_ten_workers_fits_a_terminal_of_24_lines(width: int) -> None:
+    weights = [[0.01 * (worker + 1)] * 60 for worker in range(10)]
+    ten = {**STATE["dual_history"], "workers": list(range(10)), "weights": weights}
+    options = {"force_terminal": True, "color_system": None, "height": 24}
+    lines = shown({**STATE, "dual_history": ten}, width, **options).splitlines()
+    assert len(lines) <= 24
+    assert lines[-1].strip() == "a hint"
+    names = [line[:9].strip() for line in lines if re.match(r"worker \d ", line)]
+    assert names == sorted(names)
+    assert names[-1] == "worker 9", "of too many, those with most weight"
+    assert len(names) == {40: 4, 80: 10}[width]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "120 of 300, 2.5 rounds/s, 1 min 15 s left"),
+        ({"rounds_a_second": 0.25}, "120 of 300, 15.0 rounds/min, 1 min 15 s left"),
+        ({"rounds_a_second": 0.0, "seconds_left": None}, "120 of 300, no round closes"),
+        ({"phase": "stalled"}, "afl-com on digits, waiting for a straggler"),
+        (
+            {"workers_missing": [2], "workers_missing_seconds": [12.0]},
+            "3 of 4 ready; waiting for worker 2 (lost 12.0 s ago)",
+        ),
+        ({"open_step_seconds": 30.0}, "all 4 ready; waiting for worker 3"),
+    ],
+)
+def test_how_it_gets_on(changes: dict[str, Any], said: str) -> None:
+    assert said in shown({**STATE, **changes}, 100)
 
 
 def test_equal_weights_are_a_flat_line() -> None:
@@ -129,7 +184,7 @@ def test_no_colour_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_state_of_an_older_server_is_shown_as_far_as_it_goes() -> None:
-    old = {key: value for key, value in STATE.items() if key not in {"dual_history", "uncompressed_bytes"}}
+    old = {key: value for key, value in STATE.items() if key not in NEWER}
     text = shown(old, 80)
     assert "1.00 MB up, 1.00 MB down\n" in re.sub(" +\n", "\n", text)
     assert "dual weights" not in text
@@ -147,7 +202,7 @@ def test_a_state_of_an_older_server_is_shown_as_far_as_it_goes() -> None:
         ({"last": None}, "all 4 ready"),
         (
             {"workers_missing": [1, 3], "workers_missing_seconds": [None, 9.0]},
-            "round 120 of 300: 2 of 4 ready; waiting for 1, 3",
+            "round 120 of 300: 2 of 4 ready; waiting for workers 1, 3",
         ),
     ],
 )
@@ -181,7 +236,7 @@ def test_a_log_of_a_long_run_gets_ever_fewer_lines(monkeypatch: pytest.MonkeyPat
     assert rounds[:30] == list(range(30)), "a new run is followed closely"
     assert max(later - earlier for earlier, later in pairwise(rounds)) == 60, "it is never silent"
     assert len(lines) < 36_000 / 60 + 150
-    assert lines.index("round 120 of 300: 3 of 4 ready; waiting for 1") > 500, "said at once"
+    assert lines.index("round 120 of 300: 3 of 4 ready; waiting for worker 1") > 500, "said at once"
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from afl.config.address import (
     is_wildcard,
     parse_listen,
     parse_target,
+    shown_peer,
 )
 from afl.errors import AddressError, ConfigError
 
@@ -185,3 +186,16 @@ def test_plaintext_stays_on_loopback_unless_it_is_written_out() -> None:
     )
     with pytest.raises(ConfigError, match="silo:5 is reachable"):
         check_plaintext(Address("silo", 5), insecure=False)
+
+
+@pytest.mark.parametrize(
+    ("peer", "shown"),
+    [
+        ("ipv4:10.8.0.7:51234", "10.8.0.7:51234"),
+        ("ipv6:%5B2001:db8::1%5D:51234", "[2001:db8::1]:51234"),
+        ("unix:/run/x", "unix:/run/x"),
+        ("", ""),
+    ],
+)
+def test_a_peer_is_shown_as_people_write_it(peer: str, shown: str) -> None:
+    assert shown_peer(peer) == shown

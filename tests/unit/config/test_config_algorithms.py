@@ -36,6 +36,10 @@ EXAMPLES: dict[str, Any] = {
     "sampled": 2,
     "weighting": "samples",
     "largest_weight": 0.5,
+    "schedule": {"warm_up": 10, "then": "steps", "at": [50], "factor": 0.5, "eta_q": True},
+    "optimizer": {"name": "adam", "beta_1": 0.8},
+    "weight_decay": 0.01,
+    "dual_loss": "training",
 }
 
 
@@ -59,6 +63,11 @@ def test_an_option_is_used_or_refused(name: str, option: str) -> None:
         return
     with pytest.raises(ConfigError, match=rf"algorithm\.{option}(?s:.*)no {option}; {name} does not"):
         config(name, **{option: EXAMPLES[option]})
+
+
+def test_held_out_dual_losses_need_something_held_out() -> None:
+    with pytest.raises(ConfigError, match=r"task\.held_out(?s:.*)algorithm.dual_loss: held-out needs it"):
+        config("afl-com", dual_loss="held-out")
 
 
 @pytest.mark.parametrize("name", ["afl-br", "afl-com", "sgda", "drfa"])

@@ -38,6 +38,8 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
                 "rounds": 1,
                 "eta_w": 1,
                 "eta_q": 1,
+                "schedule": {},
+                "optimizer": {},
                 "uplink": {"name": "rand-k", "ratio": 1, "bits": 4},
                 "downlink": {"name": "rand-k", "ratio": 1, "bits": 4},
             },

@@ -44,15 +44,15 @@ def problem(heading: str, found: str, accepted: str, **more: str) -> str:
 
 COUNT = "a whole number from 1 to 2^31 - 1"
 SERVER_KEYS = (
-    "one of listen, http, http_hosts, http_token, tls, tokens, insecure, heartbeat, peer_timeout,"
-    " handshake_timeout, start_timeout, give_up_after, state, checkpoint_every, grace, max_sessions,"
-    " chunk_bytes, reorder_buffer"
+    "one of listen, http, http_hosts, http_token, http_certificate, http_key, tls, tokens, insecure,"
+    " heartbeat, peer_timeout, handshake_timeout, start_timeout, give_up_after, state, integrity_key,"
+    " checkpoint_every, grace, max_sessions, chunk_bytes, reorder_buffer"
 )
 ALGORITHM_NAMES = ", ".join(algorithm_names()[:-1]) + f" or {algorithm_names()[-1]}"
 
 ALGORITHM_KEYS = (
-    "one of name, rounds, block, eta_w, eta_q, largest_weight, local_steps, sampled, weighting, smoothness, "
-    "sigma_q, uplink, downlink"
+    "one of name, rounds, block, eta_w, eta_q, largest_weight, dual_loss, local_steps, sampled, weighting, "
+    "schedule, optimizer, weight_decay, clip_norm, smoothness, sigma_q, uplink, downlink"
 )
 ROOT_KEYS = "one of workers, task, algorithm, evaluation, run, server, worker, faults, privacy"
 LISTEN = "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"
@@ -335,7 +335,7 @@ WRONG: list[tuple[str, str, str]] = [
         problem(
             "server.yaml:1: task",
             "nothing",
-            "a section with name, options, batch_size, evaluation_batch_size",
+            "a section with name, options, batch_size, evaluation_batch_size, held_out",
         ),
     ),
     # keys

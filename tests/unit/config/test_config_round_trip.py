@@ -91,6 +91,8 @@ def servers(draw: st.DrawFn) -> dict[str, Any]:
         "listen": draw(st.sampled_from(["127.0.0.1:0", ":50051", "[::1]:50051", "silo:1", "*:7"])),
         "http_hosts": draw(st.lists(NAMES | TRAPS.filter(bool), max_size=3, unique=True)),
         "http_token": draw(st.none() | PATHS),
+        **draw(st.just({}) | st.fixed_dictionaries({"http_certificate": PATHS, "http_key": PATHS})),
+        "integrity_key": draw(st.none() | PATHS),
         "http": draw(st.sampled_from([None, "127.0.0.1:9090", "[::]:0"])),
         "tls": draw(
             st.none()
@@ -199,6 +201,7 @@ def test_what_is_written_out() -> None:
         "  options: {}\n"
         "  batch_size: 32\n"
         "  evaluation_batch_size: 1024\n"
+        "  held_out: 0.0\n"
         "algorithm:\n"
         "  name: afl-com\n"
         "  rounds: 100\n"
@@ -265,6 +268,7 @@ def test_the_digest_never_changes_between_versions() -> None:
         {"task__name": "synthetic"},
         {"task__options": {"classes": 2}},
         {"task__batch_size": 16},
+        {"task__held_out": 0.2},
         {"algorithm__rounds": 99},
         {"algorithm__eta_w": 0.06},
         {"algorithm__uplink": {"name": "top-k", "ratio": 0.1}},
@@ -285,6 +289,7 @@ def test_what_defines_the_result_changes_the_digest(changes: dict[str, Any]) -> 
     "changes",
     [
         {"algorithm__block": 10},
+        {"task__held_out": 0},
         {"algorithm__downlink": {"name": "rand-k", "ratio": 0.1}},
         {"run__seed": "0x10"},
         {"run__directory": "elsewhere"},

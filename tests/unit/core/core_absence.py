@@ -14,11 +14,12 @@ from torch import Tensor
 from afl.core.algorithms.base import WorkerSide
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.core.messages import Ack, AckStatus, CommittedStep, Kind, Payload, Position, Report, Step
 from afl.core.participant import Participant
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy
+from afl.core.rounds.results import Evaluation, Opening, RoundSummary
 from afl_server.federation.broadcast import model_payloads
 
 POLICY = AbsencePolicy(skips_late=True, skips_non_finite=True, quorum=1e-9)
@@ -193,7 +194,7 @@ class Absences:
 
     def _catch_up(self, worker: int, opening: Opening) -> None:
         """The model as it is now, and then the open step as for all."""
-        payloads = model_payloads(self.vector, self.algorithm.worker_params, self.algorithm.grid)
+        payloads = model_payloads(self.vector, self.algorithm.worker_params, self.algorithm.companions)
         step = Step(opening.step.position, Kind.MODEL, tuple(payload.header for payload in payloads))
         model = Opening(step, tuple(payloads), opening.dual_weights, opening.participants)
         assert list(self.participants[worker].take(_committed(model, worker))) == []

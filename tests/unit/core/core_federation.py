@@ -18,12 +18,13 @@ from afl.core.algorithms.base import ServerAlgorithm, WorkerAlgorithm, WorkerSid
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.dual import DualWeights
-from afl.core.engine import Evaluation, Opening, RoundEngine, RoundSummary
 from afl.core.messages import AckStatus, CommittedStep, Kind, Payload, Report
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Oracle, Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Evaluation, Opening, RoundSummary
 from afl.core.vectors import Weighted
 from afl.tasks.base import Task, TaskContext
 from afl.tasks.initialization import build_vector

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from afl.core.algorithms.local_sgd import snapshot_offset
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.engine import RoundEngine
 from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import (
     EVALUATION_PHASE,
@@ -32,8 +32,9 @@ from afl.core.messages import (
     Report,
     Role,
 )
-from afl.core.policy import AbsencePolicy, DivergenceWatch
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy, DivergenceWatch
 from afl.core.vectors import Weighted
 from afl.errors import DivergedError, NonFiniteError, ProtocolError
 from support.reference import IntegerGrid
@@ -487,6 +488,26 @@ def test_a_report_of_nothing_holds_nothing(report: Report) -> None:
 def test_a_report_of_nothing_is_refused_where_the_run_does_not_skip() -> None:
     with pytest.raises(ProtocolError, match="a report of nothing, where one is due"):
         nothing(engine(skips_late=True), 0)
+
+
+def test_the_payloads_of_one_step_are_kept_until_it_is_closed() -> None:
+    dim = 100_000
+    chosen = AlgorithmSettings(4, 9, 3, 0.1, 0.1)
+    half = server_half(chosen, torch.zeros(dim), SharedRandomness.from_int(3))
+    driven = RoundEngine(half, evaluate_every=9, policy=AbsencePolicy(skips_late=True))
+    header = PayloadHeader(Role.UPDATE, Encoding.DENSE, dim, dim, 4 * dim)
+    tracemalloc.start()
+    try:
+        for round_ in (1, 2, 3):
+            before = tracemalloc.get_traced_memory()[0]
+            for worker in range(4):
+                driven.begin_report(Report(worker, Position(round_, 0), 1.0, 4, (header,)))
+                driven.add_piece(worker, 0, 0, bytes(4 * dim))
+            held = tracemalloc.get_traced_memory()[0] - before
+            assert held == pytest.approx(4 * 4 * dim, rel=0.05)
+            driven.advance()
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_streamed_where_a_step_may_close_without_someone() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from afl.core.algorithms.registry import server_half, worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import Opening, RoundEngine
 from afl.core.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
@@ -34,6 +33,8 @@ from afl.core.model.buffers import ModuleBuffers
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Opening
 from afl.core.vectors import Weighted
 from afl.errors import NonFiniteError, ProtocolError, TaskError
 

@@ -16,9 +16,9 @@ from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.payload import pack
 from afl.core.compressors import Compressed, create
-from afl.core.engine import MAX_METRICS, RoundEngine
 from afl.core.messages import (
     EVALUATION_PHASE,
+    MAX_METRICS,
     Ack,
     AckStatus,
     Encoding,
@@ -32,6 +32,7 @@ from afl.core.messages import (
 )
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.errors import NonFiniteError, ProtocolError
 
 WORKERS, DIM, KEPT = 3, 8, 4
@@ -168,7 +169,7 @@ def test_dual_weights_restart_at_the_block_s_end() -> None:
 
 
 def test_evaluation_names_the_workers_whose_model_differs() -> None:
-    driven = engine(every=1, model=cast("ParameterVector", SimpleNamespace(digest=lambda _: b"right")))
+    driven = engine(every=1, model=cast("ParameterVector", SimpleNamespace(digest=lambda: b"right")))
     close_round(driven, 1)
     digests = [b"right", b"wrong", b"right"]
     for worker, digest in enumerate(digests):

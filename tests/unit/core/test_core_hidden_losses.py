@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from afl.core.dual import DualRule, DualWeights
-from afl.core.engine import Evaluation
-from afl.core.policy import DivergenceWatch
+from afl.core.rounds.policy import DivergenceWatch
+from afl.core.rounds.results import Evaluation
 from afl.core.secrecy.fixed_point import LARGEST_IN_WORST, means_of, metrics_payload
 from afl.core.secrecy.hidden_weights import HiddenWeights, OwnWeight
 from afl.errors import DivergedError
@@ -22,7 +22,7 @@ def test_each_worker_s_own_weight_is_the_shown_one(workers: int, block: int, eta
     generator = np.random.default_rng(workers)
     shown: DualRule = DualWeights(workers, eta_q, block)
     hidden = HiddenWeights(workers)
-    halves = [OwnWeight(workers, eta_q, block) for _ in range(workers)]
+    halves = [OwnWeight(workers, lambda _: eta_q, block) for _ in range(workers)]
     for round_ in range(1, 121):
         weights = [half.of_round(round_, hidden.total) for half in halves]
         assert np.abs(np.array(weights) - shown.weights).max() < 1e-9

@@ -11,10 +11,10 @@ from core_federation import Federation, Problem
 from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.codecs.payload import unpack
-from afl.core.engine import RoundEngine
 from afl.core.grid import IntegerRound, counted_integers
 from afl.core.messages import Payload, Report
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 
 WORKERS, DIM, ROUNDS = 3, 40, 12
 

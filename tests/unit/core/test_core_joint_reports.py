@@ -21,7 +21,6 @@ from afl.core.codecs.integers import integers
 from afl.core.codecs.payload import pack_to_add, unpack
 from afl.core.compressors import Compressed, create
 from afl.core.dual import DualWeights
-from afl.core.engine import RoundEngine
 from afl.core.messages import (
     EVALUATION_PHASE,
     Ack,
@@ -35,8 +34,9 @@ from afl.core.messages import (
     Role,
     Share,
 )
-from afl.core.policy import AbsencePolicy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.policy import AbsencePolicy
 from afl.errors import NonFiniteError, ProtocolError
 
 WORKERS, DIM, COUNT, BITS, LIMIT = 5, 64, 33, 4, 7
@@ -279,7 +279,7 @@ def test_a_late_one_is_answered_for_all_and_its_losses_stand_for_them() -> None:
     driven.advance()
     (ack,) = driven.cut_off
     assert (ack.workers, ack.status) == ((2, 3, 4), AckStatus.LATE)
-    assert driven.last_losses.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert driven.losses.last.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
     assert driven.begun(2) == ()
     assert send(driven, joint(2, 3, 4)) == ack
     expected = engine(SKIP)

@@ -13,9 +13,9 @@ from core_federation import Federation, Outcome, Problem
 
 from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.engine import RoundEngine
 from afl.core.messages import EVALUATION_PHASE, Encoding, Kind, PayloadHeader, Position, Report, Role
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
 from afl.errors import NonFiniteError, ProtocolError
 
 DIM, WORKERS = 23, 4

@@ -10,8 +10,9 @@ from core_federation import Federation, Problem
 
 from afl.core.algorithms.registry import server_half
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.engine import Outcome, RoundEngine
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.engine import RoundEngine
+from afl.core.rounds.results import Outcome
 
 WORKERS, DIM = 4, 30
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.core.engine import Evaluation
 from afl.core.messages import Kind, Report
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds.results import Evaluation
 from afl.core.vectors import norm
 from afl.errors import ProtocolError
 from afl.tasks.registry import load_task

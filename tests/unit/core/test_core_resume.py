@@ -144,7 +144,7 @@ class Mortal:
         algorithm = self._federation.algorithm
         algorithm.settle()
         params = algorithm.worker_params
-        payloads = model_payloads(self._federation.vector, params, algorithm.grid)
+        payloads = model_payloads(self._federation.vector, params, algorithm.companions)
         model = Step(position, Kind.MODEL, tuple(payload.header for payload in payloads))
         assert not list(self._participant.take(CommittedStep(model, tuple(p.data for p in payloads), {})))
         rest = [w for w in asked if self._participant.reported(w) != position]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afl.config import InvalidConfigError, config_from_mapping, load_config
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.schedule import SHAPES, Schedule
+from afl.core.algorithms.settings import OPTIMIZERS, AlgorithmSettings, CompressorChoice, OptimizerChoice
 from afl.core.compressors import create
 from afl.errors import ProtocolError
 from afl.v1 import federation_pb2 as pb
@@ -53,6 +54,24 @@ RUNS = st.builds(
         sampled=st.none() | st.integers(1, 2**63),
         largest_weight=st.none() | st.floats(0, 1, exclude_min=True),
         weigh_by_samples=st.booleans(),
+        schedule=st.builds(
+            Schedule,
+            warm_up=COUNTS,
+            then=st.sampled_from(SHAPES),
+            final=st.floats(0, 1),
+            at=st.lists(COUNTS, max_size=3).map(tuple),
+            factor=st.floats(0.001, 1),
+            eta_q=st.booleans(),
+        ),
+        optimizer=st.builds(
+            OptimizerChoice,
+            st.sampled_from(OPTIMIZERS),
+            st.floats(0, 0.999),
+            st.floats(0, 0.999),
+            st.floats(0, 1, exclude_min=True),
+        ),
+        weight_decay=st.floats(0, 1e6),
+        clip_norm=st.none() | st.floats(0, 1e12, exclude_min=True),
     ),
     chunk_bytes=st.integers(1, 2**30 - 1).map(lambda quarter: 4 * quarter),
     heartbeat=SECONDS,
@@ -179,6 +198,10 @@ def test_an_eta_q_that_is_no_step_size_is_malformed(eta_q: str) -> None:
         RunSettings.of_message(malformed(algorithm_options=f'{{"eta_q": {eta_q}}}'))
 
 
+SCHEDULE = '{"warm_up": 1, "then": "steps", "final": 0.5, "at": [], "factor": 0.1, "eta_q": false}'
+OPTIMIZER = '{"name": "adam", "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-8}'
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -189,11 +212,26 @@ def test_an_eta_q_that_is_no_step_size_is_malformed(eta_q: str) -> None:
         ),
         ("local_steps", "null"),
         *(("weigh_by_samples", value) for value in ("1", "null", '"yes"')),
+        *(("schedule", value) for value in ("null", "{}", '"cosine"', SCHEDULE.replace("0.1", "0"))),
+        ("schedule", SCHEDULE.replace("[]", "[0]")),
+        *(("optimizer", value) for value in ("3", '{"name": "adam"}', OPTIMIZER.replace("0.9", "1"))),
+        ("optimizer", OPTIMIZER.replace("adam", "lion")),
+        *(("weight_decay", value) for value in ("-1", "null")),
+        *(("clip_norm", value) for value in ("0", "null", '"1"')),
     ],
 )
 def test_an_option_of_the_wrong_type_is_malformed(name: str, value: str) -> None:
     with pytest.raises(ProtocolError, match=f"the server's algorithm_options: {name} is"):
         RunSettings.of_message(malformed(algorithm_options=f'{{"{name}": {value}}}'))
+
+
+def test_what_is_not_used_is_not_told_and_what_is_told_is_right() -> None:
+    told = json.loads(RIGHT.to_message().algorithm_options)
+    assert not told.keys() & {"schedule", "optimizer", "weight_decay", "clip_norm", "largest_weight"}
+    options = f'{{"schedule": {SCHEDULE}, "optimizer": {OPTIMIZER}}}'
+    found = RunSettings.of_message(malformed(algorithm_options=options)).parameters
+    assert found.schedule == Schedule(1, "steps", 0.5, (), 0.1)
+    assert found.optimizer == OptimizerChoice("adam", 0.9, 0.99)
 
 
 def test_an_option_that_this_version_does_not_know_is_refused() -> None:

@@ -61,6 +61,19 @@ def test_a_record_that_is_cut_or_changed_is_damaged(values, parts, data):
         read_record(memoryview(changed))
 
 
+@given(part=st.binary(min_size=5, max_size=3000), burst=st.integers(1, 2**32 - 1), data=st.data())
+@settings(max_examples=200)
+def test_two_wrong_bits_or_any_change_within_32_bits_are_damage(part, burst, data):
+    whole = record_head({}, [part]) + part
+    last = 8 * len(whole) - 1
+    first, other = data.draw(st.lists(st.integers(0, last), min_size=2, max_size=2, unique=True))
+    start = data.draw(st.integers(0, last - 31))
+    for wrong in (1 << first | 1 << other, burst << start):
+        changed = int.from_bytes(whole, "little") ^ wrong
+        with pytest.raises(DamagedError):
+            read_record(memoryview(changed.to_bytes(len(whole), "little")))
+
+
 @pytest.mark.parametrize("length", [8 * 4096, 8 * 4096 + 3, 300_001])
 def test_a_long_section_that_is_changed_is_damaged(length):
     """A bit, the order of two blocks, a page that is older, a cut, at any place; and read at any place."""

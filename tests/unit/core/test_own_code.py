@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from afl.core import policy
 from afl.core.randomness import SharedRandomness
+from afl.core.rounds import policy
 from afl.errors import (
     AflError,
     ConfigError,

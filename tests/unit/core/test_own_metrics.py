@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl.runs.metrics import own_metrics, own_metrics_line
-from afl_server.federation.evaluation_summary import EvaluationSummary
-from afl_server.storage.records import evaluation_of_line
+from afl_server.federation.evaluation_summary import EvaluationSummary, evaluation_of_line
 
 WORKERS = (
     {"loss": 1.0, "mae": 0.5, "bias": -0.25},

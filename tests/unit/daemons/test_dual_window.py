@@ -56,6 +56,24 @@ def test_of_many_workers_those_with_most_weight() -> None:
     assert len(json.dumps(view)) < 6000
 
 
+def test_lines_keep_their_places() -> None:
+    """Up to ten workers all have one, by id; of more, a line changes hands for a clear reason only."""
+    few = DualWindow(10, 0)
+    few.add(1, np.linspace(0.19, 0.01, 10))
+    assert few.view()["workers"] == list(range(10))
+    many = DualWindow(20, 0)
+    weights = np.full(20, 1 / 20)
+    many.add(1, weights)
+    assert many.view()["workers"] == list(range(SHOWN_WORKERS))
+    weights[15] *= 1.2
+    many.add(2, weights)
+    assert many.view()["workers"] == list(range(SHOWN_WORKERS)), "a little more is no reason"
+    weights[15] *= 3
+    many.add(3, weights)
+    assert 15 in many.view()["workers"]
+    assert len(set(many.view()["workers"]) & set(range(SHOWN_WORKERS))) == SHOWN_WORKERS - 1
+
+
 def test_its_memory_is_bounded() -> None:
     history = DualWindow(MOST_VALUES, 1000)
     for round_ in range(1, 6):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from afl.core.engine import Evaluation
+from afl.core.rounds.results import Evaluation
 from afl_server.federation.evaluation_summary import EvaluationSummary
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from afl.errors import ConfigError, StorageError
 from afl_server.federation.evaluation_summary import EvaluationSummary
+from afl_server.pages.dual_window import COLUMNS
 from afl_server.pages.history import BUCKETS, MOST_FOLLOWED, Bucket, History
 from afl_server.pages.page_data import PageData
 from afl_server.pages.recent_events import RecentEvents
@@ -114,7 +115,7 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         assert seen.buckets == known.buckets
         assert [point.summary for point in seen.points] == [point.summary for point in known.points]
         for one, other in zip(seen.points, known.points, strict=True):
-            np.testing.assert_array_equal(one.accuracy, other.accuracy)
+            np.testing.assert_array_equal(one.value, other.value)
         for bucket in seen.buckets:
             assert np.isnan(bucket.high).all(), "the metrics do not have each worker's weights"
         assert records.history.heaviest(2) == [0, 1]
@@ -190,3 +191,24 @@ def test_what_is_not_finite_is_no_number_in_json(tmp_path: Path) -> None:
     table = json.loads(json.dumps(data.workers(), allow_nan=False))
     assert table["seconds"][table["id"].index(1)] is None
     run.close()
+
+
+@pytest.mark.parametrize("evaluations", [1, 59, 60, 61, 250, 1601])
+def test_the_worst_worker_s_curve_is_of_the_whole_run_and_bounded(evaluations: int) -> None:
+    history = History(2)
+    assert history.worst() == {"measure": None, "rounds": [], "values": [], "last": None}
+    for number in range(1, evaluations + 1):
+        summary = EvaluationSummary(number, 0, number / 2000, 0.9, 1.0, 0.5)
+        history.add_evaluation(summary, [{"accuracy": 0.5, "loss": 1.0}] * 2)
+    curve = history.worst()
+    assert len(curve["rounds"]) <= COLUMNS
+    assert len(curve["rounds"]) > min(evaluations, COLUMNS / 2) - 1
+    assert curve["rounds"][0] == 1
+    assert curve["values"] == [round_ / 2000 for round_ in curve["rounds"]]
+    assert curve["last"] == evaluations / 2000
+
+
+def test_the_curve_of_a_task_without_accuracy_is_of_its_largest_loss() -> None:
+    history = History(2)
+    history.add_evaluation(EvaluationSummary(10, 1, None, None, 2.5, 0.5), [{"loss": 1.0}] * 2)
+    assert history.worst() == {"measure": "worst loss", "rounds": [10], "values": [2.5], "last": 2.5}

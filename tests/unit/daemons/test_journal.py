@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,6 +256,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="--journal"):
         Journals(tmp_path / "file", "run-1", b"layout", (3,), "process")
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_an_entry_is_on_the_disk_when_it_is_written_where_the_machine_may_fail(tmp_path, monkeypatch, syncs):
+    journal = opened(tmp_path, syncs=syncs)
+    journal.write(kept(1))
+    states: list[bytes] = []
+    path = tmp_path / "worker.journal"
+    monkeypatch.setattr(os, "fdatasync", lambda _: states.append(path.read_bytes()))
+    journal.write(kept(2))
+    journal.close()
+    assert len(states) == (2 if syncs else 0)
+    if syncs:
+        content, whole = states
+        assert whole == path.read_bytes() != content, "what is described is there before what describes it"
 
 
 @pytest.mark.parametrize("level", ["process", "machine"])

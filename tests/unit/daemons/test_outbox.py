@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from afl.core.engine import Opening
 from afl.core.messages import NOWHERE, Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
+from afl.core.rounds.results import Opening
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import Frame
 from afl.wire.pace import CAREFUL_BYTES

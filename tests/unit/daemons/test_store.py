@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from afl.core import disk_usage
-from afl.core.engine import Evaluation, Outcome
 from afl.core.messages import Encoding, Kind, Payload, PayloadHeader, Position, Role, Step
+from afl.core.rounds.results import Evaluation, Outcome
 from afl.errors import StorageError
 from afl.runs import durable
 from afl.runs.durable import InUseError
@@ -106,6 +106,25 @@ def test_only_the_last_two_checkpoints_and_their_logs_are_kept(tmp_path):
         "log-000000000003",
         "log-000000000006",
     ]
+
+
+@pytest.mark.parametrize("durability", ["process", "machine"])
+def test_checkpoints_are_synced_and_where_the_machine_may_fail_each_outcome_too(
+    tmp_path, monkeypatch, durability
+):
+    synced: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda handle: synced.append(os.fstat(handle).st_ino))
+    with RunStore(tmp_path, durability) as store:
+        temporary = store.write(checkpoint(0))
+        store.publish(temporary)
+        inode = (tmp_path / "checkpoint-000000000000").stat().st_ino
+        folder = tmp_path.stat().st_ino
+        assert synced[-2:] == [inode, folder], "the name comes after the content"
+        log = (tmp_path / "log-000000000000").stat().st_ino
+        for count in range(1, 4):
+            store.append(entry(count - 1))
+            assert synced.count(log) == (count if durability == "machine" else 0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbled", "gone"])

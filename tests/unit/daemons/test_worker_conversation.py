@@ -97,7 +97,7 @@ def model(of: RunSettings = SETTINGS) -> CommittedStep:
     algorithm = server_half(
         replace(of.parameters, tensors=vector.tensors), vector.values, SharedRandomness.from_int(SEED)
     )
-    payloads = list(model_payloads(vector, vector.values, algorithm.grid))
+    payloads = list(model_payloads(vector, vector.values, algorithm.companions))
     step = Step(FIRST, Kind.MODEL, tuple(payload.header for payload in payloads))
     return CommittedStep(step, tuple(payload.data for payload in payloads), {})
 

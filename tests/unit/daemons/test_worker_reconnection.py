@@ -9,6 +9,7 @@ from afl_worker.reconnection import (
     FIRST_PAUSE_S,
     LONGEST_EARLY_PAUSE_S,
     LONGEST_PAUSE_S,
+    REASON_S,
     TOLD_AFTER,
     Carried,
     Reconnection,
@@ -42,6 +43,23 @@ def test_pauses_double_up_to_a_second_and_long_after_a_session_to_more() -> None
     early = pauses(Reconnection(None, 100.0), 100.0 + EARLY_S - 1, 6)
     assert early == [FIRST_PAUSE_S, 0.2, 0.4, 0.8, LONGEST_EARLY_PAUSE_S, LONGEST_EARLY_PAUSE_S]
     assert pauses(Reconnection(None, 100.0), 100.0 + EARLY_S, 8)[-2:] == [LONGEST_PAUSE_S] * 2
+
+
+def test_ever_fewer_failed_tries_are_told() -> None:
+    reconnection = Reconnection(None, 0.0)
+    told = [n for n in range(1, 200) if reconnection.failed(float(n), "nobody listens")]
+    assert told == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert reconnection.tries == 199
+    session(reconnection, 200.0)
+    assert reconnection.failed(201.0, "nobody listens"), "it has got further meanwhile"
+
+
+def test_another_reason_is_told_but_not_each_time() -> None:
+    reconnection = Reconnection(None, 0.0)
+    assert [reconnection.failed(float(n), f"reason {n}") for n in range(1, 8)].count(True) == 3
+    assert reconnection.failed(4.0 + REASON_S, "another"), "the ninth try"
+    assert not reconnection.failed(5.0 + REASON_S, "a third")
+    assert not reconnection.failed(5.0 + 2 * REASON_S, "another")
 
 
 def test_it_gives_up_so_long_after_its_last_session() -> None:

@@ -22,7 +22,6 @@ from afl._version import __version__
 from afl.config import Config, config_from_mapping
 from afl.core.aggregation import joint_reports
 from afl.core.codecs.integers import integers
-from afl.core.engine import Outcome
 from afl.core.messages import (
     NOWHERE,
     AckStatus,
@@ -34,6 +33,7 @@ from afl.core.messages import (
     Position,
     Report,
 )
+from afl.core.rounds.results import Outcome
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 from afl.tasks.initialization import realization_digest
@@ -234,7 +234,9 @@ class World:
 
     def _digest(self, kind: Kind) -> bytes:
         engine = self.federation.engine
-        return engine.model.digest(engine.algorithm.grid) if kind is Kind.EVALUATE else b""
+        model = engine.model
+        beside = [companion.content() for companion in engine.algorithm.companions.values()]
+        return model.digest(*beside) if kind is Kind.EVALUATE else b""
 
     def _take_steps(self, peer: Peer) -> None:
         while peer.steps and peer.steps[0][0].is_closed:
@@ -244,9 +246,7 @@ class World:
             if step.kind is Kind.MODEL:
                 continue
             asked = [
-                worker
-                for worker in workers
-                if worker in broadcast.participants and peer.reported[worker] <= step.position
+                worker for worker in broadcast.asked_of(workers) if peer.reported[worker] <= step.position
             ]
             peer.reported.update(dict.fromkeys(asked, step.position))
             self.queue_all(peer, asked, step.position, step.kind)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from federation_world import Peer, World, config_of
 
-from afl.core.messages import Payload, PayloadHeader, Position
+from afl.core.codecs.integers import integers
+from afl.core.messages import GoodbyeStatus, Kind, Payload, PayloadHeader, Position
+from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import ExitCode
 from afl_server.federation import effects, events
 from afl_server.runner.run import quarantine_text
@@ -222,3 +224,180 @@ def test_the_file_is_read_as_it_is(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     assert quarantine_text(tmp_path) is None
+
+
+JOINT: dict[str, Any] = {
+    **ALGORITHM,
+    "name": "afl-com",
+    "rounds": 10,
+    "uplink": {"name": "rand-k", "ratio": 0.5, "bits": 8},
+}
+
+
+@pytest.mark.parametrize("faults", [SKIPS, {"update_norm": {"times": 1000}}])
+def test_a_worker_is_left_out_alone_whoever_shares_its_process(faults: dict[str, Any]) -> None:
+    """Its report for round 3 is there, or in a sum, when the quarantine comes; in round 6 it is let out."""
+
+    def run(*groups: tuple[int, ...]) -> World:
+        world = World(config_of(workers=4, algorithm=JOINT, faults=faults))
+        world.start()
+        world.settle()
+        peers = [world.connect(Peer(workers, bytes([65 + workers[0]]))) for workers in groups]
+        engine = world.federation.engine
+        while world.finished is None:
+            moved = [world.answer()]
+            for peer in peers:
+                moved.append(world.say(peer))
+                round_ = engine.step.position.round
+                if round_ == 3 and not engine.quarantined and (len(peer.workers) > 1 or engine.holds(1)):
+                    world.handle(events.QuarantineChanged("1"))
+                elif round_ == 6 and engine.quarantined:
+                    world.handle(events.QuarantineChanged(""))
+            assert any(moved)
+        assert world.finished[0] is ExitCode.OK, world.finished
+        return world
+
+    alone, joint = run((0,), (1,), (2,), (3,)), run((0, 1, 2), (3,))
+    for world in (alone, joint):
+        absent = [outcome.step.position.round for outcome, _ in world.appended if np.isnan(outcome.losses[1])]
+        assert sorted(set(absent)) == [4, 5, 6]
+        assert all(np.isfinite(outcome.losses[[0, 2, 3]]).all() for outcome, _ in world.appended)
+    assert weights(alone) == weights(joint)
+    one, other = (world.federation.engine.model.numpy().tobytes() for world in (alone, joint))
+    assert one == other
+
+
+def test_a_joint_report_that_is_too_large_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = federation_world.payload_of
+
+    def sent(worker: int, position: Position, header: PayloadHeader) -> Payload:
+        payload = honest(worker, position, header)
+        if worker == 1 and position.round == 4:
+            return payload
+        zero = np.zeros(header.count, dtype=np.int32)
+        zero[:2] = 1
+        return integers(header.encoding, header.bits).whole(zero, header.role, header.dim)
+
+    monkeypatch.setattr(federation_world, "payload_of", sent)
+    world = World(config_of(workers=5, algorithm=JOINT, faults={"update_norm": {"times": 10}}))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer(ids, bytes([65 + ids[0]]))) for ids in ((0, 1), (2,), (3,), (4,))]
+    while any([*map(world.say, peers), world.answer()]):
+        pass
+    assert world.finished == (ExitCode.OK, "the run is complete")
+    told = {
+        (line.event.extra["worker"], line.event.extra["round"]) for line in logged(world, "update_too_large")
+    }
+    assert told == {(0, 4), (1, 4)}
+
+
+def test_a_report_of_one_that_is_not_asked_ends_the_session() -> None:
+    world = World(config_of(workers=4, algorithm=JOINT, faults=SKIPS))
+    world.start()
+    world.settle()
+    world.handle(events.QuarantineChanged("1"))
+    group, single = (world.connect(Peer(ids, bytes([65 + ids[0]]))) for ids in ((0, 1, 2), (3,)))
+    while world.federation.engine.step.position.round < 3:
+        assert any([world.say(group), world.say(single), world.answer()])
+    group.said.clear()
+    world.queue_all(group, [0, 1, 2], world.federation.engine.step.position, Kind.TRAIN)
+    while any([world.say(group), world.answer()]):
+        pass
+    assert group.goodbye is GoodbyeStatus.REFUSED
+    assert not world.federation.engine.holds(0)
+
+
+DRFA: dict[str, Any] = {
+    "name": "drfa",
+    "rounds": 12,
+    "eta_w": 0.1,
+    "eta_q": 0.2,
+    "local_steps": 1,
+    "sampled": 2,
+}
+
+
+def drawn_by_hand(position: Position, q: list[float], without: set[int]) -> tuple[int, ...]:
+    """Which workers the paper's draws ask: by q with replacement, then evenly without."""
+    stream = SharedRandomness((7).to_bytes(16, "little")).stream
+    others = [worker for worker in range(len(q)) if worker not in without]
+    if position.phase == 1:
+        subset = stream(Purpose.LOSS_SAMPLING, position.round).subset(len(others), 2)
+        return tuple(others[place] for place in subset)
+    shares = [q[worker] for worker in others]
+    shares = shares if sum(shares) > 0 else [1.0] * len(others)
+    chosen = set()
+    for uniform in stream(Purpose.MODEL_SAMPLING, position.round).uniform(2):
+        point, total = uniform * float(np.cumsum(shares)[-1]), 0.0
+        for worker, share in zip(others, shares, strict=True):
+            total += share
+            if point < total:
+                chosen.add(worker)
+                break
+    return tuple(sorted(chosen))
+
+
+@pytest.mark.parametrize("dies_at", [None, Position(4, 0), Position(6, 1), Position(9, 0)])
+def test_drfa_draws_among_the_others(dies_at: Position | None) -> None:
+    world = World(config_of(workers=5, algorithm=DRFA, faults=SKIPS))
+    world.start()
+    world.settle()
+    quarantined: set[int] = set()
+    drawn_without, seen = set(), {}
+
+    def connect() -> list[Peer]:
+        return [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(5)]
+
+    peers = connect()
+    while world.finished is None:
+        engine = world.federation.engine
+        position = engine.step.position
+        if engine.step.kind is not Kind.EVALUATE and position not in seen:
+            participants = tuple(engine.participants)
+            seen[position] = participants
+            right = drawn_by_hand(position, engine.dual_weights.tolist(), drawn_without)
+            assert participants == right, position
+            if position == Position(3, 0):
+                # All that the open phase has drawn, and others after it.
+                quarantined = set(participants)
+                world.handle(events.QuarantineChanged(",".join(map(str, sorted(quarantined)))))
+            elif position == Position(8, 0):
+                quarantined = set()
+                world.handle(events.QuarantineChanged(""))
+            if position == dies_at:
+                world.die_and_resume()
+                assert tuple(world.federation.engine.participants) == participants
+                text = ",".join(map(str, sorted(quarantined)))
+                world.handle(events.QuarantineChanged(text))
+                peers = connect()
+            drawn_without = quarantined
+        assert any([*map(world.say, peers), world.answer()])
+    assert world.finished[0] is ExitCode.OK, world.finished
+    assert len(seen) == 24
+    # The step that had asked them alone is closed with them: no round is without any loss.
+    assert all(not np.isnan(outcome.losses).all() for outcome, _ in world.appended)
+    for position, participants in seen.items():
+        assert not (3 < position.round < 8 and set(participants) & set(seen[Position(3, 0)]))
+
+
+def test_drfa_draws_evenly_where_all_the_weight_is_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        federation_world, "loss_of", lambda worker, _: 1e6 if worker == HOSTILE else 1.0 + worker / 8
+    )
+    world = World(config_of(workers=5, algorithm={**DRFA, "eta_q": 1.0, "rounds": 6}, faults=SKIPS))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(5)]
+    engine, seen = world.federation.engine, set()
+    while world.finished is None:
+        if engine.dual_weights[HOSTILE] == 1.0 and not engine.quarantined:
+            world.handle(events.QuarantineChanged(f"{HOSTILE}"))
+            since = engine.step.position
+        elif engine.quarantined and engine.step.position > since and engine.step.kind is Kind.TRAIN:
+            right = drawn_by_hand(engine.step.position, engine.dual_weights.tolist(), {HOSTILE})
+            assert tuple(engine.participants) == right
+            seen.add(engine.step.position)
+        assert any([*map(world.say, peers), world.answer()])
+    assert world.finished[0] is ExitCode.OK, world.finished
+    assert seen

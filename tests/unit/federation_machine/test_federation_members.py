@@ -316,6 +316,59 @@ def test_who_comes_as_the_server_leaves_hears_what_the_others_heard(
     assert joined(world, 1, process=b"B", ready=False).goodbye is status
 
 
+def test_a_step_waits_for_all_for_ever() -> None:
+    world = world_of(dim=20)
+    for worker in range(3):
+        peer = joined(world, worker, process=b"%d" % worker)
+        if worker:
+            report(world, peer, worker)
+    world.pass_time(1e4)
+    assert world.finished is None
+    assert world.federation.engine.step.position == FIRST
+    assert world.federation.engine.missing() == [0]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_server_that_is_stopped_waits_for_its_step_while_all_of_it_are_there(is_there: bool) -> None:
+    world = world_of(state="process", dim=20)
+    peers = [joined(world, worker, process=b"%d" % worker) for worker in range(3)]
+    if not is_there:
+        world.leave(peers[2])
+    world.handle(events.StopAsked("stopped"))
+    while world.answer():
+        pass
+    if is_there:
+        assert world.finished is None
+        world.pass_time(world.config.server.grace - 0.1)
+        assert world.finished is None
+        world.pass_time(0.2)
+        world.settle()
+    assert world.finished == (ExitCode.INTERRUPTED, "stopped")
+    assert "final" in world.models
+
+
+@pytest.mark.parametrize("policy", ["restart", "refuse"])
+def test_a_worker_that_is_ahead_of_the_server_continues_or_is_refused(policy: str) -> None:
+    uplink = {"name": "top-k", "ratio": 0.5}
+    algorithm = {"name": "afl-com", "rounds": 4, "eta_w": 0.1, "eta_q": 0.1, "uplink": uplink}
+    world = World(config_of(algorithm=algorithm, faults={"lost_residual": policy}))
+    world.start()
+    world.settle()
+    peer = Peer([0], b"A")
+    peer.reported[0] = Position(3, 0)
+    world.connect(peer)
+    world.handle(peer.said.popleft())
+    refused = policy == "refuse"
+    assert peer.goodbye is (GoodbyeStatus.REFUSED if refused else None)
+    assert ("worker_ahead" in names(world.log)) is not refused
+    assert world.federation.counters.lost_residuals == (0 if refused else 1)
+    if refused:
+        assert "worker 0 comes back ahead of this server" in world.log[-1].message
+    else:
+        sent = [(broadcast.step.kind, workers) for broadcast, workers in peer.steps]
+        assert sent[0] == (Kind.MODEL, (0,))
+
+
 def test_nobody_tells_of_another_s_failure() -> None:
     """A failure that is not finite ends the run: it must be the worker's own."""
     world = world_of(dim=20)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afl.core.engine import Opening
 from afl.core.messages import (
     EVALUATION_PHASE,
     NOWHERE,
@@ -24,6 +23,7 @@ from afl.core.messages import (
     Step,
     ValueType,
 )
+from afl.core.rounds.results import Opening
 from afl.wire.accounting import FrameContent, Traffic, WireCount
 from afl.wire.frames import (
     JOIN_BELOW_BYTES,

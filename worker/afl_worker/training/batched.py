@@ -15,7 +15,8 @@ from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
-from afl_worker.training.oracle import TaskOracle, mapped
+from afl_worker.training.examples import mapped
+from afl_worker.training.oracle import TaskOracle
 
 
 class BatchedOracle(TaskOracle):
@@ -66,7 +67,7 @@ class BatchedOracle(TaskOracle):
         workers = tuple(self._rows)
         self._seed(Purpose.TASK_IN_GRADIENT, workers[0], round_)
         module = self.module(workers[0], training=True)
-        batches = [self.minibatch(worker, round_) for worker in workers]
+        batches = [self.augmented(worker, round_) for worker in workers]
         trained = {
             name: parameter.detach()
             for name, parameter in self._lossy.named_parameters()

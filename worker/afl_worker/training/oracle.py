@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +12,18 @@ from torch import Tensor, nn
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.patience import HELD_OUT
 from afl.core.vectors import Weighted
-from afl.errors import DataError, TaskError
+from afl.errors import TaskError
 from afl.outside import words
-from afl.tasks.base import Batch, Examples, Task, WorkerData, example_count, form_problem, take_batch
+from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
+from afl_worker.training.examples import Part, WorkerExamples
 from afl_worker.training.timings import Spent
 
 DRAWN_AHEAD = 8
 """Minibatches are drawn for so many rounds at once: between a model's large products, a draw alone takes
 three times as long (measured)."""
-
-
-class _Local(NamedTuple):
-    """A worker's examples, on the device, and how many of them there are and make a minibatch."""
-
-    train: Examples
-    test: Examples
-    train_count: int
-    test_count: int
-    batch_size: int
 
 
 @dataclass
@@ -54,11 +45,14 @@ class TaskOracle:
     Args:
         data: by hosted worker.
         batch_size: examples of a minibatch.
+        clip_norm: the largest norm of a gradient, before its factor; ``None`` for no limit.
+        held_out: the share of each worker's training examples that gives no gradients.
+        loss_of_held_out: whether :meth:`loss` is on minibatches of those.
         spent: to which the time of gradients, losses and evaluations is added.
 
     Raises:
-        DataError: if a worker has no training or test examples, or fewer than a batch and the task does
-            not allow a smaller one.
+        DataError: if a worker has no training, test or held-out examples, or fewer than a batch to train with
+            and the task does not allow a smaller one.
     """
 
     def __init__(
@@ -70,6 +64,9 @@ class TaskOracle:
         *,
         batch_size: int,
         evaluation_batch_size: int,
+        clip_norm: float | None = None,
+        held_out: float = 0.0,
+        loss_of_held_out: bool = False,
         spent: Spent | None = None,
     ) -> None:
         self._spent = spent or Spent()
@@ -78,13 +75,25 @@ class TaskOracle:
         self._randomness = randomness
         self._device = vector.values.device
         self._evaluation_batch_size = evaluation_batch_size
-        self._local = {
-            worker: _checked(worker, own, batch_size, task, self._device) for worker, own in data.items()
+        self._clip_norm = clip_norm
+        self._examples = {
+            worker: WorkerExamples.of(
+                worker,
+                own,
+                randomness,
+                batch_size=batch_size,
+                held_out=held_out,
+                allow_smaller=task.allow_smaller_batch,
+                device=self._device,
+            )
+            for worker, own in data.items()
         }
+        self._loss_of_held_out = loss_of_held_out
         self._drawn = {
-            (worker, purpose): _Drawn(torch.empty((DRAWN_AHEAD, local.batch_size), dtype=torch.int64))
-            for worker, local in self._local.items()
+            (worker, purpose): _Drawn(torch.empty((DRAWN_AHEAD, size), dtype=torch.int64))
+            for worker in data
             for purpose in (Purpose.MINIBATCH, Purpose.LOSS_MINIBATCH)
+            for size in (self._drawn_from(worker, purpose).batch_size,)
         }
         vector.buffers.host(data)
 
@@ -103,11 +112,14 @@ class TaskOracle:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
         with self._spent:
-            return self._gradient(worker, round_, scale)
+            loss, examples, weighted = self._gradient(worker, round_, scale)
+            if self._clip_norm is not None:
+                weighted.clip(self._clip_norm)
+            return loss, examples, weighted
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         self._seed(Purpose.TASK_IN_GRADIENT, worker, round_)
-        batch = self.minibatch(worker, round_)
+        batch = self.augmented(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
         what = f"{type(self._task).__name__}.loss returned"
@@ -127,8 +139,8 @@ class TaskOracle:
         return float(loss.detach()), self.batch_size(worker), self._vector.gradient(scale)
 
     def train_examples(self, worker: int) -> int:
-        """How many training examples the worker has in all."""
-        return self._local[worker].train_count
+        """How many training examples the worker has in all; without those that are held out."""
+        return self._examples[worker].train.count
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """On a minibatch of its own, as evaluation sees the model, without a gradient."""
@@ -138,24 +150,36 @@ class TaskOracle:
             module = self.module(worker, training=False)
             with torch.no_grad(), telling_types(module, batch):
                 loss = self._task.loss(module, batch)
-            return float(loss), self.batch_size(worker)
+            return float(loss), self._drawn_from(worker, Purpose.LOSS_MINIBATCH).batch_size
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
-        """Example-weighted means over the test data, in order, in float64."""
-        count, size = self._local[worker].test_count, self._evaluation_batch_size
-        totals: dict[str, float] = {}
+        """Example-weighted means over the test data, in order, in float64; and over what is held out, under
+        names that begin with :data:`HELD_OUT`."""
+        own = self._examples[worker]
         with self._spent:
             self._seed(Purpose.TASK_IN_EVALUATION, worker)
-            for start in range(0, count, size):
-                stop = min(start + size, count)
-                for name, value in self.metrics(worker, start, stop).items():
-                    totals[name] = totals.get(name, 0.0) + value * (stop - start)
-        return {name: total / count for name, total in totals.items()}, count
+            means = self._means(worker, own.test)
+            if own.held_out is not None:
+                held_out = self._means(worker, own.held_out)
+                _check_names(type(self._task).__name__, means)
+                means |= {f"{HELD_OUT}{name}": value for name, value in held_out.items()}
+        return means, own.test.count
+
+    def _means(self, worker: int, part: Part) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for start in range(0, part.count, self._evaluation_batch_size):
+            stop = min(start + self._evaluation_batch_size, part.count)
+            for name, value in self._metrics(worker, part, start, stop).items():
+                totals[name] = totals.get(name, 0.0) + value * (stop - start)
+        return {name: total / part.count for name, total in totals.items()}
 
     def metrics(self, worker: int, start: int, stop: int) -> dict[str, float]:
         """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""
+        return self._metrics(worker, self._examples[worker].test, start, stop)
+
+    def _metrics(self, worker: int, part: Part, start: int, stop: int) -> dict[str, float]:
         module = self.module(worker, training=False)
-        batch = self._batch(self._local[worker].test, torch.arange(start, stop))
+        batch = part.batch(torch.arange(start, stop), self._device)
         with torch.no_grad(), telling_types(module, batch):
             found: object = self._task.metrics(module, batch)
         what = f"{type(self._task).__name__}.metrics returned"
@@ -189,22 +213,35 @@ class TaskOracle:
 
     def batch_size(self, worker: int) -> int:
         """Examples of a minibatch of the worker's."""
-        return self._local[worker].batch_size
+        return self._examples[worker].train.batch_size
 
     def minibatch(self, worker: int, round_: int, purpose: Purpose = Purpose.MINIBATCH) -> Batch:
         """The worker's minibatch of a round."""
-        local = self._local[worker]
+        part = self._drawn_from(worker, purpose)
         # The draw of all examples would give them in order.
-        is_whole = local.batch_size == local.train_count
-        chosen = torch.arange(local.train_count) if is_whole else self._draw(worker, round_, purpose)
-        return self._batch(local.train, chosen)
+        is_whole = part.batch_size == part.count
+        chosen = torch.arange(part.count) if is_whole else self._draw(worker, round_, purpose)
+        return part.batch(chosen, self._device)
+
+    def _drawn_from(self, worker: int, purpose: Purpose) -> Part:
+        own = self._examples[worker]
+        is_held_out = purpose is Purpose.LOSS_MINIBATCH and self._loss_of_held_out
+        return own.held_out if is_held_out and own.held_out is not None else own.train
+
+    def augmented(self, worker: int, round_: int) -> Batch:
+        """The worker's minibatch of a round, as its gradient sees it."""
+        batch = self.minibatch(worker, round_)
+        if type(self._task).augment is Task.augment:
+            return batch
+        seed = int(self._randomness.stream(Purpose.AUGMENTATION, round_, worker).words(1)[0])
+        return self._task.augment(batch, torch.Generator().manual_seed(seed))
 
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
-        drawn, local = self._drawn[worker, purpose], self._local[worker]
+        drawn, part = self._drawn[worker, purpose], self._drawn_from(worker, purpose)
         if not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
             for ahead, indices in enumerate(drawn.indices):
                 stream = self._randomness.stream(purpose, round_ + ahead, worker)
-                indices.copy_(torch.from_numpy(stream.subset(local.train_count, local.batch_size)))
+                indices.copy_(torch.from_numpy(stream.subset(part.count, part.batch_size)))
             drawn.first = round_
         return drawn.indices[round_ - drawn.first]
 
@@ -216,48 +253,19 @@ class TaskOracle:
             module.train(training)
         return module
 
-    def _batch(self, examples: Examples, chosen: Tensor) -> Batch:
-        if isinstance(examples, torch.utils.data.Dataset):
-            return _on_device(take_batch(examples, chosen), self._device)
-        return take_batch(examples, chosen.to(self._device))
 
-
-def _checked(worker: int, own: WorkerData, batch_size: int, task: Task, device: torch.device) -> _Local:
-    for examples, what in ((own.train, "train"), (own.test, "test")):
-        problem = form_problem(examples)
-        if problem:
-            raise DataError(f"what the task gives worker {worker} as {what} cannot be used: {problem}")
-    train_count, test_count = example_count(own.train), example_count(own.test)
-    if not train_count or not test_count:
-        raise DataError(
-            f"worker {worker} has no {'test' if train_count else 'training'} examples ({train_count} "
-            f"training, {test_count} test); each worker needs at least one of each: look at how the task "
-            "divides its data"
-        )
-    if train_count < batch_size and not task.allow_smaller_batch:
-        raise DataError(
-            f"worker {worker} has {train_count} training examples, fewer than task.batch_size "
-            f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
-        )
-    train, test = _on_device(own.train, device), _on_device(own.test, device)
-    return _Local(train, test, train_count, test_count, min(batch_size, train_count))
-
-
-def _on_device(data: Batch, device: torch.device) -> Batch:
-    return mapped(lambda tensor: tensor.to(device), data)
-
-
-def mapped(change: Callable[..., Tensor], *batches: Batch) -> Batch:
-    """Tensors, also in tuples, lists and mappings, changed, those at one place of all batches together;
-    anything else as it is in the first."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return change(*batches)
-    if isinstance(first, tuple | list):
-        return tuple(mapped(change, *parts) for parts in zip(*batches, strict=True))
-    if isinstance(first, dict):
-        return {key: mapped(change, *(batch[key] for batch in batches)) for key in first}
-    return first
+def _check_names(task: str, metrics: Mapping[str, float]) -> None:
+    """Raise TaskError where the task's metrics leave no room for those of what is held out."""
+    what = f"{task}.metrics returned"
+    if 2 * len(metrics) > MAX_METRICS:
+        raise TaskError(f"{what} {len(metrics)} metrics; with task.held_out {MAX_METRICS // 2} are the most")
+    for name in metrics:
+        if name.startswith(HELD_OUT) or not is_metric_name(f"{HELD_OUT}{name}"):
+            raise TaskError(
+                f"{what} a metric called {name}; with task.held_out it may not begin with {HELD_OUT}, which "
+                f"names the same of what is held out, and has at most {64 - len(HELD_OUT)} "
+                "characters"
+            )
 
 
 def _described(value: object) -> str:

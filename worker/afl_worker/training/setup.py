@@ -19,7 +19,7 @@ from afl.daemon import events
 from afl.errors import ConfigError, DataError, PeerError
 from afl.outside import words
 from afl.security.identity import WorkerIds
-from afl.tasks.base import TaskContext, example_count
+from afl.tasks.base import TaskContext
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
@@ -74,8 +74,6 @@ def set_up(
     _check_frozen(options, type(task).__name__, vector.frozen_digest, welcome.frozen_digest)
     context = TaskContext(run.workers, randomness)
     data = {worker: worker_data(task, worker, context) for worker in workers}
-    examples = {worker: example_count(own.train) for worker, own in data.items()}
-    options.policy.check_batch(settings.batch_size, examples)
     oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
         task,
         vector,
@@ -83,8 +81,13 @@ def set_up(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
+        clip_norm=run.clip_norm,
+        held_out=run.held_out,
+        loss_of_held_out=run.dual_loss_held_out,
         spent=spent,
     )
+    examples = {worker: oracle.train_examples(worker) for worker in workers}
+    options.policy.check_batch(settings.batch_size, examples)
     run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None

@@ -80,7 +80,8 @@ class AflComServer(UpdateServer):
         if self._feedback is None:
             return Compressed(total)
         dense = self.sum.vector(self.realizations.of_uplink(self.round), len(self.params))
-        return self._feedback.compress(dense, self.realizations.of_downlink(self.round))
+        factor = self.settings.residual_factor(self.round - 1, self.round)
+        return self._feedback.compress(dense, self.realizations.of_downlink(self.round), factor)
 
     def streamed_header(self) -> PayloadHeader | None:
         """The header of D_t before it is complete, where the sum is forwarded in float32: how long integers
@@ -118,16 +119,15 @@ class AflComServer(UpdateServer):
 class AflComReplica(Replica):
     """Step 5: moves a copy of the model, a worker's or the server's, by D."""
 
-    def __init__(self, settings: AlgorithmSettings, realizations: Realizations) -> None:
-        self._settings = settings
+    def __init__(self, realizations: Realizations) -> None:
         self._realizations = realizations
         self._expected = expected(realizations.down_form)
 
     def apply(self, position: Position, params: Tensor, header: PayloadHeader, data: memoryview) -> None:
-        """``w <- w - eta_w D``."""
+        """``w <- w - eta_w D``, or what the run's optimizer makes of D."""
         check_header(header, self._expected)
         update = unpack(header, data)
-        self._realizations.apply(update_round(position), params, update, self._settings.eta_w)
+        self._realizations.apply(update_round(position), params, update)
 
 
 class AflComWorker(WorkerAlgorithm):
@@ -147,6 +147,7 @@ class AflComWorker(WorkerAlgorithm):
     def __init__(
         self,
         worker: int,
+        settings: AlgorithmSettings,
         realizations: Realizations,
         device: torch.device | str,
         spare: Spare,
@@ -157,6 +158,7 @@ class AflComWorker(WorkerAlgorithm):
     ) -> None:
         super().__init__(worker)
         self._pack = pack_to_add if joins else pack
+        self._settings = settings
         self._realizations = realizations
         dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
         self._new_feedback = partial(ErrorFeedback, dim, device, spare)
@@ -166,14 +168,21 @@ class AflComWorker(WorkerAlgorithm):
         self._own_weight = own_weight
         self._exponents: NDArray[np.int32] | None = None
         """Of the grid that the last message's integers lie on."""
+        self._trained = 0
+        """The round of the last message, in whose step size's units the residual is."""
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
-        """Weigh the gradient, compress it with error feedback, and pack."""
+        """Weigh the gradient, compress it with error feedback, and pack.
+
+        The loss reported is the gradient's minibatch's, or that of a minibatch of held-out records.
+        """
         own = self._own_weight
         if own is not None:
             weight = own.of_round(position.round, weight)
+        # Before the gradient, which is valid until the next call.
+        held_out = model.loss(position.round)[0] if self._settings.dual_loss_held_out else None
         loss, examples, weighted = model.weighted_gradient(position.round, weight)
-        finite_loss(loss)
+        loss = finite_loss(loss if held_out is None else held_out)
         # Before anything is taken out of the residual: it may be too large to be told.
         share = None if own is None else payload_of(own.share(position.round, weight, loss), Role.WEIGHT)
         if self._feedback is None:
@@ -186,13 +195,15 @@ class AflComWorker(WorkerAlgorithm):
         else:
             realization = self._realizations.of_uplink(position.round)
             try:
-                compressed = self._feedback.compress(weighted, realization)
+                factor = self._settings.residual_factor(self._trained, position.round)
+                compressed = self._feedback.compress(weighted, realization, factor)
             except NonFiniteError as error:
                 raise error if weighted.is_finite() else NonFiniteError(NOT_FINITE) from None
             if isinstance(realization, OnGrid):
                 self._exponents = realization.exponents
             if self._realizations.uplink.lossless:
                 self._feedback = None
+        self._trained = position.round
         payload = self._pack(self._realizations.uplink, compressed)
         if share is None:
             return Report(self.worker, position, loss, examples, (payload.header,)), [payload]
@@ -205,8 +216,10 @@ class AflComWorker(WorkerAlgorithm):
         return None if self._feedback is None else self._feedback.residual
 
     def state(self) -> Arrays:
-        """e^(i), and where the last message's integers lie."""
+        """e^(i), its units, and where the last message's integers lie."""
         own: Arrays = {} if self._exponents is None else {"exponents": self._exponents}
+        if self._settings.rescales_residuals:
+            own = {**own, "trained": np.array([self._trained])}
         if self._own_weight is not None:
             own = {**own, "share": self._own_weight.state()}
         return {**super().state(), **own}
@@ -217,6 +230,8 @@ class AflComWorker(WorkerAlgorithm):
             self._feedback = self._feedback or self._new_feedback()
             overwrite(self._feedback.residual, state["residual"])
         self._exponents = state.get("exponents")
+        if "trained" in state:
+            (self._trained,) = state["trained"].tolist()
         if self._own_weight is not None:
             self._own_weight.restore(state["share"])
 
@@ -247,17 +262,23 @@ def afl_com_side(
     # A simulation, which sends nothing again, has each worker report alone.
     joins = resends and len(workers) > 1
 
+    def eta_q(round_: int) -> float:
+        return settings.eta_q * settings.eta_q_factor(round_)
+
     def half(worker: int) -> AflComWorker:
-        own = OwnWeight(settings.workers, settings.eta_q, settings.block) if settings.hides_losses else None
-        return AflComWorker(worker, realizations, device, spare, resends=resends, joins=joins, own_weight=own)
+        own = OwnWeight(settings.workers, eta_q, settings.block) if settings.hides_losses else None
+        return AflComWorker(
+            worker, settings, realizations, device, spare, resends=resends, joins=joins, own_weight=own
+        )
 
     halves = {worker: half(worker) for worker in workers}
     return WorkerSide(
-        AflComReplica(settings, realizations),
+        AflComReplica(realizations),
         halves,
         realizations.prepare,
         realizations.digest_material,
         realizations.grid,
+        companions=realizations.companions,
         hides_losses=settings.hides_losses,
         hides_norms=settings.secure_aggregation,
     )

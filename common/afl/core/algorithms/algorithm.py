@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 
 SHARED_OPTIONS: Final = frozenset(
-    {"block", "eta_q", "largest_weight", "local_steps", "sampled", "weighting", "uplink", "downlink"}
+    {
+        *("block", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
+        *("uplink", "downlink", "schedule", "optimizer", "weight_decay"),
+    }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""
 
-KEYS: Final = SHARED_OPTIONS | {"name", "rounds", "eta_w", "smoothness", "sigma_q"}
+KEYS: Final = SHARED_OPTIONS | {"name", "rounds", "eta_w", "clip_norm", "smoothness", "sigma_q"}
 """The keys of the configuration's section ``algorithm`` that are no algorithm's own."""
 
 

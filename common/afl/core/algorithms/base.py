@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -14,13 +15,34 @@ from torch import Tensor
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.payload import unpack
 from afl.core.grid import Grid, IntegerRound
-from afl.core.messages import Payload, PayloadHeader, Position, Report
+from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.sums import Sum
 from afl.core.vectors import Weighted, is_finite
 from afl.errors import NonFiniteError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 """Arrays by name, of a state that is written down."""
+
+
+class Companion(Protocol):
+    """What goes with the parameters wherever they are sent, since the rounds to come depend on it too."""
+
+    @property
+    def nbytes(self) -> int:
+        """The length of :meth:`content`."""
+        ...
+
+    def content(self) -> bytes:
+        """It as it travels."""
+        ...
+
+    def load(self, content: bytes | memoryview) -> None:
+        """Go on from a :meth:`content` of :attr:`nbytes`.
+
+        Raises:
+            ProtocolError: if it cannot be one.
+        """
+        ...
 
 
 class Collector(abc.ABC):
@@ -193,7 +215,13 @@ class ServerAlgorithm(SumCollector):
     grid: Grid | None = None
     """Of integer messages, as :attr:`params` have it; ``None`` where there are none."""
 
+    companions: Mapping[Role, Companion] = MappingProxyType({})
+    """What goes with :attr:`params`, by the role of its payload; :meth:`settle` comes first."""
+
     integers: IntegerRound | None = None
+
+    undrawn: frozenset[int] = frozenset()
+    """Workers that no phase to come asks, where only some are drawn; set before a phase is closed."""
 
     @property
     def keeps_residuals(self) -> bool:
@@ -369,6 +397,7 @@ class WorkerSide:
     Attributes:
         prepare: draws a coming synchronization's randomness, off the critical path.
         grid: of integer messages, as this process's model has it; ``None`` where there are none.
+        companions: as :attr:`ServerAlgorithm.companions`, of this process's model.
         digest_material: as :meth:`ServerAlgorithm.digest_material`.
         hides_losses: whether metrics are told as numbers to be added up only.
         hides_norms: whether the norms of residuals are not told.
@@ -382,6 +411,7 @@ class WorkerSide:
         digest_material: Callable[[], bytes] = bytes,
         grid: Grid | None = None,
         *,
+        companions: Mapping[Role, Companion] = MappingProxyType({}),
         hides_losses: bool = False,
         hides_norms: bool = False,
     ) -> None:
@@ -390,6 +420,7 @@ class WorkerSide:
         self.prepare = prepare
         self.digest_material = digest_material
         self.grid = grid
+        self.companions = companions
         self.hides_losses = hides_losses
         self.hides_norms = hides_norms
 

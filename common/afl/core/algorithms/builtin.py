@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
     from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 
+STEPPING: Final = frozenset({"schedule", "optimizer", "weight_decay"})
+"""What every algorithm takes in which all copies of the model step along D."""
+
 
 class AflCom(Algorithm):
     """AFL-Com (Algorithm 2)."""
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = frozenset({"block", "eta_q", "largest_weight", "uplink", "downlink"})
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink"}
     has_theorems = True
 
     def server(
@@ -46,7 +49,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = frozenset({"block", "eta_q", "largest_weight"})
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight"}
 
 
 class Sgda(Algorithm):
@@ -54,7 +57,7 @@ class Sgda(Algorithm):
 
     name = "sgda"
     description = "AFL-BR with projected ascent on the dual weights"
-    takes = frozenset({"eta_q"})
+    takes = STEPPING | {"dual_loss", "eta_q"}
 
     def server(
         self, settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness
@@ -94,7 +97,7 @@ class Drfa(_LocalSteps):
     description = (
         "takes local steps between synchronizations, and moves the dual weights by a snapshot's losses"
     )
-    takes = frozenset({"eta_q", "local_steps", "sampled"})
+    takes = frozenset({"dual_loss", "eta_q", "local_steps", "sampled", "schedule", "weight_decay"})
     snapshots = True
 
     def server(
@@ -111,7 +114,7 @@ class FedAvg(_LocalSteps):
 
     name = "fedavg"
     description = "averages models after local steps; no dual weights"
-    takes = frozenset({"local_steps", "weighting"})
+    takes = frozenset({"local_steps", "weighting", "schedule", "weight_decay"})
 
     def server(
         self,

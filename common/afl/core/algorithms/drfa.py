@@ -13,12 +13,15 @@ often as it was drawn), and phase 1 asks b workers drawn uniformly without repla
 scaled by m/b (the 1/p of appendix B.3); the others' count as zero.
 
 Where a step may close without some of its workers, phase 0's means are over the present, with their weights
-scaled to sum to what all would have; if those weights are all zero, w_{s+1} and w' are w_s.
+scaled to sum to what all would have; if those weights are all zero, w_{s+1} and w' are w_s. Workers in
+quarantine are not drawn: phase 0 draws from q of the others, as if they had it all (evenly, if they have
+none), and phase 1 among the others, whose losses are scaled by their number/b.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +57,8 @@ class DrfaServer(ServerAlgorithm):
         self._participants: Sequence[int] = range(settings.workers)
         self._weights: NDArray[np.float64] = self.dual.weights
         self._total = 1.0
+        self._among = settings.workers
+        """How many workers the open phase's were drawn from."""
         self._draw_trainers()
         self._end = ModelMean(len(params), self._participants)
         self._snapshot = ModelMean(len(params), self._participants)
@@ -147,13 +152,17 @@ class DrfaServer(ServerAlgorithm):
     def state(self) -> Arrays:
         """q and, while losses are measured there, w'."""
         assert self._pending is None
-        return {**self.dual.state(), "snapshot": self._snapshot_values}
+        state: dict[str, NDArray[Any]] = {**self.dual.state(), "snapshot": self._snapshot_values}
+        if self.undrawn:
+            state["undrawn"] = np.array(sorted(self.undrawn))
+        return state
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin a phase of synchronization s."""
         self.round, self.phase = position.round, position.phase
         self.dual.restore(state)
         self._snapshot_values = state["snapshot"].copy()
+        self.undrawn = frozenset(state["undrawn"].tolist() if "undrawn" in state else ())
         if self.phase == TRAINING:
             self._draw_trainers()
             self._restart_sums()
@@ -189,8 +198,9 @@ class DrfaServer(ServerAlgorithm):
         for worker, loss in self._losses.items():
             losses[worker] = loss
         self._losses.clear()
-        tau, share = len(self.settings.updates_of(self.round)), workers / len(self._participants)
-        self.dual.update(self.round, losses, factor=tau * share)
+        updates, share = self.settings.updates_of(self.round), self._among / len(self._participants)
+        self.dual.factor = len(updates) * share * self.settings.eta_q_factor(updates[-1])
+        self.dual.update(self.round, losses)
         self._snapshot_values = np.zeros(0, dtype=np.float32)
         self.round += 1
         self.phase = TRAINING
@@ -210,9 +220,13 @@ class DrfaServer(ServerAlgorithm):
             self._total = 1.0
             return
         uniform = self._randomness.stream(Purpose.MODEL_SAMPLING, self.round).uniform(settings.sampled)
-        bounds = np.cumsum(self.dual.weights)
+        eligible = self._eligible()
+        bounds = np.cumsum(self.dual.weights[eligible])
+        if bounds[-1] == 0.0:
+            bounds = np.arange(1.0, len(eligible) + 1)
         drawn = np.searchsorted(bounds, uniform * bounds[-1], side="right")
-        counts = np.bincount(np.minimum(drawn, settings.workers - 1), minlength=settings.workers)
+        drawn = eligible[np.minimum(drawn, len(eligible) - 1)]
+        counts = np.bincount(drawn, minlength=settings.workers)
         self._weights = counts.astype(np.float64)
         self._total = float(settings.sampled)
         self._participants = tuple(np.flatnonzero(counts).tolist())
@@ -222,4 +236,11 @@ class DrfaServer(ServerAlgorithm):
         settings = self.settings
         if settings.sampled is not None:
             stream = self._randomness.stream(Purpose.LOSS_SAMPLING, self.round)
-            self._participants = tuple(stream.subset(settings.workers, settings.sampled).tolist())
+            eligible = self._eligible()
+            self._among = len(eligible)
+            drawn = stream.subset(self._among, min(settings.sampled, self._among))
+            self._participants = tuple(eligible[drawn].tolist())
+
+    def _eligible(self) -> NDArray[np.int64]:
+        """The workers that may be drawn, ascending."""
+        return np.setdiff1d(np.arange(self.settings.workers), list(self.undrawn)).astype(np.int64)

@@ -15,7 +15,7 @@ from afl.core.codecs.plain import DENSE, values_of
 from afl.core.messages import Payload, PayloadHeader, Position, Report, Role
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.sums import ValueSum
-from afl.core.vectors import is_finite, overwrite
+from afl.core.vectors import is_finite, overwrite, scale
 from afl.errors import NonFiniteError
 
 
@@ -104,8 +104,11 @@ class LocalSgdWorker(WorkerAlgorithm):
         losses, examples = 0.0, 0
         try:
             for taken, update in enumerate(updates, start=1):
-                loss, size, step = finite_gradient(model, update, self._settings.eta_w)
+                eta = self._settings.eta_w_of(update)
+                loss, size, step = finite_gradient(model, update, eta)
                 losses, examples = losses + loss * size, examples + size
+                if self._settings.weight_decay:
+                    scale(model.params, 1.0 - eta * self._settings.weight_decay, out=model.params)
                 model.params.sub_(step)
                 model.publish()
                 if taken == snapshot_at:

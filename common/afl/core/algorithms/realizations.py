@@ -1,7 +1,9 @@
-"""The compressors of a run as server and workers draw them, alike, from the shared randomness."""
+"""The compressors of a run as server and workers draw them, alike, from the shared randomness, and the step
+that every copy of the model takes along what they decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 
 import numpy as np
@@ -9,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afl.core.algorithms.base import Companion
+from afl.core.algorithms.optimizers import create_optimizer
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.integers import probe, sum_bits
 from afl.core.compressors import Compressed, Compressor, Realization, create
 from afl.core.compressors.on_grid import OnGrid
 from afl.core.grid import Grid
-from afl.core.messages import ValueType
+from afl.core.messages import Role, ValueType
 from afl.core.randomness import Purpose, SharedRandomness
 
 
@@ -28,6 +32,9 @@ class Realizations:
     Attributes:
         grid: of the downlink's integers, and of the uplink's, whose compressor is then the same; ``None``
             where values are float32.
+        optimizer: of this copy of the model.
+        companions: what goes with this copy of the model: the grid, and the optimizer's state, as far as
+            there are such.
         down_form: the downlink's compressor, with as many bits as an integer of D takes.
     """
 
@@ -65,6 +72,11 @@ class Realizations:
                 self.uplink.value_type = ValueType.MODULAR
             else:
                 self.down_form.bits = sum_bits(self.downlink.bits, messages)
+        self.optimizer = create_optimizer(settings, dim, device)
+        companions: dict[Role, Companion] = {} if self.grid is None else {Role.GRID: self.grid}
+        if self.optimizer.nbytes:
+            companions[Role.OPTIMIZER] = self.optimizer
+        self.companions: Mapping[Role, Companion] = companions
         self._last = settings.synchronizations
         self._randomness = randomness
         self._device = device
@@ -85,10 +97,10 @@ class Realizations:
         """C_t of the server."""
         return self._of(self.downlink, round_)
 
-    def apply(self, round_: int, params: Tensor, update: Compressed, eta: float) -> None:
-        """``params -= eta D_t``, after which the grid is that of the next round."""
+    def apply(self, round_: int, params: Tensor, update: Compressed) -> None:
+        """Step along D_t, after which the grid is that of the next round."""
         realization = self.of_downlink(round_)
-        realization.step(params, update, eta)
+        self.optimizer.step(round_, params, realization, update)
         if self.grid is not None:
             assert isinstance(realization, OnGrid)
             self.grid.move(update.values, realization.lengths)

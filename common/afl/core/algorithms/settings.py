@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from afl.core.algorithms.schedule import CONSTANT, Schedule
 
 
 @dataclass(frozen=True)
@@ -13,6 +15,26 @@ class CompressorChoice:
 
     name: str = "identity"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+OPTIMIZERS: Final = ("sgd", "momentum", "adam")
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """How every copy of the model steps along D.
+
+    Attributes:
+        name: one of :data:`OPTIMIZERS`.
+        beta_1: the share of the mean of D that stays each round (momentum: of the sum).
+        beta_2: that of the mean of its squares (Adam).
+        epsilon: what is added to their root (Adam).
+    """
+
+    name: str = "sgd"
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,12 @@ class AlgorithmSettings:
             masked and only their sum be read.
         hides_losses: whether each worker keeps its dual weight, and the server learns of the losses only
             sums.
+        schedule: what the step sizes are multiplied by in each round.
+        optimizer: how every copy of the model steps along D.
+        weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
+        clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
+        held_out: the share of each worker's training records that gives no gradients.
+        dual_loss_held_out: whether the losses that move the dual weights are of held-out records.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -54,6 +82,12 @@ class AlgorithmSettings:
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False
+    schedule: Schedule = CONSTANT
+    optimizer: OptimizerChoice = OptimizerChoice()
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    held_out: float = 0.0
+    dual_loss_held_out: bool = False
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
@@ -61,6 +95,30 @@ class AlgorithmSettings:
     def synchronizations(self) -> int:
         """How many synchronization rounds the T update rounds take; the last may be shorter."""
         return -(-self.rounds // self.local_steps)
+
+    def eta_w_of(self, round_: int) -> float:
+        """eta_w in an update round, 1-based."""
+        return self.eta_w * self.schedule.of_round(round_, self.rounds)
+
+    def eta_q_factor(self, round_: int) -> float:
+        """What eta_q is multiplied by in an update round."""
+        return self.schedule.of_round(round_, self.rounds) if self.schedule.eta_q else 1.0
+
+    @property
+    def rescales_residuals(self) -> bool:
+        """Whether a residual is kept in units of steps, not of gradients: with a step size that changes,
+        where a step is the step size times D or a sum of such (Adam's steps are as long as they are
+        whatever D's unit is)."""
+        return self.schedule != CONSTANT and self.optimizer.name != "adam"
+
+    def residual_factor(self, made: int, round_: int) -> float:
+        """What a residual that round ``made`` left is multiplied by in ``round_``, before the gradient is
+        added: ``eta_w(made) / eta_w(round_)``, so that it moves the model as far as it would have then
+        (Zheng, Huang, Kwok: "Communication-efficient distributed blockwise momentum SGD with
+        error-feedback", NeurIPS 2019). 0 is before there was any."""
+        if not made or not self.rescales_residuals:
+            return 1.0
+        return self.schedule.of_round(made, self.rounds) / self.schedule.of_round(round_, self.rounds)
 
     def updates_after(self, synchronization: int) -> int:
         """Update rounds that are complete after a synchronization round (1-based; 0 after round 0)."""

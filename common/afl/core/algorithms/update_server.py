@@ -34,7 +34,8 @@ _INTEGERS, _SHARES = "integers", "shares"
 
 class UpdateServer(ServerAlgorithm):
     """One round t: sum the workers' messages c_i, make D_t of the sum (:meth:`update`), move the dual weights
-    by the losses, and step ``w_{t+1} = w_t - eta_w D_t`` as the workers do.
+    by the losses, and step ``w_{t+1} = w_t - eta_w D_t`` (or as another of
+    :mod:`afl.core.algorithms.optimizers` does), as the workers do.
 
     A subclass that keeps something from round to round adds it to :meth:`state` and :meth:`restore`, and
     takes it from the payload, or from :meth:`unsent`, in :meth:`replay`.
@@ -65,6 +66,7 @@ class UpdateServer(ServerAlgorithm):
         self._losses = np.full(settings.workers, np.nan)
         self._expected = expected(uplink)
         self.grid = self.realizations.grid
+        self.companions = self.realizations.companions
         self._down_count = self.realizations.downlink.count
         self._share_sums: NDArray[Any] | None = None
         """Of the last closed round."""
@@ -196,6 +198,7 @@ class UpdateServer(ServerAlgorithm):
         )
 
     def _step(self, losses: NDArray[np.float64], downlink: Compressed) -> None:
+        self.dual.factor = self.settings.eta_q_factor(self.round)
         self.dual.update(self.round, losses)
         self._losses.fill(np.nan)
         self._pending = (self.round, downlink)
@@ -206,15 +209,20 @@ class UpdateServer(ServerAlgorithm):
         if self._pending is None:
             return
         t, downlink = self._pending
-        self.realizations.apply(t, self.params, downlink, self.settings.eta_w)
+        self.realizations.apply(t, self.params, downlink)
         self._pending = None
         for total in self.sums:
             total.reset()
 
     def state(self) -> Arrays:
-        """q_t, and the grid's ranges where there is one."""
+        """q_t, the grid's ranges where there is one, and the optimizer's state where it keeps one."""
         assert self._pending is None
-        return {**self.dual.state(), **({} if self.grid is None else {"grid": self.grid.ranges.copy()})}
+        optimizer = self.realizations.optimizer.state.numpy()
+        return {
+            **self.dual.state(),
+            **({} if self.grid is None else {"grid": self.grid.ranges.copy()}),
+            **({"optimizer": optimizer} if optimizer.size else {}),
+        }
 
     def restore(self, state: Arrays, position: Position) -> None:
         """Begin round t."""
@@ -222,6 +230,8 @@ class UpdateServer(ServerAlgorithm):
         self.dual.restore(state)
         if self.grid is not None:
             self.grid.ranges = state["grid"].copy()
+        if "optimizer" in state:
+            self.realizations.optimizer.state.copy_(torch.from_numpy(state["optimizer"].copy()))
 
     def digest_material(self) -> bytes:
         """What the compressors draw in round 1."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from afl.core.grid import Grid
 from afl.core.model.buffers import BufferPolicy, ModuleBuffers
 from afl.core.vectors import Weighted, overwrite
 from afl.errors import TaskError
@@ -140,13 +139,14 @@ class ParameterVector:
         array: NDArray[np.float32] = self.values.cpu().numpy()
         return array
 
-    def digest(self, grid: Grid | None = None) -> bytes:
-        """16 bytes that two copies of the parameters, of the buffers that are averaged, and of the grid that
-        goes with them, share exactly if they are equal to the bit."""
+    def digest(self, *beside: bytes) -> bytes:
+        """16 bytes that two copies of the parameters, of the buffers that are averaged, and of what goes
+        with them, share exactly if they are equal to the bit."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for values in (self.numpy(), self.buffers.values()):
             digest.update(np.ascontiguousarray(values, dtype="<f4").data)
-        digest.update(b"" if grid is None else grid.content())
+        for content in beside:
+            digest.update(content)
         return digest.digest()
 
     def layout_hash(self) -> bytes:

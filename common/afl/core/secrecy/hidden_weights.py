@@ -4,6 +4,7 @@ sum that they are divided by (equation 3 of the paper, with its restarts)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,11 @@ class OwnWeight:
 
     Args:
         workers: m.
-        eta_q: dual step size.
+        eta_q: dual step size of a round, 1-based.
         block: B.
     """
 
-    def __init__(self, workers: int, eta_q: float, block: int) -> None:
+    def __init__(self, workers: int, eta_q: Callable[[int], float], block: int) -> None:
         self._workers = workers
         self._eta_q = eta_q
         self._block = block
@@ -69,10 +70,11 @@ class OwnWeight:
         Raises:
             NonFiniteError: if ``eta_q`` times the loss is too large for u.
         """
-        gain = self._eta_q * loss
+        eta_q = self._eta_q(round_)
+        gain = eta_q * loss
         if gain > MOST_GAIN:
             raise NonFiniteError(
-                f"algorithm.eta_q times the loss is {gain:.4g} ({self._eta_q:g} times {loss:.4g}); with "
+                f"algorithm.eta_q times the loss is {gain:.4g} ({eta_q:g} times {loss:.4g}); with "
                 f"losses: hidden it must be at most {MOST_GAIN:.4g}: lower eta_q, or scale the loss"
             )
         u = round(math.ldexp(weight * math.exp(gain), FRACTION_BITS))

@@ -14,6 +14,8 @@ from afl._version import __version__
 from afl.config import Config, config_digest
 from afl.runs.export.shapes import EvaluationLine, Line
 from afl.runs.export.source import Source
+from afl.runs.metrics import RANK_KEYS
+from afl.runs.sites import SiteRow
 
 FORMAT = 1  # raised when a card's keys change their meaning
 BYTES_A_VALUE = 4
@@ -57,6 +59,7 @@ def card_of(
         "algorithm": _settings(config),
         "privacy": config.privacy.model_dump(mode="json"),
         "evaluation": source.evaluation and _evaluation(source.evaluation, source.rounds),
+        "sites": [] if source.sites.hides else [_site(row) for row in source.sites.rows],
         "communication": source.sent and _communication(source.sent, source.synchronizations, whole),
         "run": {
             "id": model.metadata.get("run_id"),
@@ -94,9 +97,9 @@ def _settings(config: Config) -> dict[str, Any]:
         if algorithm.takes(way):
             compressor = getattr(algorithm, f"{way}_compressor")
             settings[way] = {"name": compressor.name, **compressor.options}
-    names = ("largest_weight", "local_steps", "sampled", "weighting")
-    options = {name: getattr(algorithm, name) for name in names}
-    return settings | {name: value for name, value in options.items() if value is not None} | algorithm.own
+    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
+    options = {name: value for name in names if (value := getattr(algorithm, name)) is not None}
+    return settings | options | algorithm.stepping | algorithm.own
 
 
 def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:
@@ -106,11 +109,18 @@ def _evaluation(line: EvaluationLine, rounds: int) -> dict[str, Any]:
         "is_of_this_model": line.round == rounds,
         **line.model_dump(include={"worst_worker", *_FIGURES}),
         **(line.model_dump(include={"smooth_worst_loss", "means"}) if line.means else {}),
+        **(line.model_dump(include=set(RANK_KEYS)) if line.rank_by else {}),
         "workers": [
             {"worker": worker, "examples": examples, **metrics}
             for worker, (metrics, examples) in enumerate(workers)
         ],
     }
+
+
+def _site(row: SiteRow) -> dict[str, Any]:
+    """How a site has fared up to the model, in the metric that ranks."""
+    values = {name: getattr(row, name) for name in ("worker", "label", "first", "last", "best", "best_round")}
+    return {**values, "first_weight": row.weights[0], "last_weight": row.weights[1]}
 
 
 def _communication(line: Line, synchronizations: int, whole: int) -> dict[str, Any]:

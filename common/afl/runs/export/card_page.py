@@ -12,7 +12,9 @@ from afl.config.quantities import shown_bytes
 from afl.runs.export.card import BUFFERS, ORIGINS
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE
 from afl.runs.export.prediction import PROGRAM_FILE, SCRIPT_FILE
-from afl.runs.metrics import HIDDEN
+from afl.runs.metrics import HIDDEN, Ranked, ranked
+
+_SITE_HEAD = ("worker", "first", "last", "best", "after round", "first weight", "last weight")
 
 _NAMES: Mapping[str, str] = {
     "final": "the model after the last round that was closed",
@@ -53,7 +55,7 @@ def page_of(card: Mapping[str, Any]) -> str:
         origin,
         f"## Data\n\n{about}\n\n{shared}",
         f"## How it was trained\n\n{_settings(card)}",
-        f"## How well it serves each worker\n\n{_evaluation(card['evaluation'], model['round'])}",
+        f"## How well it serves each worker\n\n{_evaluation(card)}",
         f"## What was sent\n\n{_communication(card['communication'])}",
         f"## Parameters and buffers\n\n{' '.join([stored, BUFFERS[model['buffers']], *origins])}",
         f"## How to load it\n\n{_loading(card)}",
@@ -82,13 +84,15 @@ def _settings(card: Mapping[str, Any]) -> str:
         shown = value
         if isinstance(value, dict):
             options = ", ".join(f"{key} {each}" for key, each in value.items() if key != "name")
-            shown = f"{value['name']} ({options})" if options else value["name"]
+            named = value.get("name", options)
+            shown = f"{named} ({options})" if options and named != options else named
         rows.append(("algorithm" if name == "name" else name, shown))
     rows.append(("seed", "not known" if seed is None else f"`{int(seed, 16)}`"))
     return _table(("setting", "value"), rows)
 
 
-def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
+def _evaluation(card: Mapping[str, Any]) -> str:
+    evaluation, round_ = card["evaluation"], card["model"]["round"]
     if evaluation is None:
         return "No evaluation was made before this model was written."
     lines = []
@@ -102,19 +106,40 @@ def _evaluation(evaluation: Mapping[str, Any] | None, round_: int) -> str:
         rows = [(name, smooth.get(name, "not known"), f"{means[name]:.5g}") for name in sorted(means)]
         lines.append(_table(("", "smooth worst", "mean over workers"), rows))
         return "\n\n".join([*lines, f"Each worker's own figures are {HIDDEN}."])
-    worst = f"worst (worker {evaluation['worst_worker']})"
+    labels = {site["worker"]: site["label"] for site in card["sites"]}
+    whose = labels.get(evaluation["worst_worker"], evaluation["worst_worker"])
+    worst = f"worst (worker {whose})"
     rows = [("loss", f"{evaluation['max_loss']:.5g}", f"{evaluation['mean_loss']:.5g}")]
-    if evaluation["worst_accuracy"] is not None:
-        worst = f"worst (accuracy of worker {evaluation['worst_worker']}, largest loss)"
-        lowest, mean = evaluation["worst_accuracy"], evaluation["mean_accuracy"]
-        rows.insert(0, ("accuracy", f"{lowest:.4f}", f"{mean:.4f}"))
+    by = ranked(evaluation)
+    if by.metric != "loss":
+        worst = f"worst ({by.metric} of worker {whose}, largest loss)"
+        rows.insert(0, (by.metric, by.shown(by.worst, 4), by.shown(by.mean, 4)))
     lines.append(_table(("", worst, "mean over workers"), rows))
     workers = evaluation["workers"]
     names = list(dict.fromkeys(key for worker in workers for key in worker if key != "worker"))
     head = ("worker", *("test examples" if name == "examples" else name for name in names))
-    cells = [(worker["worker"], *(_number(worker.get(name)) for name in names)) for worker in workers]
+    cells = [
+        (labels.get(worker["worker"], worker["worker"]), *(_number(worker.get(name)) for name in names))
+        for worker in workers
+    ]
     lines += ["Each worker, on its own test data:", _table(head, cells)]
+    lines += [
+        f"How each came to it: its {by.metric}, and its dual weight.",
+        _table(_SITE_HEAD, _sites(card, by)),
+    ]
     return "\n\n".join(lines)
+
+
+def _sites(card: Mapping[str, Any], by: Ranked) -> list[tuple[object, ...]]:
+    return [
+        (
+            site["label"],
+            *(by.shown(site[when], 4) for when in ("first", "last", "best")),
+            site["best_round"],
+            *(_number(site[f"{when}_weight"]) for when in ("first", "last")),
+        )
+        for site in card["sites"]
+    ]
 
 
 def _told(evaluation: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> str:

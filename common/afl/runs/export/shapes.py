@@ -50,6 +50,12 @@ class EvaluationLine(Line):
     workers: list[dict[str, float | None]] = []
     examples: list[int] = []
     smooth_worst_loss: float | None = None
+    rank_by: str | None = None
+    better: str | None = None
+    worst_value: float | None = None
+    mean_value: float | None = None
+    sites: list[str | None] = []
+    dual_weights: list[float] = []
     means: dict[str, float] = {}
 
 

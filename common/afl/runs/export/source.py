@@ -15,6 +15,7 @@ from afl.runs import files
 from afl.runs.durable import is_locked
 from afl.runs.export import shapes
 from afl.runs.export.shapes import EvaluationLine, Line, RoundLine
+from afl.runs.sites import SiteTable
 
 State: TypeAlias = Literal["finished", "stopped", "aborted", "running", "unfinished"]
 
@@ -34,6 +35,7 @@ class Source:
     state: State
     state_words: str  # the state in a sentence
     evaluation: EvaluationLine | None  # of this model, or the last one before it
+    sites: SiteTable  # up to this model
     sent: Line | None  # has the bytes up to this model; None before the first round
     synchronizations: int
 
@@ -91,6 +93,7 @@ def find(directory: Path, name: str, copy: Path) -> Source:
         state=state,
         state_words=words,
         evaluation=next((line for line in reversed(seen) if isinstance(line, EvaluationLine)), None),
+        sites=SiteTable.of(line.model_dump() for line in seen if isinstance(line, EvaluationLine)),
         sent=seen[-1] if seen else None,
         synchronizations=closed.synchronization if closed else 0,
     )
@@ -107,7 +110,7 @@ def state_of(directory: Path) -> tuple[State, str]:
         return "unfinished", f"the run has no summary: {why}"
     result, reason, rounds = summary.result, summary.reason, summary.rounds
     if result == ExitCode.OK.name.lower():
-        return "finished", f"the run is complete, after {rounds} rounds"
+        return "finished", f"{reason}, after {rounds} rounds"
     if result in _STOPPED and (directory / files.STATE_FOLDER).is_dir():
         return "stopped", f"the run was stopped after round {rounds} and can be resumed: {reason}"
     return "aborted", f"the run ended early, after round {rounds} ({result}): {reason}"

@@ -3,14 +3,16 @@
 import { Chart, color, element, workerLook } from "./charts.js";
 import { Link } from "./link.js";
 import { Table } from "./table.js";
-import { bytes, clock, facts, figure, NONE, percent, seconds } from "./words.js";
+import { bytes, capital, clock, facts, figure, measured, named, NONE, seconds, title } from "./words.js";
 
 const REFRESH_MS = 2_000; // between two looks at curves and table
 const FEW = 6; // up to so many workers, each has a line of its own
 const MORE_LINES = 3; // events of so many lines are folded
 
+const saved = byId("saved") && JSON.parse(byId("saved").textContent); // a report has all documents in it
 const page = { state: null, history: null, chosen: null, worker: null, span: "recent" };
-const served = new Chart(byId("served"), { shown: percent, axis: (value) => `${+(100 * value).toFixed(1)} %` });
+const ranked = (value) => measured(page.history.rank_by, value);
+const served = new Chart(byId("served"), { shown: ranked, axis: (value) => ranked(value).replace(".0 ", " ") });
 const loss = new Chart(byId("loss"), { shown: figure });
 const weights = new Chart(byId("weights"), { shown: figure, zero: true });
 const wire = new Chart(byId("bytes"), { shown: bytes, axis: (value) => bytes(value).replace(".00 ", " "), zero: true });
@@ -23,6 +25,7 @@ function byId(id) {
 }
 
 async function ask(path) {
+  if (saved) return saved[path] ?? saved.ending[path.match(/(\w+)\.json/)[1]] ?? null;
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
@@ -142,11 +145,13 @@ document.addEventListener("visibilitychange", () => {
 function draw() {
   const { history } = page;
   const hides = page.state.hides_losses;
-  const hasAccuracy = history.mean_accuracy.some((value) => value != null);
-  byId("served").hidden = !hasAccuracy && history.evaluation_round.length > 0;
-  drawServed(served, history.worst_accuracy, history.mean_accuracy, "accuracy", percent, "worst");
-  if (hides) drawServed(loss, history.smooth_worst_loss, history.mean_loss, "loss", figure, "smooth worst");
-  else drawServed(loss, history.max_loss, history.mean_loss, "loss", figure, "largest");
+  const { rank_by: metric } = history;
+  document.body.dataset.ranked = metric;
+  for (const place of document.querySelectorAll("[data-ranked-title]")) place.textContent = title(metric);
+  // Where the loss ranks, one chart of it is enough.
+  byId("loss").hidden = metric === "loss";
+  drawServed(served, history.worst_value, history.mean_value, "value", metric, hides ? "smooth worst" : "worst");
+  drawServed(loss, hides ? history.smooth_worst_loss : history.max_loss, history.mean_loss, "loss", "loss", hides ? "smooth worst" : "largest");
   if (!hides) drawWeights();
   drawBytes();
 }
@@ -157,10 +162,11 @@ function chosenCurve(kind, rounds) {
   // The two may be of different times.
   const values = new Map(worker[rounds].map((round, place) => [round, worker.curves[0][kind][place]]));
   const shown = history[rounds].map((round) => values.get(round) ?? null);
-  return [{ label: `worker ${worker.id}`, values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
+  return [{ label: named(worker.id, worker.site), values: shown, color: color("chosen"), width: 2, dash: [6, 3] }];
 }
 
-function drawServed(chart, worst, mean, kind, shown, name) {
+function drawServed(chart, worst, mean, kind, metric, name) {
+  const shown = (value) => measured(metric, value);
   const { history } = page;
   const hides = page.state.hides_losses;
   const xs = history.evaluation_round;
@@ -173,7 +179,7 @@ function drawServed(chart, worst, mean, kind, shown, name) {
     lines.push({ label: "lower", values: quarter, color: color("others"), width: 0, silent: true });
   } else {
     for (const curve of history.curves) {
-      lines.push({ label: `worker ${curve.worker}`, values: curve[kind], color: color("others"), width: 1, silent: true });
+      lines.push({ label: named(curve.worker, curve.site), values: curve[kind], color: color("others"), width: 1, silent: true });
     }
   }
   if (mean.some((value) => value != null)) lines.push({ label: "mean", values: mean, color: color("mean"), width: 1.5, dash: [7, 3] });
@@ -182,11 +188,11 @@ function drawServed(chart, worst, mean, kind, shown, name) {
   if (!hides) lines.push(...chosenCurve(kind, "evaluation_round"));
   const last = worst.at(-1);
   const usual = mean.at(-1) ?? last;
-  const said = last == null ? "" : ` The ${name} is ${shown(last)}${hides ? "" : `, of worker ${history.worst_worker.at(-1)}`}; the mean is ${shown(usual)}.`;
+  const said = last == null ? "" : ` The ${name} is ${shown(last)}${hides ? "" : `, of ${named(history.worst_worker.at(-1), history.worst_site)}`}; the mean is ${shown(usual)}.`;
   const all = hides && usual != null ? ` The mean is ${shown(usual)}.` : "";
   const every = history.evaluations_a_point;
   chart.draw(xs, lines, {
-    about: said || all ? `Test ${kind} over the rounds.${said || all}` : `No ${kind} yet.`,
+    about: said || all ? `${title(metric)} over the rounds.${said || all}` : `No ${metric} yet.`,
     note: [
       every > 1 ? `every ${every}th evaluation` : "",
       hides ? "" : history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
@@ -202,7 +208,7 @@ function drawWeights() {
   const worst = page.state?.last?.worst_worker;
   history.curves.forEach((curve, place) => {
     const look = curve.worker === worst ? { color: color("worst"), dash: [] } : workerLook(place);
-    const label = `worker ${curve.worker}`;
+    const label = named(curve.worker, curve.site);
     if (isRecent) {
       lines.push({ label, values: curve.recent_weight, ...look });
     } else {
@@ -227,11 +233,11 @@ function drawWeights() {
   if (!isRecent && history.rounds_a_point > 1) notes.push(`least to largest of ${history.rounds_a_point} rounds each`);
   if (history.workers > FEW && history.curves.length) notes.push(`the worst worker and ${history.curves.length - 1} of the heaviest of ${history.workers}`);
   const heaviest = history.curves
-    .map((curve) => [(isRecent ? curve.recent_weight : curve.weight_high).at(-1), curve.worker])
+    .map((curve) => [(isRecent ? curve.recent_weight : curve.weight_high).at(-1), named(curve.worker, curve.site)])
     .filter(([weight]) => weight != null)
     .sort((one, other) => other[0] - one[0])[0];
   weights.draw(xs, lines, {
-    about: heaviest ? `Dual weights over the rounds. Worker ${heaviest[1]} has ${figure(heaviest[0])}; even weights would be ${figure(even)}.` : "Dual weights over the rounds.",
+    about: heaviest ? `Dual weights over the rounds. ${capital(heaviest[1])} has ${figure(heaviest[0])}; even weights would be ${figure(even)}.` : "Dual weights over the rounds.",
     note: notes.join("; "),
     marks,
   });
@@ -277,14 +283,16 @@ function hashChanged() {
 function describeChosen() {
   const { worker } = page;
   if (!worker) return;
+  byId("worker-title").textContent = capital(named(worker.id, worker.site));
   const facts = [];
-  for (const [name, value] of Object.entries(worker.metrics)) facts.push([`Test ${name}`, name === "accuracy" && value != null ? percent(value) : figure(value)]);
+  for (const [name, value] of Object.entries(worker.metrics)) facts.push([title(name), measured(name, value)]);
   if (!page.state.hides_losses) {
     facts.push(["Test examples", worker.examples ?? NONE], ["Minibatch loss", figure(worker.train_loss)]);
     facts.push(["Dual weight", figure(worker.weight)]);
   }
   facts.push(["Last report after", seconds(worker.seconds)]);
-  if (worker.peer) facts.push(["Connected from", worker.peer], ["Workers on this connection", worker.hosted_with]);
+  if (saved) facts.splice(facts.findIndex(([name]) => name === "Last report after"), 1);
+  else if (worker.peer) facts.push(["Connected from", decodeURIComponent(worker.peer.replace(/^ipv[46]:/, ""))], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");
   const rows = facts.map(([name, value]) => {
@@ -331,4 +339,11 @@ function showEvents(events, count) {
 }
 
 hashChanged();
-link = new Link(heard, ended, linkChanged);
+if (saved) {
+  page.span = "whole";
+  document.body.dataset.link = "report";
+  heard(saved.state);
+  ended(saved.ending);
+} else {
+  link = new Link(heard, ended, linkChanged);
+}

@@ -1,13 +1,13 @@
 // The table of workers: sorted, searched and paged here; rows are reused, so that the focus stays where it is.
 
 import { element } from "./charts.js";
-import { figure, NONE, percent, WORKER_STATES } from "./words.js";
+import { capital, figure, heading, measured, named, NONE, WORKER_STATES } from "./words.js";
 
 const ROWS = 20;
 const SLOW_TIMES = 3; // a report that takes so many times the median is slow
 
 // Worst first: which way a column is sorted at first.
-const FIRST = { id: 1, accuracy: 1, loss: -1, weight: -1, seconds: -1, state: 1 };
+const FIRST = { id: 1, value: 1, loss: -1, weight: -1, first: 1, best: 1, seconds: -1, state: 1 };
 const TROUBLE_FIRST = { gone: 0, new: 1, late: 2, ready: 3, over: 4 };
 
 export class Table {
@@ -38,17 +38,22 @@ export class Table {
     const reports = table.seconds.filter((value) => value != null).sort((one, other) => one - other);
     this.slowFrom = reports.length > 2 ? Math.max(1, SLOW_TIMES * reports[reports.length >> 1]) : Infinity;
     if (this.column === null) {
-      const hasAccuracy = table.accuracy.some((value) => value != null);
-      this.column = hasAccuracy || table.evaluated === null ? "accuracy" : "loss";
+      this.column = "value";
       // With hidden losses nothing says who is served worst.
       if (document.body.dataset.losses === "hidden") this.column = "id";
-      this.way = FIRST[this.column];
+      this.way = this.first(this.column);
     }
+    const head = document.querySelector("th[data-column=value] button");
+    if (head.textContent !== heading(table.rank_by)) head.textContent = heading(table.rank_by);
     this.show();
   }
 
+  first(column) {
+    return ["value", "first", "best"].includes(column) && !this.table?.higher_is_better ? -1 : FIRST[column];
+  }
+
   sort(column) {
-    this.way = this.column === column ? -this.way : FIRST[column];
+    this.way = this.column === column ? -this.way : this.first(column);
     this.column = column;
     this.turn(0);
   }
@@ -63,13 +68,13 @@ export class Table {
   }
 
   wanted() {
-    const { id, state } = this.table;
+    const { id, site, state } = this.table;
     const asked = this.find.value.trim();
     const span = asked.match(/^(\d+)(?:\s*-\s*(\d+))?$/);
-    const fits = (worker) =>
-      !asked || (span !== null && (span[2] === undefined ? worker === +span[1] : worker >= +span[1] && worker <= +span[2]));
+    const fits = (worker, name) =>
+      !asked || name?.toLowerCase().includes(asked.toLowerCase()) || (span !== null && (span[2] === undefined ? worker === +span[1] : worker >= +span[1] && worker <= +span[2]));
     const places = [...id.keys()].filter(
-      (place) => fits(id[place]) && (!this.only.value || state[place] === "gone" || state[place] === "new" || this.isSlow(place)),
+      (place) => fits(id[place], site?.[place]) && (!this.only.value || state[place] === "gone" || state[place] === "new" || this.isSlow(place)),
     );
     const values = this.column === "state" ? state.map((name) => TROUBLE_FIRST[name]) : this.table[this.column];
     // What is not known comes last, either way; of equals, those that are served worse come first.
@@ -107,23 +112,27 @@ export class Table {
     button.type = "button";
     button.addEventListener("click", () => this.choose(+row.dataset.worker));
     head.append(button);
-    row.append(head, ...Array.from({ length: 5 }, () => element("td")));
+    row.append(head, ...Array.from({ length: 7 }, () => element("td")));
     row.children[1].className = "of-worst";
-    for (const place of [1, 2, 3]) row.children[place].classList.add("of-each");
+    for (const place of [1, 2, 3, 4, 5]) row.children[place].classList.add("of-each");
+    row.children[2].classList.add("of-loss");
+    for (const place of [6, 7]) row.children[place].classList.add("live");
     return row;
   }
 
   fill(row, place) {
-    const { id, accuracy, loss, weight, seconds, state } = this.table;
+    const { id, site, rank_by: metric, value, loss, weight, first, best, best_round: round, seconds, state } = this.table;
     row.dataset.worker = id[place];
     row.toggleAttribute("aria-current", false);
     if (id[place] === this.chosen) row.setAttribute("aria-current", "true");
-    row.firstChild.firstChild.textContent = id[place];
-    row.firstChild.firstChild.setAttribute("aria-label", `Worker ${id[place]}`);
+    row.firstChild.firstChild.textContent = site?.[place] ? `${id[place]} ${site[place]}` : id[place];
+    row.firstChild.firstChild.setAttribute("aria-label", capital(named(id[place], site?.[place])));
     const cells = [
-      accuracy[place] == null ? NONE : percent(accuracy[place]),
+      measured(metric, value[place]),
       figure(loss[place]),
       figure(weight[place]),
+      measured(metric, first[place]),
+      best[place] == null ? NONE : `${measured(metric, best[place])} (${round[place]})`,
       seconds[place] == null ? NONE : seconds[place].toFixed(seconds[place] < 10 ? 3 : 1),
       this.isSlow(place) ? "ready, slow" : WORKER_STATES[state[place]],
     ];

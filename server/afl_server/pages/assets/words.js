@@ -15,7 +15,14 @@ export const WORKER_STATES = { ready: "ready", late: "computing", gone: "not con
 
 export const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
+// Accuracies are shares; of other metrics nobody knows.
+const isShare = (metric) => /^(held_out_)?accuracy$/.test(metric);
+
 export const figure = (value) => (value == null ? NONE : String(Number(value.toPrecision(4))));
+
+export const measured = (metric, value) => (value != null && isShare(metric) ? percent(value) : figure(value));
+
+export const named = (worker, site) => `worker ${worker}${site ? ` (${site})` : ""}`;
 
 export function bytes(count) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
@@ -46,19 +53,31 @@ function rate(value) {
 function served(summary) {
   if (!summary) return [NONE, NONE, NONE];
   if (summary.smooth_worst_loss != null) {
-    const { smooth_worst_loss: smooth, mean_loss: loss, mean_accuracy: accuracy } = summary;
-    return [figure(smooth), accuracy == null ? figure(loss) : `${percent(accuracy)}, loss ${figure(loss)}`, NONE];
+    const { smooth_worst_loss: smooth, mean_loss: loss, mean_value: value, rank_by: metric } = summary;
+    return [figure(smooth), metric === "loss" ? figure(loss) : `${measured(metric, value)}, loss ${figure(loss)}`, NONE];
   }
-  const { worst_accuracy: worst, mean_accuracy: mean, max_loss: largest, mean_loss: usual } = summary;
-  if (worst == null) return [figure(largest), figure(usual), figure(largest == null || usual == null ? null : largest - usual)];
-  return [percent(worst), percent(mean), `${(100 * (mean - worst)).toFixed(1)} points`];
+  const { rank_by: metric, worst_value: worst, mean_value: mean } = summary;
+  const gap = worst == null || mean == null ? null : Math.abs(mean - worst);
+  const apart = gap != null && isShare(metric) ? `${(100 * gap).toFixed(1)} points` : figure(gap);
+  return [measured(metric, worst), measured(metric, mean), apart];
 }
 
 function measure(last) {
   if (!last) return "";
   if (last.smooth_worst_loss != null) return "smooth worst test loss";
-  return `test ${last.worst_accuracy == null ? "loss" : "accuracy"}`;
+  return place(last.rank_by);
 }
+
+// What was measured where: the metrics of held-out records say so by their names.
+function place(metric) {
+  return metric.startsWith("held_out_") ? metric.replaceAll("_", " ").replace("held out", "held-out") : `test ${metric}`;
+}
+
+export const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+export const title = (metric) => capital(place(metric));
+
+export const heading = (metric) => capital(place(metric).replace(/^test /, ""));
 
 // By the name of its place in the page.
 export function facts(state) {
@@ -78,14 +97,14 @@ export function facts(state) {
     ready: `${state.workers - state.missing_count} of ${state.workers}`,
     measure: measure(last),
     worst_figure: worst,
-    worst_worker: last ? `worker ${last.worst_worker}` : "not evaluated yet",
+    worst_worker: last ? named(last.worst_worker, state.last_site) : "not evaluated yet",
     worst_round: last ? `after round ${grouped(last.round)}` : "",
     mean_figure: mean,
     gap,
     largest_loss: figure(last?.max_loss),
     worst_weight: state.worst_weight == null ? NONE : `${(state.worst_weight * state.workers).toFixed(2)} × even`,
     best_figure: served(best)[0],
-    best_where: best ? `${best.worst_worker == null ? "" : `worker ${best.worst_worker}, `}round ${grouped(best.round)}` : "",
+    best_where: best ? `${best.worst_worker == null ? "" : `${named(best.worst_worker, state.best_site)}, `}round ${grouped(best.round)}` : "",
     bytes: bytes(sent),
     bytes_up: bytes(state.up),
     bytes_down: bytes(state.down),

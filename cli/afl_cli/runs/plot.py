@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=expanded, metavar="RUN", help=runs)
     label = "a run's name in the figures, once for each run in order (default: the directories' names)"
     parser.add_argument("--label", action="append", default=[], metavar="TEXT", help=label)
-    out = "worst-accuracy and max-loss go there as .png and .svg (default: plots)"
+    out = "worst-accuracy, max-loss, ... go there as .png and .svg (default: plots)"
     parser.add_argument("--out", type=expanded, default=Path("plots"), metavar="DIR", help=out)
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the figures")
 

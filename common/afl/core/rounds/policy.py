@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,33 @@ from numpy.typing import NDArray
 from afl.errors import DivergedError
 
 DEFAULT_QUORUM = 0.5
+
+BETTER: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("loss", "error", "mae", "mse", "rmse", "mape", "perplexity", "brier", "ece"), False),
+    **dict.fromkeys(("accuracy", "auc", "auroc", "auprc", "f1", "precision", "recall"), True),
+    **dict.fromkeys(("sensitivity", "specificity", "dice", "iou", "r2", "kappa", "mcc"), True),
+}
+"""Of metrics with well-known names: whether more is better."""
+
+
+@dataclass(frozen=True)
+class RankBy:
+    """The metric by which workers, and models by their worst worker, are ranked."""
+
+    metric: str
+    higher_is_better: bool
+
+    @property
+    def better(self) -> str:
+        """As the configuration says it."""
+        return "higher" if self.higher_is_better else "lower"
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Whether more of a metric is better, by its name, such as ``auc`` or ``held_out_loss``; ``None`` if that
+    does not say."""
+    words = metric.lower().replace("-", "_").split("_")
+    return BETTER.get(words[-1])
 
 
 @dataclass(frozen=True)
@@ -76,7 +104,13 @@ class UpdateBound:
         """Largest weights of late, ``[m]``."""
         self.norms: dict[int, float] = {}
         """Of the open round's updates, by worker; once they are judged, of those that count."""
+        self._joint: list[list[int]] = []
         self._judged: dict[int, LargeUpdate] | None = None
+
+    def add(self, norms: Mapping[int, float]) -> None:
+        """An update of the open round: its norm; of a joint one, each worker's part of it."""
+        self.norms.update(norms)
+        self._joint.append(list(norms))
 
     def judge(self, weights: NDArray[np.float64]) -> Mapping[int, LargeUpdate]:
         """The open round's updates, which are all there, that are too large, by worker."""
@@ -84,18 +118,30 @@ class UpdateBound:
             gradients, reach = self._with(self.norms, weights)
             known = np.sort(gradients[np.isfinite(gradients)])
             self._judged = {}
-            for worker, norm in self.norms.items():
-                others = known
-                if math.isfinite(gradients[worker]):
-                    others = np.delete(known, np.searchsorted(known, gradients[worker]))
-                median = float(np.median(others)) if len(others) else 0.0
-                limit = self._times * median * float(reach[worker])
+            for workers in self._joint:
+                norm = sum(self.norms[worker] for worker in workers)
+                limit = sum(self._limit(worker, known, gradients, reach) for worker in workers)
                 # Where most send nothing, nothing can be told.
                 if limit > 0 and not norm <= limit:
-                    self._judged[worker] = LargeUpdate(norm, limit)
+                    self._judged.update(dict.fromkeys(workers, LargeUpdate(norm, limit)))
             for worker in self._judged:
                 del self.norms[worker]
         return self._judged
+
+    def _limit(
+        self,
+        worker: int,
+        known: NDArray[np.float64],
+        gradients: NDArray[np.float64],
+        reach: NDArray[np.float64],
+    ) -> float:
+        """The largest norm that a worker's update may have; ``known`` are the gradients that are there,
+        ascending."""
+        others = known
+        if math.isfinite(gradients[worker]):
+            others = np.delete(known, np.searchsorted(known, gradients[worker]))
+        median = float(np.median(others)) if len(others) else 0.0
+        return self._times * median * float(reach[worker])
 
     def take(self, norms: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
         """Remember a closed round.
@@ -110,6 +156,7 @@ class UpdateBound:
     def reset(self) -> None:
         """The open round begins, or begins again."""
         self.norms.clear()
+        self._joint.clear()
         self._judged = None
 
     def _with(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afl.core.algorithms.base import Arrays, Collector, ServerAlgorithm
-from afl.core.codecs.payload import check_header, joint_header
 from afl.core.grid import IntegerRound
-from afl.core.held_reports import HeldReports, with_stand_ins
 from afl.core.messages import (
     BUFFERS_PHASE,
     EVALUATION_PHASE,
-    MAX_METRICS,
-    METRIC_NAMES,
     NOWHERE,
     Ack,
     AckStatus,
@@ -34,143 +30,29 @@ from afl.core.messages import (
     Position,
     Report,
     Step,
-    is_metric_name,
 )
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.metric_sums import MetricSums
 from afl.core.model.parameters import ParameterVector
-from afl.core.policy import AbsencePolicy, LargeUpdate
+from afl.core.rounds.held_reports import HeldReports, with_stand_ins
+from afl.core.rounds.incoming import IncomingReports
+from afl.core.rounds.patience import Patience
+from afl.core.rounds.policy import AbsencePolicy, LargeUpdate, RankBy
+from afl.core.rounds.report_check import ReportCheck
+from afl.core.rounds.results import Evaluation, Opening, Outcome, RoundSummary
+from afl.core.rounds.site_watch import SiteWatch
+from afl.core.rounds.worker_losses import WorkerLosses
 from afl.errors import AflError, NonFiniteError, ProtocolError, place
-from afl.outside import words
-
-FAR_ABOVE = 10.0
-"""A loss is far above the others' if it exceeds so many times the highest median of a round so far."""
 
 _UPDATE_NORMS = "update_norms"
 """Of an outcome that is not sent: the norms of the updates that counted, ``[m]``, NaN elsewhere."""
 
+_UNDRAWN = "undrawn"
+"""Of an outcome that is not sent: the workers that the draw which it led to left out."""
+
 QUARANTINED = "the operator has put the worker in quarantine"
 
 _NOT_TOLD: NDArray[np.float64] = np.zeros(0)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """A step to broadcast.
-
-    Attributes:
-        dual_weights: what the workers are told of q, ``[m]``; empty where a step that follows brings it.
-        participants: the workers that answer it, ascending; the others need not hear of it.
-    """
-
-    step: Step
-    payloads: tuple[Payload, ...]
-    dual_weights: NDArray[np.float64]
-    participants: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What the workers reported of the model after ``round`` updates, indexed by worker id.
-
-    Attributes:
-        synchronization: the synchronization round it follows.
-        diverged: workers whose copy of the model is not the server's.
-        absent: workers that it was closed without, whose metrics are empty.
-        non_finite: those of them that had metrics which are not finite.
-        examples: how many each was tested on; empty where losses are hidden.
-        residual_norms: the Euclidean norms of the workers' residuals; 0 for a worker that keeps none, or is
-            absent; empty with secure aggregation, where they are not told.
-        means: of the workers' metrics by name, where those are not told.
-        smooth_worst: the smooth worst loss (:data:`afl.core.secrecy.fixed_point.SHARPNESS`), where the
-            workers' are not told.
-        tensor_residual_norms: for each parameter tensor, by its name, the largest of the norms of its part of
-            the workers' residuals; empty where these are not told.
-    """
-
-    round: int
-    synchronization: int
-    metrics: tuple[dict[str, float], ...]
-    examples: tuple[int, ...]
-    diverged: tuple[int, ...]
-    absent: tuple[int, ...] = ()
-    non_finite: tuple[int, ...] = ()
-    residual_norms: tuple[float, ...] = ()
-    means: Mapping[str, float] | None = None
-    smooth_worst: float | None = None
-    tensor_residual_norms: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> Evaluation:
-        """From what ``dataclasses.asdict`` makes of one, also by way of JSON."""
-        return cls(
-            round=values["round"],
-            synchronization=values["synchronization"],
-            metrics=tuple(values["metrics"]),
-            examples=tuple(values["examples"]),
-            diverged=tuple(values["diverged"]),
-            absent=tuple(values["absent"]),
-            non_finite=tuple(values["non_finite"]),
-            # States of before there were any have none.
-            residual_norms=tuple(values.get("residual_norms", ())),
-            means=values.get("means"),
-            smooth_worst=values.get("smooth_worst"),
-            tensor_residual_norms=values.get("tensor_residual_norms", {}),
-        )
-
-
-@dataclass(frozen=True)
-class RoundSummary:
-    """A closed synchronization round.
-
-    Attributes:
-        round: how many update rounds are complete with it.
-        synchronization: its number; the same as ``round`` unless workers take several local steps.
-        losses: l_i, ``[m]``; NaN for a worker that was not asked, or absent.
-        dual_weights: q_t that the round used, ``[m]``.
-        absent: workers that a phase of it was closed without, ascending.
-        integers: what its integer messages were like; ``None`` where values are float32.
-        mean_loss: of all workers, where their own losses and weights are not told, and are NaN.
-    """
-
-    round: int
-    synchronization: int
-    losses: NDArray[np.float64]
-    dual_weights: NDArray[np.float64]
-    absent: tuple[int, ...] = ()
-    integers: IntegerRound | None = None
-    mean_loss: float | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What closed a step: enough to close it again without its reports.
-
-    Attributes:
-        losses: l_i as reported, ``[m]``; NaN for a worker that was not asked, or absent.
-        payload: what the next step carries; ``None`` after an evaluation.
-        unsent: what else closing made.
-        evaluation: of an evaluation.
-    """
-
-    step: Step
-    losses: NDArray[np.float64]
-    payload: Payload | None = None
-    unsent: Arrays = field(default_factory=dict)
-    evaluation: Evaluation | None = None
-
-
-@dataclass
-class _Incoming:
-    """A report whose payloads are coming: ``received`` bytes of payload number ``payload``."""
-
-    report: Report
-    payload: int = 0
-    received: int = 0
-
-    @property
-    def header(self) -> PayloadHeader:
-        return self.report.payloads[self.payload]
 
 
 def _ack(report: Report, status: AckStatus, reason: str = "") -> Ack:
@@ -190,6 +72,8 @@ class RoundEngine:
             and whole payloads are kept until the step closes, unless they are integers.
         loss_cap: a loss beyond it, or below its negative, counts as that in the algorithm's dual step; it is
             recorded as it was reported.
+        patience: ends the run before its last round.
+        rank_by: the metric that says which worker is served worst, for warnings.
         model: whose values are the algorithm's parameters; the workers' copies are compared with it at each
             evaluation. Without it they are not compared.
     """
@@ -202,12 +86,14 @@ class RoundEngine:
         buffer_mean: BufferMean | None = None,
         policy: AbsencePolicy | None = None,
         loss_cap: float = math.inf,
+        patience: Patience | None = None,
+        rank_by: RankBy | None = None,
         model: ParameterVector | None = None,
     ) -> None:
         self.algorithm = algorithm
         self._model = model
         self.policy = policy or AbsencePolicy()
-        self._loss_cap = loss_cap
+        self.patience = patience
         self._buffer_mean = buffer_mean
         self._training: Collector = algorithm
         self._averaging: Collector | None = buffer_mean
@@ -236,12 +122,13 @@ class RoundEngine:
         self.last_round: RoundSummary | None = None
         self.cut_off: tuple[Ack, ...] = ()
         """Answers to the reports that the last close found unfinished: the rest of them is not wanted."""
-        self.last_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
-        """The last loss that each worker reported for the dual step; NaN before its first."""
-        self.highest_median = 0.0
-        """The highest of all rounds' medians of the workers' absolute losses."""
-        self.far_above: tuple[int, ...] = ()
-        """The workers whose losses of the last round were far above the others' (:data:`FAR_ABOVE`)."""
+        self.losses = WorkerLosses(self.workers, loss_cap)
+        self._watch = SiteWatch(
+            self.workers,
+            dual_loss_held_out=algorithm.settings.dual_loss_held_out,
+            has_dual_weights=not algorithm.reports_bring_weights,
+            by=rank_by,
+        )
         self.quarantined: frozenset[int] = frozenset()
         """Workers that steps are closed without, whatever they report."""
         self.buffers_averaged: Position = NOWHERE
@@ -249,16 +136,17 @@ class RoundEngine:
         self.residual_norm: float | None = None
         """The Euclidean norm of the server's own residual at the last evaluation that this engine closed;
         ``None`` where it keeps none."""
+        self._left_out: frozenset[int] = frozenset()
+        """Those of them that the open step does not ask."""
         self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
         self._trained: NDArray[np.int64] = np.zeros(self.workers, dtype=np.int64)
         self._absent: tuple[int, ...] = ()
         self._is_expired = False
         self._participants: Sequence[int] = algorithm.participants
-        self._losses: NDArray[np.float64] = np.full(self.workers, np.nan)
+        self._told_losses: NDArray[np.float64] = np.full(self.workers, np.nan)
         self._reports: dict[int, Report] = {}
         self._previous: dict[int, Report] = {}
-        self._incoming: dict[int, _Incoming] = {}
-        """By each worker that it stands for."""
+        self._incoming = IncomingReports()
 
     # What the server asks.
 
@@ -321,17 +209,17 @@ class RoundEngine:
 
     def arrived(self, worker: int) -> tuple[int, int]:
         """The payload of the worker's report for the open step, and the byte of it, that come next."""
-        incoming = self._incoming_of(worker)
+        incoming = self._incoming.sent_by(worker)
         return (incoming.payload, incoming.received) if incoming else (0, 0)
 
     def begun(self, worker: int) -> tuple[int, ...]:
         """The workers that the report stands for that :meth:`arrived` tells of; none if none has begun."""
-        incoming = self._incoming_of(worker)
+        incoming = self._incoming.sent_by(worker)
         return incoming.report.workers if incoming else ()
 
     def incoming_header(self, worker: int) -> PayloadHeader | None:
         """The payload that the worker's next chunk belongs to."""
-        incoming = self._incoming_of(worker)
+        incoming = self._incoming.sent_by(worker)
         return incoming.header if incoming else None
 
     def awaits(self, worker: int) -> bool:
@@ -362,7 +250,7 @@ class RoundEngine:
         asked, answered = len(self._participants), len(self._reports)
         if answered == asked or not self.policy.leaves_out:
             return answered == asked
-        needed, without = self.policy.needed(asked), len(self._non_finite())
+        needed, without = self._needed(), len(self._non_finite())
         # What can no longer have a quorum is closed too: that ends the run.
         return asked - without < needed or (self._is_expired and answered - without >= needed)
 
@@ -400,6 +288,13 @@ class RoundEngine:
             return None
         return self._following((header,))
 
+    @property
+    def completion(self) -> str:
+        """That the run is complete, and why before its last round if it is."""
+        if self.patience is None or not self.patience.is_over:
+            return "the run is complete"
+        return f"the run is complete: {self.patience.reason}"
+
     # What workers say.
 
     def begin_report(self, report: Report) -> Ack | None:
@@ -424,10 +319,12 @@ class RoundEngine:
             )
         if position < self.step.position or self.finished:
             return self._answer_closed(report)
+        if report.others:
+            self._let_joined(report)
         if self._is_true_of_all(report, self.holds):
             return self._answer_repeated(report, self._reports[worker])
         try:
-            self._check(report)
+            self._report_check().check(report, self._where)
         except NonFiniteError as error:
             return self._refuse_number(report, error)
         if self._goes_on(report):
@@ -436,7 +333,7 @@ class RoundEngine:
             self.collector.open_report(report)
         if not report.payloads:
             return self._accept(report)
-        self._incoming.update(dict.fromkeys(report.workers, _Incoming(report)))
+        self._incoming.begin(report)
         return None
 
     def add_piece(self, worker: int, payload: int, offset: int, data: bytes | memoryview) -> Ack | None:
@@ -446,60 +343,46 @@ class RoundEngine:
             ProtocolError: if it is not the next piece, or its content is not what its header says.
             NonFiniteError: if a value is not finite and the policy does not skip that.
         """
-        incoming = self._incoming_of(worker)
+        incoming = self._incoming.sent_by(worker)
         if incoming is None:
             raise ProtocolError(f"a chunk for worker {worker}, which has no report open")
-        header = incoming.header
-        if payload != incoming.payload:
-            raise ProtocolError(
-                f"a chunk of payload {payload}; payload {incoming.payload} of "
-                f"{len(incoming.report.payloads)} comes next (numbered from 0)"
-            )
-        if offset != incoming.received:
-            raise ProtocolError(f"a chunk at byte {offset}; byte {incoming.received} comes next")
-        if not data or offset + len(data) > header.total_bytes:
-            raise ProtocolError(
-                f"a chunk of {len(data)} bytes at byte {offset} of a payload of {header.total_bytes} bytes"
-            )
+        incoming.check_piece(payload, offset, len(data))
         try:
-            self.collector.add_piece(worker, payload, header, data)
+            self.collector.add_piece(worker, payload, incoming.header, data)
         except AflError as error:
             self.drop_beginning(worker)
             if isinstance(error, NonFiniteError):
                 return self._refuse_number(incoming.report, error)
             raise
-        incoming.received += len(data)
-        if incoming.received < header.total_bytes:
+        if not incoming.take(len(data)):
             return None
-        if payload + 1 < len(incoming.report.payloads):
-            incoming.payload, incoming.received = payload + 1, 0
-            return None
-        self._forget_incoming(incoming)
+        self._incoming.forget(incoming)
         return self._accept(incoming.report)
 
     def drop_beginning(self, worker: int) -> bool:
         """The rest of a report that has begun and stands for the worker will never come: forget what has, as
         far as it is not in the sum; whether nothing of it is left."""
-        incoming = self._incoming.get(worker)
+        incoming = self._incoming.standing_for(worker)
         if incoming is None:
             return True
         sender, payloads = incoming.report.worker, range(len(incoming.report.payloads))
         self.collector.drop(sender)
         if any(self.collector.received(sender, payload) for payload in payloads):
             return False
-        self._forget_incoming(incoming)
+        self._incoming.forget(incoming)
+        self._leave_quarantined_out()
         return True
 
     def drop_shared(self, workers: Collection[int]) -> None:
         """A process speaks for these workers: drop what has begun of reports that stand for others too, whose
         rest it cannot send."""
-        for worker in workers:
-            incoming = self._incoming.get(worker)
-            if incoming is not None and not set(incoming.report.workers).issubset(workers):
-                self.drop_beginning(worker)
+        for incoming in self._incoming.shared(workers):
+            self.drop_beginning(incoming.report.worker)
+        self._leave_quarantined_out()
 
     def quarantine(self, workers: Collection[int]) -> None:
-        """Close steps without these workers from now on; the open one too, but for a report that is complete.
+        """Close steps without these workers from now on; the open one too, but for a report that is complete,
+        and for a joint one: nothing can be taken out of what it brings for others too.
 
         Who was in quarantine before and is not any more comes back with the next step.
         """
@@ -508,9 +391,28 @@ class RoundEngine:
         self._leave_quarantined_out()
 
     def _leave_quarantined_out(self) -> None:
+        if self.quarantined.issuperset(self._participants):
+            # A step that was drawn before, and asks nobody else: the next draw is among the others.
+            return
         for worker in self.quarantined.intersection(self._participants).difference(self._reports):
-            if self.drop_beginning(worker):
+            incoming = self._incoming.standing_for(worker)
+            is_alone = incoming is None or self.quarantined.issuperset(incoming.report.workers)
+            if is_alone and self.drop_beginning(worker):
                 self._reports[worker] = Report(worker, self.step.position, 0.0, 0, missing=QUARANTINED)
+
+    def _let_joined(self, report: Report) -> None:
+        """A joint report may have been made before one of its workers was put into quarantine."""
+        mine = self._in_quarantine().intersection(report.workers)
+        if mine.isdisjoint(self._left_out) and not self.quarantined.issuperset(report.workers):
+            for worker in mine:
+                del self._reports[worker]
+
+    def _in_quarantine(self) -> set[int]:
+        return {worker for worker, report in self._reports.items() if report.missing == QUARANTINED}
+
+    def _needed(self) -> int:
+        """How many of the open step's participants have to report; one in quarantine is not counted."""
+        return self.policy.needed(len(self._participants) - len(self._in_quarantine()))
 
     def restart_round(self) -> None:
         """Begin the open round's sum again; every worker reports again."""
@@ -526,7 +428,7 @@ class RoundEngine:
 
     def judge(self) -> Mapping[int, LargeUpdate]:
         """Leave out of the open step, which is complete, the updates that are too large beside the others'
-        (:class:`afl.core.policy.UpdateBound`); those that have been, by worker."""
+        (:class:`afl.core.rounds.policy.UpdateBound`); those that have been, by worker."""
         assert self.complete
         if self._bound is None or self.step.kind is not Kind.TRAIN:
             return {}
@@ -560,20 +462,22 @@ class RoundEngine:
             outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
         else:
             if isinstance(self.collector, HeldReports):
-                stand_ins = self._stand_ins(losses)
+                stand_ins = self.losses.stand_ins(self._participants, losses)
                 self.collector.fold(
-                    [replace(report, loss=self.counting(report.loss)) for report in reports],
-                    {worker: self.counting(loss) for worker, loss in stand_ins.items()},
+                    [replace(report, loss=self.losses.counting(report.loss)) for report in reports],
+                    {worker: self.losses.counting(loss) for worker, loss in stand_ins.items()},
                 )
+            self.algorithm.undrawn = self.quarantined
             payload = self.collector.close()
             unsent = self.collector.unsent()
+            if self.quarantined:
+                unsent = {**unsent, _UNDRAWN: np.array(sorted(self.quarantined))}
             if self._bound is not None and self.step.kind is Kind.TRAIN:
                 norms = np.full(self.workers, np.nan)
                 norms[list(self._bound.norms)] = list(self._bound.norms.values())
                 unsent = {**unsent, _UPDATE_NORMS: norms}
             outcome = Outcome(self.step, losses, payload, unsent)
-        unfinished = (self._incoming_of(worker) for worker in self._incoming)
-        self.cut_off = tuple(self._late(incoming.report) for incoming in unfinished if incoming is not None)
+        self.cut_off = tuple(self._late(incoming.report) for incoming in self._incoming.all())
         self._incoming.clear()
         self._previous, self._reports = self._reports, {}
         return self._follow(outcome)
@@ -584,9 +488,12 @@ class RoundEngine:
         assert not self._reports
         assert outcome.step.position == self.step.position
         assert outcome.step.kind is self.step.kind
+        if outcome.evaluation is not None:
+            self._watch.take_evaluation(outcome.evaluation.round, outcome.evaluation.metrics)
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
-            losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self._loss_cap, self._loss_cap)
+            self.algorithm.undrawn = frozenset(outcome.unsent.get(_UNDRAWN, np.zeros(0)).tolist())
+            losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self.losses.cap, self.losses.cap)
             self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
 
@@ -599,15 +506,18 @@ class RoundEngine:
             "finished": self.finished,
         }
         arrays = {f"algorithm.{name}": array for name, array in self.algorithm.state().items()}
-        arrays["losses"] = self._losses
-        arrays["last_losses"] = self.last_losses.copy()
+        arrays["losses"] = self._told_losses
+        arrays["last_losses"] = self.losses.last.copy()
         arrays["counted"] = self._counted.copy()
         arrays["trained"] = self._trained.copy()
+        arrays |= {f"watch.{name}": array for name, array in self._watch.state().items()}
         if self._bound is not None:
             arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
-        values["highest_median"] = self.highest_median
+        values["highest_median"] = self.losses.highest_median
+        if self.patience is not None:
+            values["patience"] = self.patience.state()
         if self.last_round is not None:
             values["last_round"] = [self.last_round.round, self.last_round.synchronization]
             values["last_round_absent"] = list(self.last_round.absent)
@@ -629,17 +539,21 @@ class RoundEngine:
         # Evaluations come behind the algorithm's own phases: it has opened its next round by then.
         is_ahead = position.phase >= BUFFERS_PHASE
         self.algorithm.restore(own, Position(position.round + 1, 0) if is_ahead else position)
-        self._losses = arrays["losses"].copy()
-        self.last_losses = arrays["last_losses"].copy()
+        self._told_losses = arrays["losses"].copy()
+        self.losses.last = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
+        prefix = "watch."
+        # States of before sites were watched have none.
+        if watch := {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}:
+            self._watch.restore(watch)
         if self._bound is not None:
             self._bound.gradients = arrays["bound.gradients"].copy()
             self._bound.reach = arrays["bound.reach"].copy()
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
         # States of before it was watched have none.
-        self.highest_median = values.get("highest_median", 0.0)
+        self.losses.highest_median = values.get("highest_median", 0.0)
         if "last_round" in values:
             round_, synchronization = values["last_round"]
             self.last_round = RoundSummary(
@@ -654,6 +568,8 @@ class RoundEngine:
             )
         if "last_evaluation" in values:
             self.last_evaluation = Evaluation.of_values(values["last_evaluation"])
+        if self.patience is not None and "patience" in values:
+            self.patience.restore(values["patience"])
         self.finished = values["finished"]
         self._open(Step(position, Kind[values["kind"]]))
 
@@ -671,7 +587,9 @@ class RoundEngine:
         position = self.step.position
         if outcome.payload is None:
             self.last_evaluation = outcome.evaluation
-            if position.round == self.synchronizations:
+            if self.patience is not None and outcome.evaluation is not None:
+                self.patience.see(outcome.evaluation.round, outcome.evaluation.metrics)
+            if position.round == self.synchronizations or (self.patience and self.patience.is_over):
                 self.finished = True
                 return None
             self._open(Step(Position(position.round + 1, 0), Kind.TRAIN))
@@ -684,40 +602,29 @@ class RoundEngine:
         if self.algorithm.settings.hides_losses:
             told = np.full(self.workers, np.nan)
         if position.phase == 0:
-            self._losses, self._absent = told, ()
+            self._told_losses, self._absent = told, ()
         absent = np.isnan(outcome.losses[list(self._participants)])
         if absent.any():
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
-            np.copyto(self.last_losses, told, where=~np.isnan(told))
-            self._watch(told)
+            self.losses.take(told)
             algorithm, settings = self.algorithm, self.algorithm.settings
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
                 position.round,
-                self._losses,
+                self._told_losses,
                 algorithm.dual_weights.copy() if algorithm.reports_bring_weights else self.dual_weights,
                 self._absent,
                 algorithm.integers,
                 algorithm.mean_loss,
             )
+            self._watch.take_round(self.last_round.dual_weights, self._told_losses)
         self._open(self._following((payload.header,)))
         return self._opening(self.step, (payload,))
 
-    def _watch(self, losses: NDArray[np.float64]) -> None:
-        """Notice losses that are far above those of all."""
-        sizes = np.abs(losses[~np.isnan(losses)])
-        if len(sizes):
-            # The lower of two in the middle: the sum of both may overflow.
-            median = float(np.sort(sizes)[(len(sizes) - 1) // 2])
-            self.highest_median = max(self.highest_median, median)
-        with np.errstate(over="ignore"):
-            is_far = losses > FAR_ABOVE * self.highest_median
-        self.far_above = tuple(np.flatnonzero(is_far).tolist())
-
     def _opening(self, step: Step, payloads: tuple[Payload, ...]) -> Opening:
         told = _NOT_TOLD if step.kind is Kind.BUFFERS else self._told
-        return Opening(step, payloads, told, self._participants)
+        return Opening(step, payloads, told, self._participants, self._left_out)
 
     def _open(self, step: Step) -> None:
         self.step = step
@@ -726,6 +633,7 @@ class RoundEngine:
         self._told = self.algorithm.told_weights.copy()
         is_for_all = step.kind.is_of_evaluation
         self._participants = range(self.workers) if is_for_all else self.algorithm.participants
+        self._left_out = self.quarantined
         self._leave_quarantined_out()
 
     def _following(self, headers: tuple[PayloadHeader, ...]) -> Step:
@@ -744,15 +652,6 @@ class RoundEngine:
     def _where(self, report: Report) -> str:
         return place(report.worker, self.algorithm.settings.named(report.position.round))
 
-    def _incoming_of(self, worker: int) -> _Incoming | None:
-        """The worker's own report, or the joint one that it is the first of."""
-        incoming = self._incoming.get(worker)
-        return incoming if incoming is not None and incoming.report.worker == worker else None
-
-    def _forget_incoming(self, incoming: _Incoming) -> None:
-        for worker in incoming.report.workers:
-            del self._incoming[worker]
-
     def _is_true_of_all(self, report: Report, has_come: Callable[[int], bool]) -> bool:
         """Whether the reports of all workers that a report stands for have come, or of none."""
         first, *others = (has_come(worker) for worker in report.workers)
@@ -766,67 +665,28 @@ class RoundEngine:
         """Whether the beginning of this report has come: a worker that was cut off goes on where it was. What
         has come of a report that stands for other workers, and for some of this one's, is dropped."""
         for worker in report.workers:
-            begun = self._incoming.get(worker)
-            if begun is None:
+            incoming = self._incoming.standing_for(worker)
+            if incoming is None:
                 continue
-            if begun.report == report:
+            if incoming.report == report:
                 return True
-            if begun.report.workers == report.workers:
+            if incoming.report.workers == report.workers:
                 raise ProtocolError(
                     f"{self._where(report)}: another report than the one whose beginning has come"
                 )
             self.drop_beginning(worker)
         return False
 
-    def _check_own(self, report: Report) -> None:
-        """Check what each worker of a joint report has of its own."""
-        where = self._where(report)
-        if report.worker not in self._participants:
-            raise ProtocolError(f"{where}: a report that was not asked for")
-        if report.missing:
-            return
-        if not math.isfinite(report.loss):
-            raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
-        if report.examples < 1 and self.step.kind is not Kind.BUFFERS:
-            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
-
-    def _check(self, report: Report) -> None:
-        where = self._where(report)
-        for own in report.of_each():
-            self._check_own(own)
-        if report.missing:
-            if not self.policy.skips_non_finite or report.payloads or report.metrics or report.others:
-                raise ProtocolError(f"{where}: a report of nothing, where one is due")
-            return
-        if len(report.metrics) > MAX_METRICS:
-            raise ProtocolError(f"{where}: {len(report.metrics)} metrics; {MAX_METRICS} are the most")
-        for name, value in report.metrics.items():
-            if not is_metric_name(name):
-                raise ProtocolError(f"{where}: a metric called {words(name)}; {METRIC_NAMES}")
-            if not math.isfinite(value):
-                raise NonFiniteError(f"{where}: the metric {name} is {value}; it must be finite")
+    def _report_check(self) -> ReportCheck:
+        kind = self.step.kind
         expected: Sequence[PayloadHeader] = ()
-        is_evaluation = self.step.kind is Kind.EVALUATE
-        if not is_evaluation or self._metric_sums is not None:
+        tensors: int | None = 0
+        if kind is not Kind.EVALUATE or self._metric_sums is not None:
             expected = self.collector.expected_payloads(self.step.position)
-        if is_evaluation and "loss" not in report.metrics:
-            raise ProtocolError(f"{where}: an evaluation without the metric loss")
-        self._check_norms(report)
-        if len(report.payloads) != len(expected):
-            raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(expected)} are due")
-        if report.others and not (expected and all(right.bits for right in expected)):
-            raise ProtocolError(f"{where}: a joint report, where only integers can be added before they come")
-        for header, right in zip(report.payloads, expected, strict=True):
-            check_header(header, joint_header(right, len(report.workers)) if report.others else right)
-
-    def _check_norms(self, report: Report) -> None:
-        norms, due = len(report.tensor_residual_norms), 0
-        if self.step.kind is Kind.EVALUATE and self.algorithm.grid is not None:
+        if kind is Kind.EVALUATE and self.algorithm.grid is not None:
             # Without a model nobody asks what they are.
-            due = norms if self._model is None else len(self._model.tensors)
-        if norms not in {0, due}:
-            where = self._where(report)
-            raise ProtocolError(f"{where}: {norms} norms of its residual by tensor; here there are {due}")
+            tensors = None if self._model is None else len(self._model.tensors)
+        return ReportCheck(kind, self._participants, expected, self.policy.skips_non_finite, tensors)
 
     def _accept(self, report: Report) -> Ack:
         if self._bound is not None and self.step.kind is Kind.TRAIN and report.payloads:
@@ -834,7 +694,7 @@ class RoundEngine:
         for own in report.of_each():
             self._reports[own.worker] = own
             if self.step.kind is not Kind.EVALUATE and not report.missing:
-                self.collector.add_loss(own.worker, self.counting(own.loss))
+                self.collector.add_loss(own.worker, self.losses.counting(own.loss))
         return _ack(report, AckStatus.ACCEPTED)
 
     def _measure(self, report: Report) -> None:
@@ -844,12 +704,14 @@ class RoundEngine:
         data = self._training.payloads(report.worker)[0]
         norm, workers = self.algorithm.update_norm(report.payloads[0], data), list(report.workers)
         shares = np.maximum(self.dual_weights[workers], 1e-12)
-        self._bound.norms.update(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True))
+        self._bound.add(dict(zip(workers, (norm * shares / shares.sum()).tolist(), strict=True)))
 
     def _answer_closed(self, report: Report) -> Ack:
         def is_known(worker: int) -> bool:
             known = self._previous.get(worker)
-            return known is not None and known.position == report.position
+            if known is None or known.position != report.position:
+                return False
+            return not (report.others and known.missing == QUARANTINED)
 
         if self._is_true_of_all(report, is_known):
             return self._answer_repeated(report, self._previous[report.worker])
@@ -862,12 +724,8 @@ class RoundEngine:
         is_of_losses = not report.missing and report.position.phase == self.algorithm.phases - 1
         for own in report.of_each() if is_of_losses else ():
             if self.counted(own.worker) < report.position and math.isfinite(own.loss):
-                self.last_losses[own.worker] = own.loss
+                self.losses.last[own.worker] = own.loss
         return self.late_ack(report.worker, report.position, report.workers[1:])
-
-    def counting(self, loss: float) -> float:
-        """What a loss counts as in the dual step."""
-        return min(max(loss, -self._loss_cap), self._loss_cap)
 
     # Absent workers.
 
@@ -886,30 +744,15 @@ class RoundEngine:
 
     def _require_quorum(self) -> None:
         non_finite, asked = self._non_finite(), len(self._participants)
-        if not non_finite or asked - len(non_finite) >= self.policy.needed(asked):
+        needed = self._needed()
+        if not non_finite or asked - len(non_finite) >= needed:
             return
         raise NonFiniteError(
             f"round {self.open_round}: {len(non_finite)} of {asked} workers have nothing "
             f"{'finite' if self._bound is None else 'that counts'} to report; "
-            f"the quorum is {self.policy.needed(asked)}: "
+            f"the quorum is {needed}: "
             + "; ".join(f"worker {report.worker}: {report.missing}" for report in non_finite)
         )
-
-    def _stand_ins(self, losses: NDArray[np.float64]) -> dict[int, float]:
-        """For each absent participant, the loss that stands for its own in the dual step.
-
-        It is the last that it reported. For one that never has, it is the mean of the present: adding the
-        same to all losses moves no dual weight, so that a worker of which nothing is known neither gains nor
-        loses against the average of the others.
-        """
-        absent = [worker for worker in self._participants if np.isnan(losses[worker])]
-        if not absent:
-            return {}
-        present = losses[~np.isnan(losses)]
-        # Divided before the sum, which could overflow; rounding must not lead past the ends.
-        mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
-        last = self.last_losses
-        return {worker: float(mean if np.isnan(last[worker]) else last[worker]) for worker in absent}
 
     @staticmethod
     def _answer_repeated(report: Report, counted: Report) -> Ack:
@@ -925,7 +768,11 @@ class RoundEngine:
         )
 
     def _evaluate(self, reports: Sequence[Report]) -> Evaluation:
-        right = b"" if self._model is None else self.model.digest(self.algorithm.grid)
+        right = b""
+        if self._model is not None:
+            # Its update comes first: the companions move with the model.
+            model = self.model
+            right = model.digest(*(beside.content() for beside in self.algorithm.companions.values()))
         self.residual_norm = None if self._model is None else self.algorithm.residual_norm
         present = {report.worker: report for report in reports}
         nothing = Report(0, self.step.position, 0.0, 0)
@@ -934,10 +781,12 @@ class RoundEngine:
         means, smooth_worst = None, None
         if self._metric_sums is not None:
             means, smooth_worst = self._metric_sums.means_of(reports)
+        metrics = tuple({} if means else dict(report.metrics) for report in by_worker)
+        round_ = self.algorithm.settings.updates_after(self.step.position.round)
         return Evaluation(
-            round=self.algorithm.settings.updates_after(self.step.position.round),
+            round=round_,
             synchronization=self.step.position.round,
-            metrics=tuple({} if means else dict(report.metrics) for report in by_worker),
+            metrics=metrics,
             examples=() if means else tuple(report.examples for report in by_worker),
             diverged=tuple(report.worker for report in reports if right and report.model_digest != right),
             absent=tuple(worker for worker in range(self.workers) if worker not in present),
@@ -948,6 +797,7 @@ class RoundEngine:
             means=means,
             smooth_worst=smooth_worst,
             tensor_residual_norms=self._largest_norms(reports),
+            warnings=self._watch.take_evaluation(round_, metrics),
         )
 
     def _largest_norms(self, reports: Sequence[Report]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Commands that show or compare runs that have been."""

@@ -1,0 +1,1 @@
+"""Rounds: which step is open, whose reports it takes, and what follows."""

@@ -1,0 +1,109 @@
+"""Schedules, optimizers, weight decay and clipping through real processes and in simulation, against the
+independent numpy script, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from afl.config import config_from_mapping
+from afl_lab.simulation.run import simulate
+from support import Federation, Reference, run_together
+
+RAND_K = {"name": "rand-k", "ratio": 0.2}
+TOP_K = {"name": "top-k", "ratio": 0.2}
+COSINE = {"warm_up": 5, "then": "cosine", "final": 0.05}
+STEPS = {"then": "steps", "at": [15, 35], "factor": 0.3, "eta_q": True}
+MOMENTUM = {"name": "momentum", "beta_1": 0.8}
+ADAM = {"name": "adam", "beta_2": 0.99}
+ROUNDS = 60
+
+CASES: dict[str, dict[str, Any]] = {
+    "cosine, top-k": {"schedule": COSINE, "uplink": TOP_K},
+    "steps, rand-k in integers": {"schedule": STEPS, "uplink": {**RAND_K, "bits": 4}},
+    "momentum, rand-k": {"optimizer": MOMENTUM, "uplink": RAND_K, "eta_w": 0.2},
+    "momentum, cosine, top-k up and rand-k down": {
+        "optimizer": MOMENTUM,
+        "schedule": COSINE,
+        "uplink": TOP_K,
+        "downlink": RAND_K,
+        "eta_w": 0.2,
+    },
+    "adam, decay, identity": {"optimizer": ADAM, "weight_decay": 0.1, "eta_w": 0.02},
+    "adam, cosine, integers": {
+        "optimizer": {"name": "adam"},
+        "schedule": COSINE,
+        "uplink": {**RAND_K, "bits": 5},
+        "eta_w": 0.02,
+    },
+    "clipping, decay, top-k": {"clip_norm": 0.05, "weight_decay": 0.02, "uplink": TOP_K},
+}
+
+
+def config_of(case: dict[str, Any], **server: Any) -> dict[str, Any]:
+    algorithm = {"name": "afl-com", "rounds": ROUNDS, "eta_w": 0.9, "eta_q": 0.3, **case}
+    return {
+        "workers": 4,
+        "task": {"name": "synthetic", "batch_size": 8},
+        "algorithm": algorithm,
+        "evaluation": {"every": 20},
+        "run": {"seed": 7},
+        "server": server,
+    }
+
+
+def final(directory: Path) -> bytes:
+    """The final model's values, which are the end of its file."""
+    return (directory / "model-final.safetensors").read_bytes()[-400:]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
+    config = config_of(CASES[name])
+    simulate(config_from_mapping(config), tmp_path)
+    reference = Reference.of(config)
+    assert final(tmp_path) == reference.weights[-1].tobytes()
+    assert np.abs(reference.weights[-1] - reference.weights[0]).max() > 0.1
+    plain = {**config, "algorithm": {**config["algorithm"]}}
+    for key in ("schedule", "optimizer", "weight_decay", "clip_norm"):
+        plain["algorithm"].pop(key, None)
+    assert Reference.of(plain).weights[-1].tobytes() != final(tmp_path), "the keys changed nothing"
+
+
+@pytest.mark.parametrize(
+    "name", ["momentum, cosine, top-k up and rand-k down", "adam, cosine, integers", "clipping, decay, top-k"]
+)
+def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
+    config = config_of(CASES[name])
+    federation = run_together(config, tmp_path / "run", ["1", "3", "0,2"])
+    assert final(federation.directory) == Reference.of(config).weights[-1].tobytes()
+    assert not federation.server.logged("digest_mismatch")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "momentum, cosine, top-k up and rand-k down",
+        pytest.param("adam, cosine, integers", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    config = config_of(CASES[name], checkpoint_every=7, heartbeat="100ms")
+    config["algorithm"]["rounds"] = 250
+    with Federation(config, tmp_path / "run") as federation:
+        workers = [federation.start(ids) for ids in ("0", "1-2", "3")]
+        for reached, dies in ((20, 1), (60, None), (120, 0)):
+            federation.wait_until(lambda status, reached=reached: status["round"] >= reached)  # type: ignore[misc]
+            if dies is None:
+                port = federation.port
+                federation.server.kill()
+                federation.start_server("--set", f"server.listen=127.0.0.1:{port}")
+            else:
+                workers[dies].kill()
+                federation.start(("0", "1-2", "3")[dies])
+        federation.finish()
+    assert final(federation.directory) == Reference.of(config).weights[-1].tobytes()
+    assert not federation.server.logged("digest_mismatch")
