@@ -34,11 +34,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     onnx = "also the module as ONNX, which runs without its code (the extra afl[onnx])"
     parser.add_argument("--onnx", action="store_true", help=onnx)
     parser.add_argument("--torchscript", action="store_true", help=argparse.SUPPRESS)
-    task = "the task's class, for --onnx or --with-base of a task that is not installed"
+    predict = "also the module as a program of PyTorch's, and predict.py, which runs it without afl"
+    parser.add_argument("--predict", action="store_true", help=predict)
+    task = "the task's class, for --onnx, --predict or --with-base of a task that is not installed"
     parser.add_argument("--task", metavar="MODULE:CLASS", help=task)
     shape = (
-        "the shape of a batch, as in 2x1x28x28 or 2x40:int64, for --onnx, if worker 0's data is not on this"
-        " machine"
+        "the shape of a batch, as in 2x1x28x28, 2x40:int64 or words=2x40:int64,mask=2x40:int64, for --onnx"
+        " and --predict, if worker 0's data is not on this machine"
     )
     parser.add_argument("--input", metavar="SHAPE", help=shape)
 
@@ -63,6 +65,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         shape=options.input,
         description=options.description,
         with_base=options.with_base,
+        predict=options.predict,
     )
     model, sent, evaluation = card["model"], card["communication"], card["evaluation"]
     parameters = f"{model['trained_parameters']:,} trained parameters"

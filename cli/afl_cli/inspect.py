@@ -17,7 +17,7 @@ from afl.config import Config, config_digest, load_config
 from afl.config.address import Address
 from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
-from afl.names import named, names_of
+from afl.names import named, names_of, with_names
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event, read_model
@@ -149,7 +149,7 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
     if evaluations and (grown := growth(rounds[0] if rounds else None, evaluations[0], evaluations[-1])):
         rows["warning"] = grown
     if evaluations and (warnings := plain(evaluations[-1].get("warnings"))):
-        rows["its sites"] = "\n".join(warnings)
+        rows["its sites"] = with_names("\n".join(warnings), names_of(evaluations[-1]))
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
     about = facts(rows, title=f"Metrics {path}")

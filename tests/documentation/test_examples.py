@@ -51,7 +51,7 @@ MINIMAL: Mapping[str, Any] = {
 THE_READERS_OWN = {"module", "MyTask"}
 """Names that stand for what a reader has; of a block with one only the imports are run."""
 
-NOT_INSTALLED = {"flwr"}
+NOT_INSTALLED = {"flwr", "peft", "transformers"}
 
 INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENV", "ARG", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 

@@ -21,7 +21,11 @@ CASES = {
     "drfa of b": {"name": "drfa", "eta_q": 0.1, "local_steps": 3, "sampled": 2},
     "drfa, tau 1": {"name": "drfa", "eta_q": 0.1},
     "fedavg": {"name": "fedavg", "local_steps": 3},
-    "sgda, steps": {"name": "sgda", "eta_q": 0.3, "schedule": {"then": "steps", "at": [12], "eta_q": True}},
+    "sgda, steps": {
+        "name": "sgda",
+        "eta_q": 0.3,
+        "schedule": {"then": "steps", "at": [20], "factor": 0.5, "eta_q": True},
+    },
     "drfa, cosine": {
         "name": "drfa",
         "eta_q": 0.1,

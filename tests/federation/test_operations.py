@@ -88,13 +88,14 @@ def test_probes(digits: Federation) -> None:
 def test_every_documented_metric_is_there(digits: Federation) -> None:
     page = digits.get("/metrics")
     samples = digits.metrics()
-    of_certificates = {"afl_certificate_expiry_seconds", "afl_worker_certificate_expiry_seconds"}
+    kinds = ("", "page_", "worker_")
+    of_certificates = {f"afl_{kind}certificate_expiry_seconds" for kind in kinds}
     assert not [name for name in samples if name.partition("{")[0] in of_certificates], "there are none here"
     of_integers = {name for name in FAMILIES if name.startswith(("afl_integer_", "afl_grid_"))}
     assert not [name for name in samples if name.partition("{")[0] in of_integers], "values are float32"
-    of_hidden = {"afl_smooth_worst_loss"}
+    of_hidden, of_names = {"afl_smooth_worst_loss"}, {"afl_site_info"}
     for name, family in FAMILIES.items():
-        if name in of_certificates | of_integers | of_hidden:
+        if name in of_certificates | of_integers | of_hidden | of_names:
             continue
         described = [line for line in page.splitlines() if line.startswith(f"# HELP {name}")]
         assert described, name

@@ -39,7 +39,7 @@ def test_the_configuration_s_names(tmp_path: Path, capsys: pytest.CaptureFixture
         # The configuration wins.
         run.start("1", "--name", "elsewhere")
         run.wait_until(lambda status: len(status["workers_missing"]) == 1)
-        assert "waiting for 2 (south-west)" in view_of(run.status(), 80)
+        assert "waiting for worker 2 (south-west)" in " ".join(view_of(run.status(), 80).split())
         assert run.status()["sites"] == sites
         ready = [line for line in run.server.events if line.get("event") == "worker_ready"]
         assert ready[0]["message"].startswith(("worker 0 (north) at ", "worker 1 (Zürich 2) at "))

@@ -107,3 +107,18 @@ def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
         federation.finish()
     assert final(federation.directory) == Reference.of(config).weights[-1].tobytes()
     assert not federation.server.logged("digest_mismatch")
+
+
+def test_dual_weights_that_workers_keep_follow_the_schedule_too(tmp_path: Path) -> None:
+    def model_of(losses: str, schedule: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        uplink = {"name": "identity", "bits": 20}
+        config = config_of({"schedule": schedule, "uplink": uplink, "eta_q": 2.0})
+        config["privacy"] = {"secure_aggregation": True, "losses": losses}
+        folder = tmp_path / f"{losses} {len(schedule)}"
+        simulate(config_from_mapping(config), folder)
+        return np.frombuffer(final(folder), dtype=np.float32)
+
+    shown, hidden = model_of("shown", STEPS), model_of("hidden", STEPS)
+    np.testing.assert_allclose(hidden, shown, atol=1e-4)
+    without = model_of("hidden", {**STEPS, "eta_q": False, "warm_up": 0})
+    assert np.abs(without - shown).max() > 1e-3

@@ -36,6 +36,11 @@ class Ranked(NamedTuple):
     worst: float | None
     mean: float | None
 
+    @property
+    def better(self) -> str:
+        """Which values are: ``higher`` or ``lower``."""
+        return "higher" if self.higher_is_better else "lower"
+
     def shown(self, value: float | None, digits: int = 3) -> str:
         """A value as people read it; accuracies with so many decimals."""
         return number_of(self.metric, value, digits)

@@ -7,13 +7,13 @@ make the initial model; only workers load data.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import FrozenPolicy
@@ -25,7 +25,11 @@ Batch: TypeAlias = Any
 """What the task's loss gets: a tuple of tensors, or whatever its dataset collates to."""
 
 Examples: TypeAlias = "Dataset[Any] | Sequence[Tensor]"
-"""Either a map-style dataset, or tensors that share their first dimension (faster: no Python per example)."""
+"""Either a map-style dataset, or tensors that share their first dimension (faster: no Python per example).
+
+A dataset's examples are collated as torch's ``DataLoader`` does it, or by the dataset's own ``collate_fn``;
+they are fetched by its ``__getitems__``, which takes a list of indices, or else one by one.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,17 @@ class Task(abc.ABC):
         """
         return {"loss": self.loss(model, batch)}
 
+    def inputs(self, batch: Batch) -> Tensor | Sequence[Tensor] | Mapping[str, Tensor]:
+        """What the model is called with for ``batch``, where it is to be run without the task: tensors by
+        position, or by name. ``afl export`` asks for it.
+
+        By default the first part of a tuple; of a dictionary all but ``label`` and ``labels``, by name.
+        """
+        if isinstance(batch, Mapping):
+            return {name: part for name, part in batch.items() if name not in {"label", "labels"}}
+        inputs: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+        return inputs
+
 
 class Classification(Task):
     """A task whose batches are ``(inputs, labels)`` and whose loss is the mean cross-entropy."""
@@ -181,9 +196,8 @@ def _unfit(labels: object, logits: object) -> str:
 def form_problem(examples: object) -> str:
     """What keeps these from being a worker's examples; empty if nothing does."""
     kind = f"it is a {type(examples).__name__}"
-    if isinstance(examples, Dataset):
-        has_length = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
-        return "" if has_length else f"{kind} without a length, not a map-style dataset"
+    if isinstance(examples, DataLoader | Dataset):
+        return _without_indices(kind, examples)
     if isinstance(examples, Tensor) or not isinstance(examples, Sequence):
         return f"{kind}, not a tuple of tensors or a map-style dataset"
     if not examples or not all(isinstance(part, Tensor) for part in examples):
@@ -193,6 +207,22 @@ def form_problem(examples: object) -> str:
     if len(set(lengths)) > 1:
         return f"its tensors have {lengths} examples; their first dimensions must be equal"
     return ""
+
+
+def _without_indices(kind: str, examples: object) -> str:
+    """Why minibatches cannot be drawn from these by index, as the run's seed says."""
+    if isinstance(examples, DataLoader):
+        return (
+            f"{kind}; return its dataset (loader.dataset): each minibatch is drawn from the run's seed, "
+            "of the size in task.batch_size, and made by the dataset's own collate_fn, if it has one"
+        )
+    if isinstance(examples, IterableDataset):
+        return (
+            f"{kind}, a stream; minibatches are drawn by index, so that a worker started again repeats "
+            "them: write the stream into a file once, and read that with a map-style dataset"
+        )
+    has_length = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    return "" if has_length else f"{kind} without a length, not a map-style dataset"
 
 
 def example_count(examples: Examples) -> int:
@@ -205,5 +235,8 @@ def example_count(examples: Examples) -> int:
 def take_batch(examples: Examples, indices: Tensor) -> Batch:
     """The batch of the examples at ``indices`` (int64, ``[n]``, on the device of the examples)."""
     if isinstance(examples, Dataset):
-        return default_collate([examples[int(index)] for index in indices])
+        chosen = indices.tolist()
+        fetch = getattr(examples, "__getitems__", None)
+        fetched = [examples[index] for index in chosen] if fetch is None else fetch(chosen)
+        return getattr(examples, "collate_fn", default_collate)(fetched)
     return tuple(part.index_select(0, indices) for part in examples)

@@ -58,7 +58,7 @@ class _Console(Console):
 def facts(rows: Mapping[str, RenderableType], title: str | None = None) -> Table:
     """Names and what is said of each."""
     table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
-    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)
@@ -102,7 +102,7 @@ class RunView:
             "on the wire": _describe_bytes(state),
         }
         if state.get("warnings"):
-            rows["warning"] = "\n".join(state["warnings"])
+            rows["warning"] = with_names("\n".join(state["warnings"]), names)
         if hides:
             rows["losses"] = HIDDEN
         if state.get("integers"):

@@ -87,6 +87,10 @@ def compare(
     alike = "the same data, seed, step size and batches; the others simulated"
     console.print(f"\nTest {by.metric} after {last['round']} rounds ({alike}):", soft_wrap=True)
     console.print(comparison_table(standings, by, names_of(last), by_site=alone))
+    left = [key for key in config.algorithm.stepping if key not in algorithm_named(AVERAGING).takes]
+    if left:
+        what = f"The others take plain steps of this eta_w, without {' and '.join(left)}"
+        console.print(f"{what}: with the run's they might do better, or worse.", soft_wrap=True)
     return ExitCode.OK
 
 
@@ -109,7 +113,8 @@ def baselines(config: Config, folder: Path, *, rounds: int, alone: bool) -> list
         workers=config.workers,
         task=config.task,
         algorithm=averaging,
-        evaluation=config.evaluation,
+        # They take as many rounds as the run has taken.
+        evaluation=config.evaluation.model_copy(update={"patience": None}),
         run=Run(seed=config.run.seed, initial_model=config.run.initial_model),
         worker=config.worker.model_copy(update={"batch_oracles": False}),
     )

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from afl.runs.metrics import ranked
+from afl.runs.metrics import Ranked, ranked
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.federation.evaluation_summary import train_loss_of
 from afl_server.federation.snapshot import Snapshot
@@ -53,11 +53,11 @@ _MEANINGS: Final = {
     "afl_smooth_worst_loss": "smooth worst test loss at the last evaluation, at most ln(m)/50 above the "
     "highest; only with privacy.losses: hidden, which has no loss, accuracy or dual weight by worker",
     "afl_best_worst_worker_accuracy": "highest worst-worker accuracy of all evaluations",
-    "afl_worker_value{worker,metric}": "of each worker at the last evaluation, of the metric that ranks them "
-    "(evaluation.rank_by)",
-    "afl_worst_worker_value{metric}": "the worst worker's of it at the last evaluation",
-    "afl_mean_worker_value{metric}": "its mean over the workers at the last evaluation",
-    "afl_best_worst_worker_value{metric}": "the worst worker's of it at the best evaluation",
+    "afl_worker_value{worker,metric,better}": "of each worker at the last evaluation, of the metric that "
+    "ranks (evaluation.rank_by); better is higher or lower",
+    "afl_worst_worker_value{metric,better}": "the worst worker's of it at the last evaluation",
+    "afl_mean_worker_value{metric,better}": "its mean over the workers at the last evaluation",
+    "afl_best_worst_worker_value{metric,better}": "the worst worker's of it at the best evaluation",
     "afl_uplink_residual_norm{worker}": "Euclidean norm of each worker's residual at the last evaluation; "
     "where one is kept, and not with privacy.secure_aggregation",
     "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
@@ -181,8 +181,8 @@ def make_registry(
     return registry
 
 
-def _labelled(metric: str, value: float | None) -> Value:
-    return None if value is None else {(metric,): value}
+def _labelled(by: Ranked, value: float | None) -> Value:
+    return None if value is None else {(by.metric, by.better): value}
 
 
 def _values(s: Snapshot) -> dict[str, Value]:
@@ -248,7 +248,7 @@ def _values(s: Snapshot) -> dict[str, Value]:
         values["afl_dual_restarts_total"] = s.updates_applied // run.restart_length
     if s.best is not None:
         best = ranked(vars(s.best))
-        values["afl_best_worst_worker_value"] = _labelled(best.metric, best.worst)
+        values["afl_best_worst_worker_value"] = _labelled(best, best.worst)
     if evaluation is not None and s.last is not None:
         values["afl_worker_loss"] = [entry.get("loss", math.nan) for entry in evaluation.metrics]
         values["afl_max_worker_loss"] = s.last.max_loss
@@ -257,12 +257,12 @@ def _values(s: Snapshot) -> dict[str, Value]:
         values["afl_mean_worker_accuracy"] = s.last.mean_accuracy
         by = ranked(vars(s.last))
         values["afl_worker_value"] = {
-            (str(worker), by.metric): entry[by.metric]
+            (str(worker), by.metric, by.better): entry[by.metric]
             for worker, entry in enumerate(evaluation.metrics)
             if by.metric in entry
         }
-        values["afl_worst_worker_value"] = _labelled(by.metric, by.worst)
-        values["afl_mean_worker_value"] = _labelled(by.metric, by.mean)
+        values["afl_worst_worker_value"] = _labelled(by, by.worst)
+        values["afl_mean_worker_value"] = _labelled(by, by.mean)
         values["afl_downlink_residual_norm"] = s.residual_norm
         if s.last.worst_accuracy is not None:
             values["afl_worker_accuracy"] = [entry.get("accuracy", math.nan) for entry in evaluation.metrics]

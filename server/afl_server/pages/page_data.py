@@ -136,6 +136,8 @@ class PageData:
             "loss": _short(loss[row] for row in rows),
             "first": _short(sites[row].first if row < len(sites) else None for row in rows),
             "best": _short(sites[row].best if row < len(sites) else None for row in rows),
+            "records": [sites[row].records if row < len(sites) else None for row in rows],
+            "first_weight": _short(sites[row].weights[0] if row < len(sites) else None for row in rows),
             "best_round": [sites[row].best_round if row < len(sites) else None for row in rows],
             "weight": _short(snapshot.dual_weights[rows]),
             "seconds": _short(snapshot.report_seconds[row] for row in rows),

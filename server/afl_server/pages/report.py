@@ -27,6 +27,7 @@ from afl.config import Config, load_config
 from afl.core.messages import Kind
 from afl.core.rounds.results import RoundSummary
 from afl.errors import ConfigError, DataError, ExitCode
+from afl.names import with_names
 from afl.outside import plain
 from afl.paths import kind_of
 from afl.runs.export.source import State, state_of
@@ -174,7 +175,9 @@ class _Run:
     def documents(self) -> dict[str, Any]:
         """All that the page asks a server for."""
         state = self._data.state()
-        state["headline"] = f"When this report was made, {self.state_words}."
+        warnings = plain(self.evaluations[-1].get("warnings", ())) if self.evaluations else ()
+        said = [f"When this report was made, {self.state_words}.", *warnings]
+        state["headline"] = with_names("\n".join(said), self._snapshot().names)
         documents = {"state": state, "ending": self._data.ending()}
         shown = documents["ending"]["workers"]["id"][:MOST_ROWS]
         for place, worker in enumerate(shown):

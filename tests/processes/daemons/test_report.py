@@ -107,11 +107,14 @@ def test_a_run_that_goes_on_and_one_of_before_there_were_weights(browser: Any, t
     path = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     old = [{key: value for key, value in line.items() if key != "dual_weights"} for line in lines]
+    old[-1] |= {"warnings": ["worker 1 is served worst"], "sites": ["a", "b", "c"]}
     path.write_text("".join(json.dumps(line) + "\n" for line in old))
     assert main(["report", str(tmp_path / "run")]) == 0
     with Visit(browser, (tmp_path / "run" / "report.html").as_uri()) as page:
         drawn(page)
-        assert fact(page, "headline").startswith("When this report was made, the run has no summary")
+        said = fact(page, "headline").splitlines()
+        assert said[0].startswith("When this report was made, the run has no summary")
+        assert said[1] == "worker 1 (b) is served worst"
         assert fact(page, "round") == "30"
         assert fact(page, "worst_weight") == "\N{EM DASH}"
 

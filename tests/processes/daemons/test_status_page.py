@@ -188,7 +188,7 @@ def test_the_end(served: Served, code: ExitCode, can_resume: bool, phase: str) -
     if phase == "finished":
         folder = served.run.records.directory
         assert state["headline"] == (
-            f"The run is complete. On the server's machine, its model is {folder}/model-final.safetensors. "
+            f"So it is. On the server's machine, its model is {folder}/model-final.safetensors. "
             f"Next: afl inspect {folder}"
         )
     assert state["seconds_left"] is None

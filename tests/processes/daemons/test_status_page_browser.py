@@ -284,6 +284,7 @@ def test_another_metric_and_the_sites_by_name(browser: Any, tmp_path: Path) -> N
             page.locator("#find").fill("zür")
             assert page.locator("#rows tr").count() == 1
             page.locator("#rows tr th button").click()
+            page.locator("#worker-title", has_text="Zürich").wait_for()
             assert page.locator("#worker-title").inner_text() == "Worker 2 (Zürich)"
 
 
@@ -300,6 +301,8 @@ def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, 
                 "Dual weight",
                 "At first",
                 "At best (round)",
+                "Weight at first",
+                "Test records",
                 "Report, s",
                 "State",
             ]

@@ -22,6 +22,7 @@ from torch import nn
 import afl
 from afl.config import config_digest, config_from_mapping, load_config
 from afl.runs.durable import lock
+from afl.runs.export.calls import Call
 from afl.runs.export.onnx import write_program
 from afl.runs.files import read_model
 from afl.tasks.registry import load_task
@@ -470,7 +471,7 @@ def test_modules_with_several_outputs_and_one_that_cannot_be_exported(tmp_path: 
             return x * 2 if float(x.sum()) > 0 else x
 
     for module in (Pair(), Two()):
-        program = write_program(module.eval(), torch.ones(2, 3), tmp_path)
+        program = write_program(module.eval(), Call((torch.ones(2, 3),)), tmp_path)
         assert program["largest_difference"] == 0.0
     with pytest.raises(afl.AflError, match="torch's exporter refuses Branching"):
-        write_program(Branching().eval(), torch.ones(2, 3), tmp_path)
+        write_program(Branching().eval(), Call((torch.ones(2, 3),)), tmp_path)

@@ -118,8 +118,10 @@ def test_the_page_and_prometheus_go_by_it(tmp_path: Path) -> None:
         assert history["worst_value"][-1] == pytest.approx(min(values), rel=1e-4)
         worst = table["id"][0]
         prometheus = served.body("/metrics").decode()
-        assert f'afl_worker_value{{metric="auc",worker="{worst}"}} {min(values)}' in prometheus
-        assert f'afl_worst_worker_value{{metric="auc"}} {min(values)}' in prometheus
+        assert (
+            f'afl_worker_value{{better="higher",metric="auc",worker="{worst}"}} {min(values)}' in prometheus
+        )
+        assert f'afl_worst_worker_value{{better="higher",metric="auc"}} {min(values)}' in prometheus
         assert run_line(served.json("/status")).startswith(
             f"round 20 of 2000: worst worker {worst}, auc {min(values):.5g} (mean"
         )

@@ -194,6 +194,18 @@ def test_metrics_of_a_loss_that_has_grown(tmp_path: Path, capsys: pytest.Capture
     )
 
 
+def test_metrics_with_a_warning_of_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = metrics_lines(3)
+    warned = {**json.loads(lines[-1]), "warnings": ["worker 1 is served worst (\x07)"]}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([*lines[:-1], json.dumps({**warned, "sites": ["north", "south"]})]), "utf-8")
+    assert main(["inspect", str(path)]) == 0
+    assert "worker 1 (south) is served worst (\\x07)" in capsys.readouterr().out
+    path.write_text("\n".join([json.dumps(warned), *lines]), "utf-8")
+    assert main(["inspect", str(path)]) == 0
+    assert "served worst" not in capsys.readouterr().out, "it is so no more"
+
+
 def test_metrics_cut_in_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(metrics_lines(3))[:-20])

@@ -146,6 +146,11 @@ def test_equal_weights_are_a_flat_line() -> None:
     assert shown({**STATE, "dual_history": equal}, 100).count("▁" * 60) == 2
 
 
+def test_a_warning_of_a_site_names_it() -> None:
+    warned = {**STATE, "warnings": ["worker 1 is served worst"], "sites": ["north", "south"]}
+    assert "warning       worker 1 (south) is served worst" in shown(warned, 100)
+
+
 def test_the_hint_has_a_line_of_its_own() -> None:
     *_, bar, hint = shown(STATE, 80).splitlines()
     assert len(bar.rstrip()) <= 60

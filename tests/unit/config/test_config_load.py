@@ -54,7 +54,7 @@ ALGORITHM_KEYS = (
     "one of name, rounds, block, eta_w, eta_q, largest_weight, dual_loss, local_steps, sampled, weighting, "
     "schedule, optimizer, weight_decay, clip_norm, smoothness, sigma_q, uplink, downlink"
 )
-ROOT_KEYS = "one of workers, task, algorithm, evaluation, run, server, worker, faults, privacy"
+ROOT_KEYS = "one of workers, sites, task, algorithm, evaluation, run, server, worker, faults, privacy"
 LISTEN = "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"
 DURATION = "a duration (250ms, 30s, 5m, 1h, or a number of seconds)"
 SIZE = "a size (64KiB, 1MiB, 2GB, or a number of bytes)"
@@ -322,7 +322,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "workers: 3",
         "workers: 3\nevaluation: 50",
-        problem("server.yaml:2: evaluation", "50", "a section with every"),
+        problem("server.yaml:2: evaluation", "50", "a section with every, rank_by, better, patience"),
     ),
     (
         "task:\n  name: digits",
@@ -642,7 +642,9 @@ def test_one_mistake_is_one_problem(problems: Problems, written: str, instead: s
 
 
 # Files of which nothing can be made.
-AT_THE_TOP = "sections and keys: workers, task, algorithm, evaluation, run, server, worker, faults, privacy"
+AT_THE_TOP = (
+    "sections and keys: workers, sites, task, algorithm, evaluation, run, server, worker, faults, privacy"
+)
 YAML = "YAML: a 'key: value' a line, sections indented by spaces, text with : # { [ & * ! % @ in quotes"
 
 

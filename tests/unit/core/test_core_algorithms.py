@@ -63,7 +63,7 @@ def test_an_installed_algorithm_is_found_behind_the_built_in_ones(install: Any) 
         ("Missing", "cannot be loaded: module '.*' has no attribute 'Missing'"),
         ("install", "is no afl.Algorithm"),
         ("Renamed", "is an algorithm that calls itself 'other'; the names must be the same"),
-        ("Greedy", "takes 'etaq', which is none of block, downlink, eta_q"),
+        ("Greedy", "takes 'etaq', which is none of block, downlink, dual_loss, eta_q, "),
         ("Shadowing", "calls an option of its own 'rounds', a name that is taken"),
     ],
 )

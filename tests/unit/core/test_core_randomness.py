@@ -260,4 +260,5 @@ def test_the_numbers_of_purposes_are_those_of_the_protocol() -> None:
         "TASK_IN_LOSS": 15,
         "TASK_IN_EVALUATION": 16,
         "HELD_OUT_SPLIT": 17,
+        "AUGMENTATION": 18,
     }

@@ -94,6 +94,16 @@ def test_what_ranks_the_run_ranks_the_others() -> None:
         assert (job.config.evaluation.rank_by, job.config.algorithm.rounds) == ("auc", 4)
 
 
+def test_what_averaging_cannot_take_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    algorithm = {"name": "afl-br", "rounds": ROUNDS, "eta_w": ETA, "eta_q": 0.5, "weight_decay": 0.01}
+    run = config(algorithm={**algorithm, "clip_norm": 1.0, "optimizer": {"name": "momentum"}})
+    (job,) = baselines(run, Path("nowhere"), rounds=ROUNDS, alone=False)
+    assert job.config.algorithm.weight_decay == 0.01
+    assert outcome_of(Job("own", run, tmp_path), lambda _: None).summary is not None
+    assert compare(make_console(), tmp_path, "afl-br", alone=False) == 0
+    assert "plain steps of this eta_w, without optimizer and clip_norm:" in capsys.readouterr().out
+
+
 def test_all_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = Job("own", config(), tmp_path)
     assert outcome_of(own, lambda _: None).summary is not None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
@@ -53,7 +53,15 @@ def oracle(task: Site, train: Any, test: Any = (X, Y)) -> TaskOracle:
     )
 
 
+class Endless(Dataset[Tensor]):
+    def __getitem__(self, index: int) -> Tensor:
+        return X[index % len(X)]
+
+
 class Stream(IterableDataset[Tensor]):
+    def __len__(self) -> int:
+        return len(X)
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter(X)
 
@@ -71,7 +79,9 @@ class Stream(IterableDataset[Tensor]):
             "it is a sequence of ndarray, ndarray; tensors are needed (torch.from_numpy)",
         ),
         ((X, Y[:7]), "its tensors have [8, 7] examples; their first dimensions must be equal"),
-        (Stream(), "it is a Stream without a length, not a map-style dataset"),
+        (Endless(), "it is a Endless without a length, not a map-style dataset"),
+        (Stream(), "it is a Stream, a stream; minibatches are drawn by index"),
+        (DataLoader(TensorDataset(X, Y)), "it is a DataLoader; return its dataset (loader.dataset)"),
     ],
 )
 def test_what_keeps_examples_from_being_examples(examples: object, problem: str) -> None:

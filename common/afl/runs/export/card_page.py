@@ -11,6 +11,7 @@ import yaml
 from afl.config.quantities import shown_bytes
 from afl.runs.export.card import BUFFERS, ORIGINS
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE
+from afl.runs.export.prediction import PROGRAM_FILE, SCRIPT_FILE
 from afl.runs.metrics import HIDDEN, Ranked, ranked
 
 _SITE_HEAD = ("worker", "first", "last", "best", "after round", "first weight", "last weight")
@@ -205,6 +206,8 @@ def _loading(card: Mapping[str, Any]) -> str:
             f"differed from the module's by at most {program['largest_difference']:.2g} "
             f"(allowed: {program['tolerance']:.2g})."
         )
+        if program["file"] == PROGRAM_FILE:
+            text += f" `python {SCRIPT_FILE} batch.pt` runs it; {SCRIPT_FILE} says what it takes."
     return text
 
 

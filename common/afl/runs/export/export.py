@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +13,23 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import nn
 
 from afl.core.randomness import SharedRandomness
 from afl.errors import AflError, ConfigError, StorageError, why_unwritable
 from afl.paths import from_start, kind_of, naming_paths
+from afl.runs.export.calls import Call
 from afl.runs.export.card import card_of
 from afl.runs.export.card_page import page_of
 from afl.runs.export.loading import CARD_FILE, MODEL_FILE, has_running_statistics, load_model
-from afl.runs.export.onnx import parsed_input, write_program
+from afl.runs.export.onnx import write_program
+from afl.runs.export.prediction import write_prediction
 from afl.runs.export.source import Source, find
 from afl.runs.files import read_model
 from afl.tasks.base import Task, TaskContext, example_count, take_batch
 from afl.tasks.initialization import worker_data
 from afl.tasks.registry import load_task
+from afl.user_code import calling
 
 PAGE_FILE = "README.md"
 
@@ -43,13 +46,15 @@ def export(
     shape: str | None = None,
     description: str | None = None,
     with_base: bool = False,
+    predict: bool = False,
 ) -> dict[str, Any]:
     """Write the folder, whole or not at all; the card.
 
     Args:
         force: replace what an earlier export wrote to ``out``.
-        task: ``package.module:Class``, for ONNX of a task that is not installed.
-        shape: of a batch, for ONNX; by default examples of worker 0 are taken.
+        task: ``package.module:Class``, for what needs the module of a task that is not installed.
+        shape: of a batch, for a program; by default examples of worker 0 are taken.
+        predict: add a script that runs without afl, and the program that it runs.
         with_base: add the frozen parameters that are each site's own, as the task loads them here.
 
     Raises:
@@ -74,7 +79,8 @@ def export(
             found = find(directory, model, folder / MODEL_FILE)
             if with_base:
                 found = _with_base(found, folder / MODEL_FILE, _task(found, task))
-            programs = [_program(found, folder, task, shape)] if onnx else []
+            writers = [write_program] * onnx + [write_prediction] * predict
+            programs = _programs(found, folder, task, shape, writers) if writers else []
             card = card_of(found, description, programs)
             (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
             (folder / PAGE_FILE).write_text(page_of(card), encoding="utf-8")
@@ -120,8 +126,14 @@ def _with_base(found: Source, file: Path, task: Task) -> Source:
     return replace(found, model=read_model(file))
 
 
-def _program(found: Source, folder: Path, task_name: str | None, shape: str | None) -> dict[str, Any]:
-    """Write and check the program; what the card says of it."""
+def _programs(
+    found: Source,
+    folder: Path,
+    task_name: str | None,
+    shape: str | None,
+    writers: Sequence[Callable[[nn.Module, Call, Path], dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """Write and check programs; what the card says of them."""
     task = _task(found, task_name)
     with warnings.catch_warnings():
         # Of initial statistics, which are refused here, or constant.
@@ -133,12 +145,12 @@ def _program(found: Source, folder: Path, task_name: str | None, shape: str | No
             'trained ones stayed at the workers (buffers = "local" in the task); export the parameters '
             'alone, or train with buffers = "mean"'
         )
-    sample = _sample(found, task) if shape is None else parsed_input(shape)
-    return write_program(module, sample, folder)
+    sample = _sample(found, task) if shape is None else Call.parsed(shape)
+    return [write(module, sample, folder) for write in writers]
 
 
-def _sample(found: Source, task: Task) -> Tensor:
-    """Two test examples of worker 0, as the model takes them: the first part of a batch."""
+def _sample(found: Source, task: Task) -> Call:
+    """Two test examples of worker 0, as the model takes them."""
     config = found.config
     context = TaskContext(config.workers, SharedRandomness.from_int(config.run.seed or 0))
     try:
@@ -148,10 +160,14 @@ def _sample(found: Source, task: Task) -> Tensor:
     count = example_count(examples)
     # One would hide what a batch's size is mixed up with.
     batch = take_batch(examples, torch.arange(2) % count) if count else None
-    first = batch[0] if isinstance(batch, tuple | list) else batch
-    if not isinstance(first, Tensor):
-        raise _no_sample("batches do not begin with a tensor")
-    return first
+    if batch is None:
+        raise _no_sample("has no test examples")
+    what = f"{type(task).__name__}.inputs"
+    with calling(what):
+        call = Call.of(task.inputs(batch))
+    if call is None:
+        raise _no_sample(f"batches have no tensors that {what} finds (write that method)")
+    return call
 
 
 def _no_sample(why: str) -> ConfigError:

@@ -269,7 +269,7 @@ function hashChanged() {
   page.worker = null;
   byId("worker").hidden = page.chosen === null;
   if (page.chosen !== null) {
-    byId("worker-title").textContent = `Worker ${page.chosen}`;
+    byId("worker-title").textContent = capital(named(page.chosen, table.siteOf(page.chosen)));
     byId("worker-facts").textContent = "";
     byId("worker").scrollIntoView({ block: "nearest" });
     byId("worker").focus({ preventScroll: true });

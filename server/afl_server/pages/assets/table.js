@@ -7,7 +7,7 @@ const ROWS = 20;
 const SLOW_TIMES = 3; // a report that takes so many times the median is slow
 
 // Worst first: which way a column is sorted at first.
-const FIRST = { id: 1, value: 1, loss: -1, weight: -1, first: 1, best: 1, seconds: -1, state: 1 };
+const FIRST = { id: 1, value: 1, loss: -1, weight: -1, first: 1, best: 1, first_weight: -1, records: 1, seconds: -1, state: 1 };
 const TROUBLE_FIRST = { gone: 0, new: 1, late: 2, ready: 3, over: 4 };
 
 export class Table {
@@ -46,6 +46,10 @@ export class Table {
     const head = document.querySelector("th[data-column=value] button");
     if (head.textContent !== heading(table.rank_by)) head.textContent = heading(table.rank_by);
     this.show();
+  }
+
+  siteOf(worker) {
+    return this.table?.site?.[this.table.id.indexOf(worker)];
   }
 
   first(column) {
@@ -112,16 +116,16 @@ export class Table {
     button.type = "button";
     button.addEventListener("click", () => this.choose(+row.dataset.worker));
     head.append(button);
-    row.append(head, ...Array.from({ length: 7 }, () => element("td")));
+    row.append(head, ...Array.from({ length: 9 }, () => element("td")));
     row.children[1].className = "of-worst";
-    for (const place of [1, 2, 3, 4, 5]) row.children[place].classList.add("of-each");
+    for (const place of [1, 2, 3, 4, 5, 6, 7]) row.children[place].classList.add("of-each");
     row.children[2].classList.add("of-loss");
-    for (const place of [6, 7]) row.children[place].classList.add("live");
+    for (const place of [8, 9]) row.children[place].classList.add("live");
     return row;
   }
 
   fill(row, place) {
-    const { id, site, rank_by: metric, value, loss, weight, first, best, best_round: round, seconds, state } = this.table;
+    const { id, site, rank_by: metric, value, loss, weight, first, best, best_round: round, first_weight: atFirst, records, seconds, state } = this.table;
     row.dataset.worker = id[place];
     row.toggleAttribute("aria-current", false);
     if (id[place] === this.chosen) row.setAttribute("aria-current", "true");
@@ -133,6 +137,8 @@ export class Table {
       figure(weight[place]),
       measured(metric, first[place]),
       best[place] == null ? NONE : `${measured(metric, best[place])} (${round[place]})`,
+      figure(atFirst[place]),
+      String(records[place] ?? NONE),
       seconds[place] == null ? NONE : seconds[place].toFixed(seconds[place] < 10 ? 3 : 1),
       this.isSlow(place) ? "ready, slow" : WORKER_STATES[state[place]],
     ];

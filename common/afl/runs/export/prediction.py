@@ -1,0 +1,94 @@
+"""A model that answers without afl and the task's code: a program of PyTorch's, and a script that runs it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from afl.runs.export.calls import Call, Flat, ProgramError, compared, first_line, outputs
+
+PROGRAM_FILE: Final = "model.pt2"
+SCRIPT_FILE: Final = "predict.py"
+
+_SCRIPT = '''\
+"""Answers of the model in this folder. It needs PyTorch alone: not afl, and not the code it was trained with.
+
+    python predict.py batch.pt              prints the answers
+    python predict.py batch.pt answers.pt   writes them
+
+Both files are as torch.save writes them. A batch is a tensor, a tuple of them, or a dictionary by name:
+{described}
+In Python: from predict import predict
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+NAMES = {names}
+MODEL = torch.export.load(Path(__file__).with_name("{program}")).module()
+
+
+def predict(*tensors, **named):
+    """The model's answers to a batch, whose tensors are given in order or by name."""
+    given = dict(zip(NAMES, tensors)) | named
+    if len(tensors) > len(NAMES) or given.keys() != set(NAMES):
+        raise TypeError("the model takes " + ", ".join(NAMES))
+    with torch.no_grad():
+        return MODEL(*(given[name] for name in NAMES))
+
+
+def main(batch, answers=None):
+    inputs = torch.load(batch, weights_only=True)
+    if isinstance(inputs, dict):
+        found = predict(**inputs)
+    else:
+        found = predict(*([inputs] if isinstance(inputs, torch.Tensor) else inputs))
+    print(found) if answers is None else torch.save(found, answers)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit("python predict.py batch.pt [answers.pt]")
+    main(*sys.argv[1:])
+'''
+
+
+def write_prediction(module: nn.Module, sample: Call, folder: Path) -> dict[str, Any]:
+    """Write the module (in evaluation mode, on the CPU) and the script into ``folder``, and compare.
+
+    The sample is a batch of at least two examples. Returned is the program's entry of ``card.json``.
+
+    Raises:
+        ProgramError: if ``torch.export`` refuses the module, or the program answers otherwise than it.
+    """
+    sample.answered(module)
+    names = sample.names(module)
+    path = folder / PROGRAM_FILE
+    try:
+        with warnings.catch_warnings():
+            # Of the exporter's own future, not of the model.
+            warnings.simplefilter("ignore")
+            shapes = (tuple({0: torch.export.Dim.AUTO} for _ in names),)
+            program = torch.export.export(Flat(module, sample).eval(), sample.tensors, dynamic_shapes=shapes)
+            torch.export.save(program, path)
+            loaded = torch.export.load(path).module()
+    except Exception as error:
+        # The exporter raises whatever the module's code or its own analysis does.
+        raise ProgramError(
+            f"PyTorch: torch.export refuses {type(module).__name__}: {first_line(error)}"
+        ) from error
+
+    def answers(call: Call) -> list[Any]:
+        with torch.no_grad():
+            return outputs(loaded(*call.tensors))
+
+    entry = {"file": PROGRAM_FILE, "format": "PyTorch", **compared(module, sample, answers, "PyTorch")}
+    script = _SCRIPT.format(described=entry["input"], names=names, program=PROGRAM_FILE)
+    (folder / SCRIPT_FILE).write_text(script, encoding="utf-8")
+    return entry
