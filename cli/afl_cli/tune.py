@@ -13,6 +13,7 @@ from afl.paths import expanded
 from afl.terminal.parser import set_option
 from afl_cli.federation.served import Served
 from afl_cli.simulate import positive
+from afl_cli.theory import positive as above_zero
 
 HELP = "search for the settings that serve the worst worker best, on records that are held out"
 
@@ -27,13 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     trials = "how many trials there are in all, those of an earlier call included (default: 40)"
     parser.add_argument("--trials", type=positive, metavar="N", help=trials)
     minutes = "begin no further trials after so long"
-    parser.add_argument("--minutes", type=float, metavar="M", help=minutes)
+    parser.add_argument("--minutes", type=above_zero, metavar="M", help=minutes)
     output = "where the chosen configuration goes (default: CONFIG's name with .tuned.yaml)"
     parser.add_argument("--output", type=expanded, metavar="FILE", help=output)
     out = "trials go to DIR/CONFIG, and a search that is there goes on (default: tuning)"
     parser.add_argument("--out", type=expanded, default=Path("tuning"), metavar="DIR", help=out)
     lost = "the share of its value under plain averaging that a site may lose; 1: all of it (default: 0.04)"
-    parser.add_argument("--most-lost", type=float, default=0.04, metavar="SHARE", help=lost)
+    parser.add_argument("--most-lost", type=above_zero, default=0.04, metavar="SHARE", help=lost)
     federation = (
         "run the trials over a real federation, one after the other: a server as CONFIG has it, for workers"
         " that were started with --again"
