@@ -65,7 +65,5 @@ class WorkerLosses:
         mean = 0.0
         if len(present):
             mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
-        is_known = {
-            worker: worker not in disbelieved and not np.isnan(self.last[worker]) for worker in absent
-        }
-        return {worker: float(self.last[worker] if is_known[worker] else mean) for worker in absent}
+        unknown = {worker for worker in absent if worker in disbelieved or np.isnan(self.last[worker])}
+        return {worker: float(mean if worker in unknown else self.last[worker]) for worker in absent}
