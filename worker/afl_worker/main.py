@@ -114,8 +114,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
     option(
         "--http",
         metavar="HOST:PORT",
-        help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
-        "for probes; :9091 is all addresses (default: off)",
+        help="serve /healthz (this process answers), /readyz (it has a session with the server) and /metrics "
+        "there; :9091 is all addresses (default: off)",
     )
     option(
         "--policy",
