@@ -323,16 +323,11 @@ class Conversation:
         """
         if not is_complete and self._training is not None and self._training.journals is not None:
             self._training.journals.close()
-        self._incarnation, self._run_id = os.urandom(16), ""
+        self._incarnation, self.run_id = os.urandom(16), ""
         self._training = self._assembler = None
         # What the run has left is in what the collector was told not to look at.
         gc.unfreeze()
         gc.collect()
-
-    @property
-    def run_id(self) -> str:
-        """Of the run that this process has joined; empty before it has."""
-        return self._run_id
 
     @property
     def _trained(self) -> Training:
