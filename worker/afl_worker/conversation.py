@@ -39,7 +39,15 @@ from afl.errors import (
 from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
-from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
+from afl.wire.frames import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Frame,
+    number,
+    position_message,
+    position_of,
+    report_frames,
+)
 from afl.wire.keys import key_offer_message, key_offer_of
 from afl.wire.settings import RunSettings
 from afl_worker.departures import Departures
@@ -124,6 +132,7 @@ class Conversation:
         participant = self._training.participant if self._training else None
         return pb.Join(
             protocol=PROTOCOL,
+            oldest_protocol=OLDEST_PROTOCOL,
             package_version=__version__,
             incarnation=self._incarnation,
             run_id=self._run_id,

@@ -20,6 +20,7 @@ from afl.errors import (
     ProtocolError,
     RefusedError,
     RunAbortedError,
+    VersionError,
 )
 from afl.outside import MOST_OF_REASON, words
 from afl.v1 import federation_pb2 as pb
@@ -44,6 +45,9 @@ FAILURE_DRAIN_S = 10.0
 
 LEAVE_DRAIN_S = 1.0
 
+VERSION_PAUSE_S = 30.0
+"""Before the next try where server and worker have no protocol in common: somebody must upgrade one first."""
+
 
 class Runtime:
     """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
@@ -60,6 +64,8 @@ class Runtime:
         self._has_been_cut = False
         self._reason = ""
         """Why the last connection ended."""
+        self._is_other_version = False
+        """Whether that was for want of a common protocol."""
         self.is_over = False
 
     def run_all(self) -> str:
@@ -97,6 +103,7 @@ class Runtime:
         Raises:
             RefusedError: if the server refuses this worker.
             LostServerError: if no server could be reached for ``give_up_after``.
+            VersionError: if it then was one of another version.
             RunAbortedError: if the run was stopped.
             PolicyError: if the site's policy does not allow what the server asks for.
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
@@ -117,6 +124,7 @@ class Runtime:
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
                 )
             self._reason = ending.reason
+            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
             self._pause(ending.reason)
 
     @property
@@ -143,6 +151,8 @@ class Runtime:
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause, now = self._reconnection.pause, time.monotonic()
+        if self._is_other_version:
+            pause = VERSION_PAUSE_S
         if self._reconnection.failed(now, reason):
             tries = self._reconnection.tries
             since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
@@ -163,7 +173,7 @@ class Runtime:
         if limit is not None and self._reconnection.left(now) == 0.0:
             what = "no progress with" if self._reconnection.is_stuck else "no session with"
             why = f"; {self._cut_short()}" if self._reconnection.is_stuck else ""
-            raise LostServerError(
+            raise (VersionError if self._is_other_version else LostServerError)(
                 f"{what} the server at {self._options.server} for "
                 f"{shown_seconds(self._reconnection.silence(now))} (--give-up-after {shown_seconds(limit)}); "
                 f"the last try: {reason}{why}"
@@ -198,7 +208,10 @@ class Runtime:
                 ended = self._next(connection)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Ended(words(f"the server broke the protocol: {error}", MOST_OF_REASON))
+                is_newer = isinstance(error, VersionError)
+                what = "the server is of another version" if is_newer else "the server broke the protocol"
+                status = GoodbyeStatus.OTHER_VERSION if is_newer else None
+                return Ended(words(f"{what}: {error}", MOST_OF_REASON), status)
             except CannotGoOnError as failed:
                 self._fail(connection, failed)
             except PolicyError as error:
