@@ -10,7 +10,7 @@ from afl.config import Config
 from afl.core.rounds.patience import HELD_OUT
 from afl.core.rounds.policy import RankBy
 
-PENALTY: Final = 3.0
+PENALTY: Final = 10.0
 """How much a site's loss below its floor counts against a gain of the worst one's."""
 
 WINDOW: Final = 5

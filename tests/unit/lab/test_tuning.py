@@ -8,7 +8,7 @@ import pytest
 
 from afl.config import Config, config_from_text, dump_config
 from afl.errors import ConfigError
-from afl_lab.tuning.curve import WINDOW, Curve, Judge
+from afl_lab.tuning.curve import PENALTY, WINDOW, Curve, Judge
 from afl_lab.tuning.search import Trial, best_of
 from afl_lab.tuning.space import fixed_overrides, overrides_of, own_params, space_of
 
@@ -132,7 +132,7 @@ def test_the_first_of_equally_good_trials_is_the_best() -> None:
     assert best_of(trials[:1]) is None
 
 
-def test_what_a_site_lost_counts_three_times() -> None:
+def test_what_a_site_lost_counts_more_than_what_the_worst_gained() -> None:
     def lines(*values: float) -> list[dict[str, Any]]:
         return [
             {"round": round_, "workers": [{"accuracy": 0.0, "held_out_accuracy": value} for value in values]}
@@ -142,8 +142,8 @@ def test_what_a_site_lost_counts_three_times() -> None:
     judge = Judge.of(config()).with_floor(lines(0.5, 0.8), 0.1)
     assert judge.floor == (pytest.approx(0.45), pytest.approx(0.72))
     assert judge.score(lines(0.6, 0.72)[0]["workers"]) == 0.6
-    assert judge.score(lines(0.6, 0.70)[0]["workers"]) == pytest.approx(0.6 - 3 * 0.02)
+    assert judge.score(lines(0.6, 0.70)[0]["workers"]) == pytest.approx(0.6 - PENALTY * 0.02)
     loss = [{"round": line["round"], "workers": [{"held_out_loss": 2.0}]} for line in lines(0)]
     lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, 0.1)
     assert lower.floor == (pytest.approx(-2.2),)
-    assert lower.score([{"held_out_loss": 2.3}]) == pytest.approx(-2.3 - 3 * 0.1)
+    assert lower.score([{"held_out_loss": 2.3}]) == pytest.approx(-2.3 - PENALTY * 0.1)
