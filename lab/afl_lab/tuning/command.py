@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import sys
 import time
@@ -26,6 +25,7 @@ from afl_lab.simulation.pool import News, Outcome, Pool, Watch
 from afl_lab.tuning.curve import WINDOW, Curve, Judge
 from afl_lab.tuning.report import (
     check_output,
+    curve_of,
     evaluations_of,
     rivals,
     show_comparison,
@@ -77,7 +77,7 @@ def execute(
             best = tuning.best
             if best is None:
                 raise ConfigError("no trial came to a value; their errors are above")
-            outcomes = runs.run(tuning.rivals(best), lambda _job, _news: None)
+            outcomes = runs.run(tuning.rivals(), lambda _job, _news: None)
     except KeyboardInterrupt:
         if tuning.best is not None:
             tuning.write(output, tuning.best)
@@ -102,8 +102,8 @@ class Tuning:
 
     Args:
         most_lost: the share of its value under plain averaging that a site may lose.
-        patience: of trials in a federation (``evaluation.patience``); ``None`` in simulation, where they are
-            pruned.
+        patience: of trials in a federation (``evaluation.patience``) that can be cut short; ``None`` in
+            simulation, where they are pruned.
     """
 
     def __init__(
@@ -122,7 +122,6 @@ class Tuning:
         self._overrides = [*overrides, *fixed_overrides(given), "run.directory=null"]
         self.config = self.with_params({})
         self._holds_out = not given.task.held_out
-        self._is_whole = not can_be_cut(self.config)
         self.judge = Judge.of(self.config)
         self.search = Search(self.config, folder, most_lost)
         self._ended: dict[int, Trial] = {}
@@ -136,15 +135,11 @@ class Tuning:
     def with_params(self, params: Params) -> Config:
         """A trial's configuration."""
         given = [*overrides_of(self.config, params)] if params else []
-        config = load_config(
-            self._path,
-            [
-                *self._overrides,
-                "run.trackers=[]",
-                f"evaluation.patience={json.dumps(self._patience)}",
-                *given,
-            ],
-        )
+        ends = ["run.trackers=[]", "evaluation.patience=null"]
+        config = load_config(self._path, [*self._overrides, *ends, *given])
+        if can_be_cut(config):
+            evaluation = config.evaluation.model_copy(update={"patience": self._patience})
+            config = config.model_copy(update={"evaluation": evaluation})
         return config if config.run.seed is not None else config.with_seed(SEED)
 
     def directory(self, number: int) -> Path:
@@ -162,25 +157,25 @@ class Tuning:
         Raises:
             ConfigError: if it cannot be run.
         """
-        for job in self._baselines(self.config, "reference")[:1]:
+        for job in self.rivals()[:1]:
             (outcome,) = runs.run([job], lambda _job, _news: None)
             if outcome.summary is None:
                 raise ConfigError(f"plain averaging, which trials are compared with, fails: {outcome.error}")
-            self.judge = self.judge.with_floor(evaluations_of(job.directory), self._most_lost)
+            curve = curve_of(self.judge, job)
+            self.judge = self.judge.with_floor(evaluations_of(job.directory), curve.round, self._most_lost)
 
-    def rivals(self, best: Trial) -> list[Job]:
-        """What the best trial is compared with."""
-        return self._baselines(self.with_params(best.params), f"rivals/{best.number:04}")
+    def rivals(self) -> list[Job]:
+        """What trials are compared with, with the configuration's own settings.
 
-    def _baselines(self, config: Config, folder: str) -> list[Job]:
-        """In a federation no site alone, which is the site's to try, and nothing that would send unmasked
-        what is masked."""
-        jobs = rivals(config, self.folder / folder)
+        In a federation no site alone, which is the site's to try, and nothing that would send unmasked what
+        is masked.
+        """
+        jobs = rivals(self.config, self.folder / "rivals")
         if self._patience is None:
             return jobs
-        if config.privacy.secure_aggregation:
+        if self.config.privacy.secure_aggregation:
             return []
-        served = {"server": config.server, "faults": config.faults}
+        served = {"server": self.config.server, "faults": self.config.faults}
         return [replace(job, config=job.config.model_copy(update=served)) for job in jobs if job.site is None]
 
     def group(self, runs: Runs, most: int) -> None:
@@ -190,7 +185,7 @@ class Tuning:
             Job(name, self.with_params(trial.params), self.directory(trial.number), False, asks=True)
             for name, trial in asked.items()
         ]
-        curves = {name: Curve(self._is_whole) for name in asked}
+        curves = {job.name: Curve(not can_be_cut(job.config)) for job in jobs}
 
         def watch(job: Job, news: News) -> bool:
             trial, curve = asked[job.name], curves[job.name]
@@ -234,7 +229,7 @@ class Tuning:
             return Trial(number, params, "failed", None, 0, error=outcome.error)
         evaluations = evaluations_of(self.directory(number))
         # From the files: a trial that had ended before an interruption was not seen.
-        curve = Curve.of(self.judge, evaluations, is_whole=self._is_whole)
+        curve = Curve.of(self.judge, evaluations, is_whole=seen.is_whole)
         for round_, mean in curve.means[len(seen.means) :]:
             asked.report(mean, round_)
         result = outcome.summary["result"]
@@ -244,7 +239,7 @@ class Tuning:
             and evaluations[-1]["round"] < self.config.algorithm.rounds
         ):
             result = "pruned"
-        score = None if result == "diverged" or (self._is_whole and result == "pruned") else curve.best
+        score = None if result == "diverged" or (seen.is_whole and result == "pruned") else curve.best
         return Trial(number, params, result, score, curve.round, curve.means)
 
     def _shown(self, trial: Trial) -> tuple[str, str]:

@@ -62,9 +62,8 @@ class Judge:
         lacks = (least - value for least, value in zip(self.floor, values, strict=False))
         return min(values) - PENALTY * max(0.0, *lacks, 0.0)
 
-    def with_floor(self, evaluations: Sequence[Mapping[str, Any]], most_lost: float) -> Judge:
-        """With a floor of what each worker has in a run at its best, less the share ``most_lost``."""
-        end = Curve.of(self, evaluations).round
+    def with_floor(self, evaluations: Sequence[Mapping[str, Any]], end: int, most_lost: float) -> Judge:
+        """With a floor of what each worker has in a run up to round ``end``, less the share ``most_lost``."""
         rounds = [line["round"] for line in evaluations]
         if end not in rounds:
             return self

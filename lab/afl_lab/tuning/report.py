@@ -21,7 +21,7 @@ from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome
 from afl_lab.tuning.curve import WINDOW, Curve, Judge
 from afl_lab.tuning.search import Trial
-from afl_lab.tuning.space import Params
+from afl_lab.tuning.space import Params, can_be_cut
 
 FIRST_LINE: Final = "# Found by afl tune"
 
@@ -29,7 +29,7 @@ RIVALS: Final = ("FedAvg, uniform", "FedAvg, by samples")
 
 
 def rivals(config: Config, folder: Path) -> list[Job]:
-    """FedAvg with equal weights and by samples, and each site alone, of a trial's configuration."""
+    """FedAvg with equal weights and by samples, and each site alone, with a configuration's settings."""
     uniform, *alone = baselines(config, folder, rounds=config.algorithm.rounds, alone=True)
     algorithm = uniform.config.algorithm.model_copy(update={"weighting": "samples"})
     samples = uniform.config.model_copy(update={"algorithm": algorithm})
@@ -67,14 +67,16 @@ def show_comparison(
         if outcome.summary is None:
             continue
         own = evaluations_of(outcome.job.directory)
-        taken = _standing(outcome.job.name, own, Curve.of(judge, own).round, by)
+        taken = _standing(outcome.job.name, own, curve_of(judge, outcome.job).round, by)
         if outcome.job.site is None:
             standings.append(taken)
         elif taken.values:
             alone[outcome.job.site.worker] = taken.values[0]
     if alone:
         standings.append(Standing("each alone", alone, sum(alone.values()) / len(alone), 0))
-    alike = "the same training records, step size and batches, each at its best round by held-out records"
+    alike = (
+        "the same training records, the others with the configuration's own settings, each at its best round"
+    )
     console.print(f"\nTest {by.metric} ({alike}):", soft_wrap=True)
     worst = Ranked(by.metric, by.higher_is_better, None, None)
     names = names_of(lines[0])
@@ -86,6 +88,11 @@ def show_comparison(
     ]
     if better:
         console.print(f"Alone is better still for {', '.join(better)}.", soft_wrap=True)
+
+
+def curve_of(judge: Judge, job: Job) -> Curve:
+    """Of a run that has ended."""
+    return Curve.of(judge, evaluations_of(job.directory), is_whole=not can_be_cut(job.config))
 
 
 def evaluations_of(directory: Path) -> list[Any]:

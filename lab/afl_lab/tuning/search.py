@@ -17,17 +17,17 @@ from optuna.trial import TrialState
 
 from afl.config import Config, dump_config
 from afl.errors import ConfigError, StorageError, why_unwritable
-from afl_lab.tuning.space import Params, own_params, space_of
+from afl_lab.tuning.space import Params, first_params, space_of
 
 TRIALS_FILE: Final = "trials.jsonl"
 
 GROUP: Final = 4
 """Trials that are asked for at once: as many as may run side by side."""
 
-RANDOM_TRIALS: Final = 12
-"""So many are drawn at random before Optuna models what is good."""
+RANDOM_TRIALS: Final = 8
+"""So many come before Optuna models what is good: the first ones, and some that are drawn at random."""
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Search:
         self._path = folder / TRIALS_FILE
         self.trials: list[Trial] = []
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruner = optuna.pruners.MedianPruner(RANDOM_TRIALS // 2, config.algorithm.rounds // 4)
+        pruner = optuna.pruners.MedianPruner(RANDOM_TRIALS, config.algorithm.rounds // 2)
         self._study = optuna.create_study(direction="maximize", pruner=pruner)
         self._open()
 
@@ -83,8 +83,8 @@ class Search:
             self._study.sampler = optuna.samplers.TPESampler(
                 seed=seed % 2**32, n_startup_trials=RANDOM_TRIALS
             )
-            if not number:
-                self._study.enqueue_trial(own_params(self._config))
+            if number < len(first := first_params(self._config)):
+                self._study.enqueue_trial(first[number])
             asked.append(self._study.ask(self._space))
         return asked
 

@@ -10,7 +10,7 @@ from afl.config import Config, config_from_text, dump_config
 from afl.errors import ConfigError
 from afl_lab.tuning.curve import PENALTY, WINDOW, Curve, Judge
 from afl_lab.tuning.search import Trial, best_of
-from afl_lab.tuning.space import fixed_overrides, overrides_of, own_params, space_of
+from afl_lab.tuning.space import can_be_cut, first_params, fixed_overrides, overrides_of, own_params, space_of
 
 BASE = """
 workers: 3
@@ -41,6 +41,21 @@ def test_the_first_trial_is_the_configuration_itself() -> None:
     assert tried.uplink_compressor == own.uplink_compressor
     assert with_params({}).task.held_out == 0.2
     assert with_params({}, "task.held_out=0.3").task.held_out == 0.3
+
+
+def test_the_trials_after_it_are_of_the_space_and_a_schedule_is_taken_whole() -> None:
+    own, quiet, faster, slower = first_params(config())
+    assert own == own_params(config())
+    assert (quiet["schedule"], quiet["weight_decay"], quiet["eta_q"]) == ("cosine", 0.01, own["eta_q"])
+    assert (faster["eta_q"], slower["eta_q"]) == (0.1, 0.025)
+    assert with_params(faster).algorithm.step_schedule.then == "cosine"
+    assert [can_be_cut(with_params(each)) for each in (own, quiet)] == [True, False]
+    averaging = "algorithm.name=fedavg", "algorithm.uplink=null", "algorithm.eta_q=null"
+    assert len(first_params(config(*averaging))) == 2
+    # The user's own schedule stays.
+    given = "algorithm.schedule.then=steps", "algorithm.schedule.at=[200]"
+    assert "schedule" not in space_of(config(*given))
+    assert with_params(first_params(config(*given))[1], *given).algorithm.step_schedule.then == "steps"
 
 
 @pytest.mark.parametrize("name", ["afl-com", "afl-br", "sgda", "fedavg"])
@@ -139,11 +154,11 @@ def test_what_a_site_lost_counts_more_than_what_the_worst_gained() -> None:
             for round_ in range(1, WINDOW + 1)
         ]
 
-    judge = Judge.of(config()).with_floor(lines(0.5, 0.8), 0.1)
+    judge = Judge.of(config()).with_floor(lines(0.5, 0.8), WINDOW, 0.1)
     assert judge.floor == (pytest.approx(0.45), pytest.approx(0.72))
     assert judge.score(lines(0.6, 0.72)[0]["workers"]) == 0.6
     assert judge.score(lines(0.6, 0.70)[0]["workers"]) == pytest.approx(0.6 - PENALTY * 0.02)
     loss = [{"round": line["round"], "workers": [{"held_out_loss": 2.0}]} for line in lines(0)]
-    lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, 0.1)
+    lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, WINDOW, 0.1)
     assert lower.floor == (pytest.approx(-2.2),)
     assert lower.score([{"held_out_loss": 2.3}]) == pytest.approx(-2.3 - PENALTY * 0.1)
