@@ -185,7 +185,7 @@ class Tuning:
             Job(name, self.with_params(trial.params), self.directory(trial.number), False, asks=True)
             for name, trial in asked.items()
         ]
-        curves = {job.name: Curve(not can_be_cut(job.config)) for job in jobs}
+        curves = {job.name: Curve(self.judge, not can_be_cut(job.config)) for job in jobs}
 
         def watch(job: Job, news: News) -> bool:
             trial, curve = asked[job.name], curves[job.name]
@@ -193,7 +193,7 @@ class Tuning:
                 self._ended[trial.number] = self._trial(trial, news, curve)
             if not isinstance(news, Evaluation):
                 return False
-            mean = curve.see(news.round, self.judge.score(news.metrics))
+            mean = curve.see(news.round, news.metrics)
             if mean is None:
                 return False
             trial.report(mean, news.round)

@@ -53,12 +53,8 @@ class Judge:
         known = [sign * own[name] for own in metrics if (name := f"{HELD_OUT}{by.metric}") in own]
         return known if len(known) == len(metrics) else []
 
-    def score(self, metrics: Metrics) -> float | None:
-        """The worst worker's value, less what any lacks to its floor, times :data:`PENALTY`; ``None`` if
-        somebody's is not known."""
-        values = self.values(metrics)
-        if not values:
-            return None
+    def score(self, values: Sequence[float]) -> float:
+        """The worst worker's value, less what any lacks to its floor, times :data:`PENALTY`."""
         lacks = (least - value for least, value in zip(self.floor, values, strict=False))
         return min(values) - PENALTY * max(0.0, *lacks, 0.0)
 
@@ -69,8 +65,7 @@ class Judge:
             return self
         last = rounds.index(end) + 1
         window = [self.values(line["workers"]) for line in evaluations[max(0, last - WINDOW) : last]]
-        means = [sum(values) / len(values) for values in zip(*window, strict=True)]
-        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means))
+        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means_of(window)))
 
 
 @dataclass
@@ -78,15 +73,17 @@ class Curve:
     """A trial's scores so far.
 
     Attributes:
-        means: by round, over the last :data:`WINDOW` evaluations.
+        judge: gives scores, to the mean of each worker's values: a floor must not count their noise.
+        means: by round, the score over the last :data:`WINDOW` evaluations.
         is_whole: whether only the last round's model is there to be taken: step sizes look at the run's
             length, so that its first rounds are no shorter run.
-        best: the best mean of :data:`WINDOW` evaluations in a row.
+        best: the best score of :data:`WINDOW` evaluations in a row.
         round: of the last of them.
     """
 
+    judge: Judge
     is_whole: bool = False
-    scores: list[float] = field(default_factory=list)
+    values: list[list[float]] = field(default_factory=list)
     means: list[tuple[int, float]] = field(default_factory=list)
     best: float | None = None
     round: int = 0
@@ -94,20 +91,26 @@ class Curve:
     @classmethod
     def of(cls, judge: Judge, evaluations: Iterable[Mapping[str, Any]], *, is_whole: bool = False) -> Curve:
         """Of evaluations' lines of a run's metrics."""
-        curve = cls(is_whole)
+        curve = cls(judge, is_whole)
         for line in evaluations:
-            curve.see(line["round"], judge.score(line["workers"]))
+            curve.see(line["round"], line["workers"])
         return curve
 
-    def see(self, round_: int, score: float | None) -> float | None:
-        """Take the next evaluation; returns the mean over the last few, if there are enough."""
-        if score is None:
+    def see(self, round_: int, metrics: Metrics) -> float | None:
+        """Take the next evaluation; returns the score over the last few, if there are enough."""
+        values = self.judge.values(metrics)
+        if not values:
             return None
-        self.scores.append(score)
-        if len(self.scores) < WINDOW:
+        self.values.append(values)
+        if len(self.values) < WINDOW:
             return None
-        mean = sum(self.scores[-WINDOW:]) / WINDOW
+        mean = self.judge.score(means_of(self.values[-WINDOW:]))
         self.means.append((round_, mean))
         if self.best is None or self.is_whole or mean > self.best:
             self.best, self.round = mean, round_
         return mean
+
+
+def means_of(evaluations: Sequence[Sequence[float]]) -> list[float]:
+    """Each worker's mean, of its values in several evaluations."""
+    return [sum(own) / len(own) for own in zip(*evaluations, strict=True)]

@@ -19,7 +19,7 @@ from afl.runs.metrics import Ranked, number_of
 from afl_lab.simulation.baselines import Standing, baselines, comparison_table
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome
-from afl_lab.tuning.curve import WINDOW, Curve, Judge
+from afl_lab.tuning.curve import WINDOW, Curve, Judge, means_of
 from afl_lab.tuning.search import Trial
 from afl_lab.tuning.space import Params, can_be_cut
 
@@ -43,8 +43,7 @@ def shown_worst(judge: Judge, trial: Trial, directory: Path) -> str:
     lines = evaluations_of(directory)
     by = judge.ranking(lines[0]["workers"])
     last = [line["round"] for line in lines].index(trial.round) + 1
-    found = [min(judge.values(line["workers"])) for line in lines[max(0, last - WINDOW) : last]]
-    worst = sum(found) / len(found)
+    worst = min(means_of([judge.values(line["workers"]) for line in lines[max(0, last - WINDOW) : last]]))
     lost = " (a site lost more than it may)" if trial.score < worst - abs(worst) * 1e-9 else ""
     return f"{number_of(by.metric, worst if by.higher_is_better else -worst, 4)}{lost}"
 
@@ -61,6 +60,7 @@ def show_comparison(
     """
     lines = evaluations_of(trial[1])
     by = judge.ranking(lines[0]["workers"])
+    judge = replace(judge, floor=())
     standings = [_standing(trial[0], lines, best.round, by)]
     alone: dict[int, float] = {}
     for outcome in outcomes:

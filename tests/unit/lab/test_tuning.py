@@ -119,23 +119,24 @@ def test_trials_are_judged_by_the_worst_held_out_value() -> None:
         {"accuracy": 0.1, "held_out_accuracy": 0.8, "loss": 1.0, "held_out_loss": 2.0} for _ in range(2)
     ]
     metrics[1]["held_out_accuracy"] = 0.6
-    assert Judge.of(config()).score(metrics) == 0.6
-    assert Judge.of(config("evaluation.rank_by=held_out_loss")).score(metrics) == -2.0
+    ranked = Judge.of(config())
+    assert ranked.score(ranked.values(metrics)) == 0.6
+    assert Judge.of(config("evaluation.rank_by=held_out_loss")).values(metrics) == [-2.0, -2.0]
     unranked = Judge.of(config("evaluation.rank_by=null"))
-    assert unranked.score(metrics) == 0.6
-    assert unranked.score([{"held_out_loss": 3.0}]) == -3.0
-    assert unranked.score([*metrics, {}]) is None
+    assert unranked.values(metrics) == [0.8, 0.6]
+    assert unranked.values([{"held_out_loss": 3.0}]) == [-3.0]
+    assert unranked.values([*metrics, {}]) == []
+    assert Curve(unranked).see(1, [*metrics, {}]) is None
 
 
 def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations() -> None:
-    curve = Curve()
+    judge = Judge.of(config())
+    curve, whole = Curve(judge), Curve(judge, is_whole=True)
     scores = [0.9, *[0.1] * WINDOW, *[0.5] * WINDOW, *[0.2] * WINDOW]
     for number, score in enumerate(scores):
-        curve.see(10 * number, score)
+        for each in (curve, whole):
+            each.see(10 * number, [{"held_out_accuracy": score}])
     assert (curve.best, curve.round) == (pytest.approx(0.5), 10 * 2 * WINDOW)
-    whole = Curve(is_whole=True)
-    for number, score in enumerate(scores):
-        whole.see(10 * number, score)
     assert (whole.best, whole.round) == (pytest.approx(0.2), 10 * (len(scores) - 1))
 
 
@@ -156,9 +157,12 @@ def test_what_a_site_lost_counts_more_than_what_the_worst_gained() -> None:
 
     judge = Judge.of(config()).with_floor(lines(0.5, 0.8), WINDOW, 0.1)
     assert judge.floor == (pytest.approx(0.45), pytest.approx(0.72))
-    assert judge.score(lines(0.6, 0.72)[0]["workers"]) == 0.6
-    assert judge.score(lines(0.6, 0.70)[0]["workers"]) == pytest.approx(0.6 - PENALTY * 0.02)
+    assert judge.score([0.6, 0.72]) == 0.6
+    assert judge.score([0.6, 0.70]) == pytest.approx(0.6 - PENALTY * 0.02)
+    # What swings about the floor lacks nothing.
+    swinging = lines(0.6, 0.69)[:2] + lines(0.6, 0.75)[:3]
+    assert Curve.of(judge, swinging).best == pytest.approx(0.6)
     loss = [{"round": line["round"], "workers": [{"held_out_loss": 2.0}]} for line in lines(0)]
     lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, WINDOW, 0.1)
     assert lower.floor == (pytest.approx(-2.2),)
-    assert lower.score([{"held_out_loss": 2.3}]) == pytest.approx(-2.3 - PENALTY * 0.1)
+    assert lower.score([-2.3]) == pytest.approx(-2.3 - PENALTY * 0.1)
