@@ -712,6 +712,17 @@ def test_integers_that_are_too_coarse_are_told(monkeypatch: pytest.MonkeyPatch) 
     assert not tried_integers("faulty.py:Wide").findings, "nor are they proposed then"
 
 
+def test_hidden_losses_are_tried_by_their_means() -> None:
+    masked = ["algorithm.uplink.bits=16", "privacy.secure_aggregation=true"]
+    shown, hidden = (
+        tried_integers("faulty.py:Wide", *masked, f"privacy.losses={losses}").values["integers"]
+        for losses in ("shown", "hidden")
+    )
+    assert hidden["first_loss"] == pytest.approx(shown["first_loss"], abs=1e-6)
+    for values in ("float32", "integers"):
+        assert hidden[values]["loss"] == pytest.approx(shown[values]["loss"], rel=0.01)
+
+
 def test_a_task_of_long_rounds_is_not_tried() -> None:
     report = tried_integers("faulty.py:Wide", dry_seconds=9.9)
     assert report.facts["Integers"] == {"bits: 8": "not tried: 20 rounds take 10.1 s here"}
