@@ -95,6 +95,7 @@ def check_config(
     with contextlib.suppress(StoppedError), _threads(config.worker.threads):
         _check(report, config)
     report.tell_left_out()
+    report.name_sites(config.names)
     return report
 
 

@@ -730,6 +730,14 @@ def test_a_task_of_long_rounds_is_not_tried() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_sites_are_named(module: Path) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    sites = "sites=[north, south, St. Mary]"
+    report = check_config(load_config(module / "run.yaml", [sites, "task.batch_size=81"]))
+    assert list(report.facts["Data"]) == ["worker 0 (north)", "worker 1 (south)", "worker 2 (St. Mary)"]
+    assert "worker 2 (St. Mary)'s data" in {finding.where for finding in report.errors}
+
+
 def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))
