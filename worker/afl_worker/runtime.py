@@ -45,7 +45,7 @@ FAILURE_DRAIN_S = 10.0
 LEAVE_DRAIN_S = 1.0
 
 VERSION_PAUSE_S = 30.0
-"""Before the next try where server and worker have no protocol in common: somebody must upgrade one first."""
+"""Before the next try where server and worker cannot work together: somebody must upgrade one first."""
 
 
 class Runtime:
@@ -64,7 +64,7 @@ class Runtime:
         self._reason = ""
         """Why the last connection ended."""
         self._is_other_version = False
-        """Whether that was for want of a common protocol."""
+        """Whether that was since server and worker are of versions that cannot work together."""
         self.is_over = False
 
     def run(self) -> str:
@@ -88,13 +88,13 @@ class Runtime:
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
-            if was_welcome and connection is not None:
+            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
+            if was_welcome and connection is not None and not self._is_other_version:
                 down, is_receiving = self._conversation.received()
                 self._reconnection.session_ended(
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
                 )
             self._reason = ending.reason
-            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
             self._pause(ending.reason)
 
     @property
