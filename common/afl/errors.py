@@ -56,10 +56,13 @@ def why_unwritable(error: OSError) -> str:
 
 
 def why_unwritten(error: OSError) -> str:
-    """Why a file of a run could not be written, for a message; of a full disk also what to do."""
-    is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    advice = "; free some space, and start the server again to resume the run" if is_full else ""
-    return f"{error.strerror or error}{advice}"
+    """Why a file of a run could not be written, for a message; of what can be put right also how."""
+    why = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why += "; free some space, and start the server again to resume the run"
+    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        why += "; make it writable, and start the server again to resume the run"
+    return why
 
 
 def place(worker: int, rounds: str) -> str:
@@ -194,6 +197,10 @@ class StorageError(AflError):
     """A file of the run that cannot be written: the disk is full, or the run directory is gone."""
 
     exit_code = ExitCode.STORAGE
+
+
+class RunGoneError(StorageError):
+    """The run directory is gone, or another has its place: there is nothing to resume."""
 
 
 class RunCompleteError(AflError):

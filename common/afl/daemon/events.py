@@ -143,6 +143,12 @@ class Staying(Event):
     """A daemon that stays (--stay) has nothing left to do, and waits to be stopped."""
 
 
+class AwaitingNextRun(Event):
+    """A worker that takes part in one run after the other (--again) waits for the next one."""
+
+    run_id: RunId
+
+
 class PageFailed(Event):
     """A request over HTTP failed because of a bug; its traceback follows."""
 

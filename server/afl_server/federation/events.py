@@ -224,12 +224,14 @@ class WriteFailed(Event):
     Attributes:
         code: ``STORAGE`` if it is the disk's fault, else ``INTERNAL``.
         error: for the log.
+        is_final: the run directory is gone, so that nothing can be resumed.
     """
 
     what: Artifact
     reason: str
     code: ExitCode = ExitCode.STORAGE
     error: Exception | None = field(default=None, compare=False)
+    is_final: bool = False
 
 
 class StopAsked(Event):

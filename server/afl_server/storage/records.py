@@ -162,7 +162,9 @@ class RunRecords:
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
         except OSError as error:
             records.close()
-            raise StorageError(f"{directory / SUMMARY_FILE} cannot be removed: {error.strerror}") from error
+            raise StorageError(
+                f"{directory / SUMMARY_FILE} cannot be removed: {why_unwritten(error)}"
+            ) from error
         return records
 
     def _read_again(self, line: Mapping[str, Any]) -> None:
