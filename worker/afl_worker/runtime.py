@@ -23,6 +23,7 @@ from afl.errors import (
     RunAbortedError,
 )
 from afl.outside import MOST_OF_REASON, words
+from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.capture import Capture
 from afl.wire.frames import number
@@ -165,8 +166,9 @@ class Runtime:
             tries = self._reconnection.tries
             since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
             event = events.Reconnecting(seconds=pause, reason=reason, tries=tries)
-            text = "no session with %s (%s)%s; trying again in %.1f s"
-            LOG.warning(text, self._options.server, reason, since, pause, extra=event.extra)
+            who = WorkerIds.of(self._options.workers).named
+            text = "%s: no session with %s (%s)%s; trying again in %.1f s"
+            LOG.warning(text, who, self._options.server, reason, since, pause, extra=event.extra)
         cuts = len(self._reconnection.cut_short)
         if self._reconnection.is_stuck and cuts.bit_count() == 1:
             LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)

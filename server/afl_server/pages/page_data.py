@@ -153,7 +153,7 @@ class PageData:
         evaluation, last = snapshot.evaluation, snapshot.last_round
         metrics = evaluation.metrics[worker] if evaluation else {}
         now = time.monotonic()
-        ready = connection and connection.seconds(now)
+        ready = None if connection is None else connection.seconds(now)
         found = {
             "id": worker,
             "site": snapshot.names.get(worker),
