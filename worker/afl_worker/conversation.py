@@ -5,6 +5,7 @@ The decisions are here; sockets, threads and the clock are in :mod:`afl_worker.r
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -39,7 +40,15 @@ from afl.errors import (
 from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
-from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
+from afl.wire.frames import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Frame,
+    number,
+    position_message,
+    position_of,
+    report_frames,
+)
 from afl.wire.keys import key_offer_message, key_offer_of
 from afl.wire.settings import RunSettings
 from afl_worker.departures import Departures
@@ -132,6 +141,7 @@ class Conversation:
         participant = self._training.participant if self._training else None
         return pb.Join(
             protocol=PROTOCOL,
+            oldest_protocol=OLDEST_PROTOCOL,
             package_version=__version__,
             incarnation=self._incarnation,
             run_id=self.run_id,
@@ -305,6 +315,20 @@ class Conversation:
         elif RUN_ID.fullmatch(run_id):
             # A process of these workers before this one may have been killed as the run ended.
             remove_left_behind(self._options.journal, run_id, self._options.workers)
+
+    def forget(self, *, is_complete: bool) -> None:
+        """The run is over, and another may follow: as if the process had just begun.
+
+        Args:
+            is_complete: whether :meth:`finished` has removed what would have gone on.
+        """
+        if not is_complete and self._training is not None and self._training.journals is not None:
+            self._training.journals.close()
+        self._incarnation, self.run_id = os.urandom(16), ""
+        self._training = self._assembler = None
+        # What the run has left is in what the collector was told not to look at.
+        gc.unfreeze()
+        gc.collect()
 
     @property
     def _trained(self) -> Training:

@@ -138,6 +138,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
     )
+    option(
+        "--again",
+        action="store_true",
+        help="when a run is over, take part in the next one at this server, with the same process (as for "
+        "afl tune --federation), until there is no server for as long as --give-up-after says",
+    )
     for name, content in {
         "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
         "--certificate": "this worker's own certificate (PEM), for a server that asks for one",
@@ -251,6 +257,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         min_workers=parsed.min_workers,
         capture=parsed.capture,
         policy=policy,
+        again=parsed.again,
     )
 
 

@@ -45,7 +45,7 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
             if http is not None:
                 stack.callback(WorkerPages(runtime, options, http).close)
             with naming_paths():
-                reason = runtime.run()
+                reason = runtime.run_all()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
                 staying = events.Staying()

@@ -18,11 +18,13 @@ from afl.errors import (
     AflError,
     ConfigError,
     LostServerError,
+    NonFiniteError,
     PeerError,
     PolicyError,
     ProtocolError,
     RefusedError,
     RunAbortedError,
+    VersionError,
 )
 from afl.outside import MOST_OF_REASON, words
 from afl.security.identity import WorkerIds
@@ -47,6 +49,9 @@ FAILURE_DRAIN_S = 10.0
 """How long a failing worker waits for its traceback to reach the server."""
 
 LEAVE_DRAIN_S = 1.0
+
+VERSION_PAUSE_S = 30.0
+"""Before the next try where server and worker have no protocol in common: somebody must upgrade one first."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,38 @@ class Runtime:
         self._has_been_cut = False
         self._reason = ""
         """Why the last connection ended."""
+        self._is_other_version = False
+        """Whether that was for want of a common protocol."""
         self.is_over = False
+
+    def run_all(self) -> str:
+        """As :meth:`run`; where the options say so, take part in what runs follow, until there is no server.
+
+        A run that was stopped, or whose numbers were not finite, is over too. So is one that the server has
+        never heard of, since it has begun another.
+        """
+        reason = ""
+        while True:
+            try:
+                reason = self.run()
+            except LostServerError:
+                if not reason:
+                    raise
+                return reason
+            except (RunAbortedError, NonFiniteError, RefusedError) as error:
+                is_new = isinstance(error, RefusedError) and not self._conversation.run_id
+                if is_new or not self._options.again:
+                    raise
+                reason = str(error)
+            if not self._options.again:
+                return reason
+            event = events.AwaitingNextRun(run_id=self._conversation.run_id)
+            text = "run %s is over (%s); waiting for the next one (--again)"
+            LOG.info(text, event.run_id, reason, extra=event.extra)
+            self.close()
+            self._conversation.forget(is_complete=self.is_over)
+            self._reconnection = Reconnection(self._options.give_up_after, time.monotonic())
+            self._has_been_cut = self.is_over = False
 
     def run(self) -> str:
         """Until the run is complete; returns the server's last word.
@@ -100,6 +136,7 @@ class Runtime:
         Raises:
             RefusedError: if the server refuses this worker.
             LostServerError: if no server could be reached for ``give_up_after``.
+            VersionError: if it then was one of another version.
             RunAbortedError: if the run was stopped.
             PolicyError: if the site's policy does not allow what the server asks for.
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
@@ -120,6 +157,7 @@ class Runtime:
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
                 )
             self._reason = ending.reason
+            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
             self._pause(ending.reason)
 
     @property
@@ -165,6 +203,8 @@ class Runtime:
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause, now = self._reconnection.pause, time.monotonic()
+        if self._is_other_version:
+            pause = VERSION_PAUSE_S
         if self._reconnection.failed(now, reason):
             tries = self._reconnection.tries
             since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
@@ -186,7 +226,7 @@ class Runtime:
         if limit is not None and self._reconnection.left(now) == 0.0:
             what = "no progress with" if self._reconnection.is_stuck else "no session with"
             why = f"; {self._cut_short()}" if self._reconnection.is_stuck else ""
-            raise LostServerError(
+            raise (VersionError if self._is_other_version else LostServerError)(
                 f"{what} the server at {self._options.server} for "
                 f"{shown_seconds(self._reconnection.silence(now))} (--give-up-after {shown_seconds(limit)}); "
                 f"the last try: {reason}{why}"
@@ -222,7 +262,10 @@ class Runtime:
                 ended = self._next(connection)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Ended(words(f"the server broke the protocol: {error}", MOST_OF_REASON))
+                is_newer = isinstance(error, VersionError)
+                what = "the server is of another version" if is_newer else "the server broke the protocol"
+                status = GoodbyeStatus.OTHER_VERSION if is_newer else None
+                return Ended(words(f"{what}: {error}", MOST_OF_REASON), status)
             except CannotGoOnError as failed:
                 self._fail(connection, failed)
             except PolicyError as error:

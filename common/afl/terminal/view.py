@@ -324,6 +324,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
+    if "afl_versions" in summary:
+        rows["versions of afl"] = str(summary["afl_versions"])
     rows["results"] = str(directory)
     return facts(rows, title=f"Run {summary['run_id']}: {with_names(summary['reason'], names_of(summary))}")
 

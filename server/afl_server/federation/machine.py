@@ -19,7 +19,7 @@ from afl.core.messages import Encoding, GoodbyeStatus
 from afl.core.secrecy.exchange import KeyExchange
 from afl.core.secrecy.keys import KeyOffer
 from afl.daemon import events as log_events
-from afl.errors import ExitCode, NonFiniteError, ProtocolError, StorageError
+from afl.errors import ExitCode, NonFiniteError, ProtocolError, RunGoneError, StorageError
 from afl.security.identity import WorkerIds
 from afl.user_code import described, shortage
 from afl.wire.accounting import FrameContent, Traffic
@@ -197,7 +197,7 @@ class Federation(Rounds):
             case events.Written():
                 result = event.checkpoint_due
             case events.WriteFailed():
-                error = event.error or StorageError(event.reason)
+                error = event.error or (RunGoneError if event.is_final else StorageError)(event.reason)
         try:
             self._go_on(lambda: job.send(result) if error is None else job.throw(error))
         except Exception as fault:  # noqa: BLE001  # logged with its traceback
