@@ -710,9 +710,10 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             processes[name].expect(status)
             assert processes[name].text.count(said) == 1
             assert "Traceback" not in processes[name].text
-        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
+        refused = f"worker 0: no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
         assert all(
-            line["message"].startswith(refused) for line in processes["wrong port"].logged("reconnecting")
+            line["message"].startswith(refused) and (line["ids"], line["run_id"]) == ("0", None)
+            for line in processes["wrong port"].logged("reconnecting")
         )
         (end,) = processes["wrong port"].logged("ended")
         assert end["message"].endswith(
