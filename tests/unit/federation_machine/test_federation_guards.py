@@ -13,7 +13,7 @@ import pytest
 from federation_world import Peer, World, config_of
 
 from afl.core.codecs.integers import integers
-from afl.core.messages import GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
+from afl.core.messages import FailureCause, GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.rounds.engine import QUARANTINED
 from afl.errors import ExitCode
@@ -479,3 +479,23 @@ def test_no_worker_says_of_itself_that_it_is_in_quarantine() -> None:
     world.handle(events.ReportBegan(peer.member, report))
     assert peer.goodbye is GoodbyeStatus.REFUSED
     assert world.federation.engine.missing() == [0, 1, 2]
+
+
+def test_a_worker_in_quarantine_does_not_end_the_run() -> None:
+    skips = {"stragglers": {"policy": "skip", "deadline": 30.0}}
+    world = World(config_of(algorithm=ALGORITHM, faults=skips))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(3)]
+    assert all(map(world.say, peers))
+    world.handle(events.QuarantineChanged(f"{HOSTILE}"))
+    for worker, is_fatal in ((HOSTILE, False), (0, True)):
+        told = events.FailureTold(
+            peers[worker].member, worker, Position(1, 0), int(FailureCause.NON_FINITE), "the loss is nan", ""
+        )
+        world.handle(told)
+        while world.answer():
+            pass
+        assert (world.finished is not None) == is_fatal
+    assert world.finished is not None
+    assert world.finished[0] is ExitCode.DIVERGED
