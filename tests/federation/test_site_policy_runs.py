@@ -74,8 +74,10 @@ def test_a_server_that_holds_out_all_examples_but_one_gets_none(tmp_path: Path) 
     policy = tmp_path / "site.yaml"
     policy.write_text("min_batch: 16\n", encoding="utf-8")
     with Federation(config, tmp_path) as federation:
-        workers = federation.start("0", "--policy", str(policy)), federation.start("1", "--min-batch", "8")
-        for worker in workers:
+        for worker in (
+            federation.start("0", "--policy", str(policy)),
+            federation.start("1", "--min-batch", "8"),
+        ):
             worker.expect(ExitCode.POLICY)
             assert "minibatches of 1; worker" in worker.text
         assert not federation.server.logged("worker_ready")

@@ -121,7 +121,7 @@ def set_up(
         lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
-    return Training(participant, journals, realization_digest(side), masking)
+    return Training(participant, journals, realization_digest(side, run, vector.dim), masking)
 
 
 def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:
