@@ -327,7 +327,9 @@ class Membership:
         what = "\n".join(part for part in (event.message, event.traceback.rstrip()) if part)
         failed = log_events.WorkerFailed(worker=event.worker, round=round_ or None)
         run.log_of_worker("ERROR", event.worker, f"{where} failed: {what}", failed)
-        is_fatal = event.cause == FailureCause.NON_FINITE and not run.engine.policy.skips_non_finite
+        engine = run.engine
+        is_skipped = engine.policy.skips_non_finite or event.worker in engine.quarantined
+        is_fatal = event.cause == FailureCause.NON_FINITE and not is_skipped
         return f"{where}: {printable(event.message)}" if is_fatal else ""
 
     # Going.

@@ -8,6 +8,7 @@ writing of an outcome. That an outcome is durable before anybody hears of it is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
@@ -123,6 +124,7 @@ class Rounds:
                 run.out.append(effects.SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
             replayed += 1
             yield run.taken_out()
+        engine.quarantine_again()
         # Each outcome brings the counters of its time.
         self.counters.replayed_steps += replayed
         if opening is not None and not engine.finished:
@@ -354,10 +356,13 @@ class Rounds:
         self._run.log("WARNING", message, log_events.Quarantined(workers=ids))
         return self._close() if self.engine.complete else None
 
-    def _quarantine_of(self, text: str) -> frozenset[int]:
+    def _quarantine_of(self, text: str | None) -> frozenset[int]:
         """The ids in the file's text; ValueError where they cannot be left out."""
         policy, count = self.engine.policy, self._run.config.workers
-        written = "".join(text.split())
+        if text is None:
+            raise ValueError("it cannot be read, is no plain file, or is far longer than ids are")
+        # An id in a line of its own is one, and no digit of the next.
+        written = "".join(re.sub(r"(?<=[0-9])\s+(?=[0-9])", ",", text).split())
         ids = WorkerIds.parse(written) if written else WorkerIds()
         if ids.ranges and ids.ranges[-1][1] >= count:
             raise ValueError(f"the run's workers are 0 to {count - 1}")
