@@ -116,12 +116,6 @@ def test_an_alert_is_about_metrics_and_labels_that_there_are(rule: dict[str, Any
     assert expressions.labels(rule["expr"]) <= known
 
 
-def test_the_operators_rules_are_the_same() -> None:
-    resource = yaml.safe_load(rules.OPERATOR_RULES.read_text(encoding="utf-8"))
-    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert resource["spec"]["groups"] == rules.groups()
-
-
 def test_the_table_has_every_alert_and_no_template() -> None:
     table = rules.alerts_table()
     assert all(f"`{name}`" in table for name in ALERTS)
