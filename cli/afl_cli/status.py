@@ -22,7 +22,7 @@ from afl.paths import expanded
 from afl.security.certificates import read_authorities, read_file
 from afl.security.identity import checked_token
 from afl.terminal.display import RunDisplay
-from afl.terminal.view import RunView, make_console
+from afl.terminal.view import RunView, make_console, sessions_table
 
 HELP = "show how a running server is doing"
 
@@ -82,7 +82,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     elif options.watch:
         _watch(state, lambda: fetch_status(options.server, token, context))
     else:
-        make_console().print(RunView(state))
+        console = make_console()
+        console.print(RunView(state))
+        if (sessions := sessions_table(state)) is not None:
+            console.print(sessions)
     return ExitCode.OK
 
 

@@ -57,6 +57,7 @@ _FULL_SERVER: Values = {
     },
 }
 _FULL_SITE: Values = {
+    **_MONITORING,
     "imagePullSecrets": [{"name": "registry"}],
     "site": {
         **_PLACED,

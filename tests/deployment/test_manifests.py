@@ -221,7 +221,22 @@ def test_services_monitors_and_ingresses_lead_to_ports_that_there_are(documents:
         scraped = [
             each for each in found if endpoint["port"] in {port["name"] for port in each["spec"]["ports"]}
         ]
-        assert [each["metadata"]["name"] for each in scraped] == ["afl-server"], "scraped once"
+        assert [each["metadata"]["name"] for each in scraped] == [monitor["metadata"]["name"]], "scraped once"
+        stays = "service" if monitor["metadata"]["name"] == "afl-server" else "pod"
+        assert {
+            "targetLabel": "instance",
+            "sourceLabels": ["namespace", stays],
+            "separator": "/",
+        } in endpoint["relabelings"]
+        (port,) = (
+            rule["ports"]
+            for policy in of_kind(documents, "NetworkPolicy")
+            if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+            for rule in policy["spec"]["ingress"]
+            if {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+            in rule.get("from", [])
+        )
+        assert port == [{"port": "http", "protocol": "TCP"}]
 
 
 def test_network_policies_and_budgets_select_pods_and_name_their_ports(documents: list[Document]) -> None:
@@ -248,7 +263,7 @@ def test_a_site_reaches_the_server_s_address_and_names_and_nothing_else() -> Non
     def reached(combination: str) -> list[Document]:
         (policy,) = of_kind(rendered(combination), "NetworkPolicy")
         egress: list[Document] = policy["spec"]["egress"]
-        assert policy["spec"]["ingress"] == []
+        assert combination != "site" or policy["spec"]["ingress"] == []
         return egress
 
     to_server, to_names = reached("site")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from afl._version import __version__
 from afl.config import config_from_mapping
 from afl.core.grid import IntegerRound
 from afl.core.messages import Kind
@@ -128,7 +129,9 @@ class FakeRun:
             residual_norm=None,
             sessions=len(workers) - len(missing),
             connections={
-                worker: Connection(f"ipv4:10.0.0.{worker % 250}:40000", [worker], True, None)
+                worker: Connection(
+                    f"ipv4:10.0.0.{worker % 250}:40000", [worker], True, None, __version__, now - 61.0
+                )
                 for worker in workers
                 if worker not in missing
             },

@@ -114,8 +114,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
     option(
         "--http",
         metavar="HOST:PORT",
-        help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
-        "for probes; :9091 is all addresses (default: off)",
+        help="serve /healthz (this process answers), /readyz (it has a session with the server) and /metrics "
+        "there; :9091 is all addresses (default: off)",
     )
     option(
         "--policy",
@@ -136,6 +136,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
         default="10m",
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
+    )
+    option(
+        "--again",
+        action="store_true",
+        help="when a run is over, take part in the next one at this server, with the same process (as for "
+        "afl tune --federation), until there is no server for as long as --give-up-after says",
     )
     for name, content in {
         "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
@@ -250,6 +256,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         min_workers=parsed.min_workers,
         capture=parsed.capture,
         policy=policy,
+        again=parsed.again,
     )
 
 

@@ -11,8 +11,8 @@ from afl.errors import ProtocolError
 from afl.names import own_word
 from afl.outside import printable
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import control, position_message
-from afl_server.federation.admission import Admission
+from afl.wire.frames import control, position_message, spoken_protocol
+from afl_server.federation.admission import Admission, version_refusal
 from afl_server.federation.counters import Incident
 from afl_server.federation.effects import End, HangUp, Heartbeat
 from afl_server.federation.events import FailureTold, Joined, Opened, Ready
@@ -90,6 +90,9 @@ class Membership:
         if not forbidden and self.farewell is not None:
             self.informed.update(event.workers)
             self.end(member, *self.farewell)
+            return
+        if not forbidden and (other_version := version_refusal(event)):
+            self.refuse(member, other_version, GoodbyeStatus.OTHER_VERSION)
             return
         refusal = forbidden or self._admission.of_join(event)
         if refusal:
@@ -185,6 +188,7 @@ class Membership:
             buffers_averaged=position_message(engine.buffers_averaged),
             key_epoch=run.keys.epoch if run.keys is not None else 0,
             frozen_digest=engine.model.frozen_digest,
+            protocol=spoken_protocol(member.join.protocol, member.join.oldest_protocol),
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 

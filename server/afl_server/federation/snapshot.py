@@ -54,12 +54,20 @@ class Connection:
     Attributes:
         is_ready: whether it takes steps.
         certificate_expiry: of the peer's certificate, in Unix time; ``None`` if it has shown none.
+        version: of its afl, as it says.
+        ready_at: since when it has been ready, in seconds of the monotonic clock; ``None`` before.
     """
 
     peer: str
     workers: Sequence[int]
     is_ready: bool
     certificate_expiry: float | None
+    version: str
+    ready_at: float | None
+
+    def seconds(self, now: float) -> float | None:
+        """For how long it has been ready; ``None`` if it is not yet."""
+        return None if self.ready_at is None else now - self.ready_at
 
 
 @dataclass(frozen=True)

@@ -199,12 +199,15 @@ class Shell:
         try:
             event = await work
         except StorageError as error:
-            event = events.WriteFailed(what, str(error))
+            event = self._unwritten(what, error)
         except Exception as error:  # noqa: BLE001  # the federation's to judge
             reason = f"the {what} cannot be written: {error}"
             event = events.WriteFailed(what, reason, ExitCode.INTERNAL, error)
         if event is not None:
             self.deliver(event)
+
+    def _unwritten(self, what: events.Artifact, error: StorageError) -> events.WriteFailed:
+        return events.WriteFailed(what, str(error), is_final=bool(self._records.lost()))
 
     # At once.
 
@@ -219,7 +222,7 @@ class Shell:
                     self._dual_window.add(closed.round, closed.dual_weights)
                 self._records.train_round(closed, seconds=moment.round_seconds, up=up, down=down)
         except StorageError as error:
-            self.deliver(events.WriteFailed("metrics", str(error)))
+            self.deliver(self._unwritten("metrics", error))
 
     def _set_timer(self, effect: effects.Timer) -> None:
         name = (effect.name, effect.member)

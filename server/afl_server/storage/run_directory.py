@@ -14,6 +14,7 @@ from afl.daemon import events
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl.runs.versions import VERSIONS_FILE
 from afl.security import certificates
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
@@ -130,7 +131,7 @@ def _clear(directory: Path) -> None:
     """A server that ended before its first checkpoint has left nothing that counts."""
     metrics = directory / METRICS_FILE
     if not metrics.exists() or metrics.stat().st_size == 0:
-        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE):
+        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, VERSIONS_FILE):
             (directory / name).unlink(missing_ok=True)
 
 

@@ -59,6 +59,26 @@ STATE = {
 }
 
 
+def test_who_is_connected_is_named_with_version_address_and_since_when(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sessions = [
+        {"workers": [0, 1, 2], "peer": "ipv6:%5B::1%5D:5", "version": "0.1.0", "seconds": 75.0},
+        *(
+            {"workers": [3 + n], "peer": "ipv4:10.0.0.9:5", "version": "0.2.0", "seconds": None}
+            for n in range(30)
+        ),
+    ]
+    with serving(json.dumps({**STATE, "sessions": sessions}).encode()) as address:
+        assert main(["status", address]) == 0
+    said = capsys.readouterr().out
+    assert [line.split() for line in said.splitlines() if "::1" in line] == [
+        ["│", "workers", "0-2", "│", "0.1.0", "│", "[::1]:5", "│", "1", "min", "15", "s", "│"]
+    ]
+    assert said.count("not yet") == 19
+    assert "and 11 more: --json has all" in said
+
+
 @pytest.mark.parametrize(("left", "code"), [(3.0, 0), (75.0, 4)])
 def test_watching_ends_with_the_run(left: float, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that goes when its run was nearly over has ended it; another one is lost."""

@@ -12,8 +12,9 @@ import pytest
 from federation_world import Peer, World, config_of
 
 from afl.core.codecs.integers import integers
-from afl.core.messages import GoodbyeStatus, Kind, Payload, PayloadHeader, Position
+from afl.core.messages import GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.engine import QUARANTINED
 from afl.errors import ExitCode
 from afl_server.federation import effects, events
 from afl_server.runner.run import quarantine_text
@@ -401,3 +402,40 @@ def test_drfa_draws_evenly_where_all_the_weight_is_in_quarantine(monkeypatch: py
         assert any([*map(world.say, peers), world.answer()])
     assert world.finished[0] is ExitCode.OK, world.finished
     assert seen
+
+
+def test_what_a_worker_said_before_its_quarantine_moves_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = federation_world.loss_of
+    monkeypatch.setattr(
+        federation_world,
+        "loss_of",
+        lambda of, position: 1e300 if of == HOSTILE and position.round == 2 else honest(of, position),
+    )
+    world = World(config_of(algorithm={**ALGORITHM, "block": 4}, faults=SKIPS))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(3)]
+    engine, after = world.federation.engine, set()
+    while world.finished is None:
+        assert any([*map(world.say, peers), world.answer()])
+        if engine.step.position.round == 3 and not engine.quarantined:
+            assert engine.dual_weights.tolist() == [0.0, 0.0, 1.0]
+            world.handle(events.QuarantineChanged(f"{HOSTILE}"))
+        elif engine.step.position.round > 5:
+            # The weights have restarted.
+            after.add(float(engine.dual_weights[HOSTILE]))
+    assert world.finished[0] is ExitCode.OK, world.finished
+    assert after
+    assert all(0.3 < weight < 0.36 for weight in after)
+
+
+def test_no_worker_says_of_itself_that_it_is_in_quarantine() -> None:
+    world = World(config_of(algorithm=ALGORITHM, faults=SKIPS))
+    world.start()
+    world.settle()
+    peer = world.connect(Peer((HOSTILE,), b"c"))
+    assert world.say(peer)
+    report = Report(HOSTILE, Position(1, 0), 0.0, 0, missing=QUARANTINED)
+    world.handle(events.ReportBegan(peer.member, report))
+    assert peer.goodbye is GoodbyeStatus.REFUSED
+    assert world.federation.engine.missing() == [0, 1, 2]

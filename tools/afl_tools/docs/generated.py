@@ -17,7 +17,10 @@ TABLES: Mapping[Path, Tables] = {
     REFERENCE / "api.md": {"public names": api.api_table},
     REFERENCE / "configuration.md": {"config": tables.config_table},
     REFERENCE / "commands.md": {"commands": commands.commands_sections},
-    REFERENCE / "metrics.md": {"metrics": tables.metrics_table},
+    REFERENCE / "metrics.md": {
+        "metrics": tables.metrics_table,
+        "worker metrics": tables.worker_metrics_table,
+    },
     REFERENCE / "exit-codes.md": {"exit codes": tables.exit_codes_table},
     REFERENCE / "events.md": {"events": logged.events_table},
     REFERENCE / "messages.md": {"messages": protocol.messages_sections},

@@ -317,6 +317,8 @@ class RoundEngine:
                 f"worker {worker} reports round {position.round}, phase {position.phase}; "
                 f"round {self.step.position.round}, phase {self.step.position.phase} is open"
             )
+        if report.missing == QUARANTINED:
+            raise ProtocolError(f"{self._where(report)}: a report of nothing, in the server's own words")
         if position < self.step.position or self.finished:
             return self._answer_closed(report)
         if report.others:
@@ -462,7 +464,7 @@ class RoundEngine:
             outcome = Outcome(self.step, losses, evaluation=self._evaluate(reports))
         else:
             if isinstance(self.collector, HeldReports):
-                stand_ins = self.losses.stand_ins(self._participants, losses)
+                stand_ins = self.losses.stand_ins(self._participants, losses, self.quarantined)
                 self.collector.fold(
                     [replace(report, loss=self.losses.counting(report.loss)) for report in reports],
                     {worker: self.losses.counting(loss) for worker, loss in stand_ins.items()},
