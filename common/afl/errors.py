@@ -44,6 +44,7 @@ class ExitCode(enum.IntEnum):
     IN_USE = 11, "another process has this run, or this worker's journal; the log names it"
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     POLICY = 13, "this site's policy forbids what the server asks for; the log names each line of it"
+    VERSION = 14, "server and worker had versions that cannot work together for longer than give_up_after"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
@@ -55,10 +56,13 @@ def why_unwritable(error: OSError) -> str:
 
 
 def why_unwritten(error: OSError) -> str:
-    """Why a file of a run could not be written, for a message; of a full disk also what to do."""
-    is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    advice = "; free some space, and start the server again to resume the run" if is_full else ""
-    return f"{error.strerror or error}{advice}"
+    """Why a file of a run could not be written, for a message; of what can be put right also how."""
+    why = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why += "; free some space, and start the server again to resume the run"
+    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        why += "; make it writable, and start the server again to resume the run"
+    return why
 
 
 def place(worker: int, rounds: str) -> str:
@@ -137,6 +141,12 @@ class ProtocolError(AflError):
     exit_code = ExitCode.REFUSED
 
 
+class VersionError(ProtocolError):
+    """What only another version of afl can mean or do: trying again helps once one end is upgraded."""
+
+    exit_code: ExitCode = ExitCode.VERSION
+
+
 class RefusedError(AflError):
     """The server refused this worker; trying again cannot help."""
 
@@ -187,6 +197,10 @@ class StorageError(AflError):
     """A file of the run that cannot be written: the disk is full, or the run directory is gone."""
 
     exit_code = ExitCode.STORAGE
+
+
+class RunGoneError(StorageError):
+    """The run directory is gone, or another has its place: there is nothing to resume."""
 
 
 class RunCompleteError(AflError):

@@ -271,6 +271,7 @@ def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:
         federation.server.expect(ExitCode.ABORTED)
         assert "workers 0-1 did not join within server.start_timeout (1s)" in federation.server.text
     assert federation.summary()["rounds"] == 0
+    assert not (federation.directory / "model-final.safetensors").exists(), "nobody has trained it"
 
 
 def test_a_run_directory_that_goes_away_ends_the_run_and_says_so(tmp_path: Path) -> None:
@@ -309,6 +310,21 @@ def test_a_run_directory_that_is_closed_to_the_server_ends_the_run_and_says_so(t
     finally:
         above.chmod(0o700)
         server.close()
+
+
+def test_a_run_that_is_read_only_is_not_resumed_elsewhere(tmp_path: Path) -> None:
+    config = completed(with_rounds(SYNTHETIC, 5, give_up_after="1s"), tmp_path / "run")
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = ["-m", "afl_server", "--config", "server.yaml"]
+    with contextlib.closing(Process("server", command, folder=tmp_path)) as server:
+        server.expect(ExitCode.LOST_WORKERS)
+    state = tmp_path / "run" / "state"
+    (state / "lock").chmod(0o400)
+    state.chmod(0o500)
+    command = daemon_without_rights("--resume", str(tmp_path / "run"))
+    with contextlib.closing(Process("server", command, folder=tmp_path)) as server:
+        server.expect(ExitCode.STORAGE)
+        assert f"{state} cannot be written: Permission denied; make it writable, and start" in server.text
 
 
 def test_what_takes_the_place_of_a_run_directory_is_left_alone(tmp_path: Path) -> None:
@@ -358,11 +374,23 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
         address = f"127.0.0.1:{server.wait_for('listening')['port']}"
         worker = Process("worker", ["-m", "afl_worker", "--id", "0-1", "--server", address], folder=folder)
         server.expect(ExitCode.STORAGE)
-        worker.expect(ExitCode.ABORTED)
         (end,) = server.logged("run_over")
         assert end["message"].startswith(str(directory / lost))
         assert " cannot be written: " in end["message"]
         assert "Traceback" not in server.text
+        if state == "off":
+            worker.expect(ExitCode.ABORTED)
+            return
+        # There is room again: the worker has waited for it.
+        worker.wait_for("reconnecting")
+        server.wait_for("can_go_on")
+        server.close()
+        listen = f"server.listen={address}"
+        server = Process(
+            "server", ["-m", "afl_server", "--config", "server.yaml", "--set", listen], folder=folder
+        )
+        server.expect(ExitCode.OK)
+        worker.expect(ExitCode.OK)
     finally:
         server.close()
         if worker is not None:

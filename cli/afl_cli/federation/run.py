@@ -12,9 +12,10 @@ from pathlib import Path, PurePath
 from rich.console import Console
 
 from afl.config import Config, load_config
-from afl.errors import ConfigError, ExitCode, RunCompleteError, why_unwritable
+from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError, why_unwritable, why_unwritten
 from afl.paths import as_argument, expanded, kind_of
 from afl.runs.durable import own_folder
+from afl.runs.files import STATE_FOLDER
 from afl.runs.sites import sites_of
 from afl.terminal.by_site import BySite
 from afl.terminal.display import RunDisplay
@@ -106,6 +107,8 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Path) -> Exi
         own_folder(plan.logs.parent)
         own_folder(plan.logs)
     except OSError as error:
+        if kind_of(directory / STATE_FOLDER):
+            raise StorageError(f"{plan.logs.parent} cannot be written: {why_unwritten(error)}") from error
         where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
         raise ConfigError(f"{where}; name another directory") from error
     if config.privacy.secure_aggregation:

@@ -8,6 +8,7 @@ writing of an outcome. That an outcome is durable before anybody hears of it is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
@@ -16,7 +17,7 @@ from afl.core.randomness import Purpose
 from afl.core.rounds.engine import QUARANTINED
 from afl.core.rounds.results import Evaluation, Opening, Outcome
 from afl.daemon import events as log_events
-from afl.errors import DivergedError, ExitCode, NonFiniteError, StorageError
+from afl.errors import DivergedError, ExitCode, NonFiniteError, RunGoneError, StorageError
 from afl.security.identity import WorkerIds
 from afl.user_code import shortage
 from afl.wire.frames import ack_frame, traffic_of_kind
@@ -29,7 +30,7 @@ from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
 from afl_server.federation.run import Run
-from afl_server.federation.snapshot import Ending
+from afl_server.federation.snapshot import ClosedStep, Ending
 
 QUARANTINE_FILE = "quarantine"
 """In the run directory: ids of workers that the operator wants left out, such as ``3,7-9``."""
@@ -65,6 +66,7 @@ class Rounds:
         self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
+        self.closed_step: ClosedStep | None = None
         self._run = run
         self._members = run.members
         self._ranking = ranking
@@ -122,6 +124,7 @@ class Rounds:
                 run.out.append(effects.SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
             replayed += 1
             yield run.taken_out()
+        engine.quarantine_again()
         # Each outcome brings the counters of its time.
         self.counters.replayed_steps += replayed
         if opening is not None and not engine.finished:
@@ -150,7 +153,8 @@ class Rounds:
             if self.engine.finished:
                 yield from self._save("final")
         except StorageError as error:
-            self._finish(ExitCode.STORAGE, str(error), GoodbyeStatus.ABORTED)
+            is_final = isinstance(error, RunGoneError)
+            self._finish(ExitCode.STORAGE, str(error), self._goodbye(is_final=is_final))
         self.has_begun = True
 
     # Reports.
@@ -266,7 +270,8 @@ class Rounds:
         except (NonFiniteError, DivergedError) as error:
             yield from self._abort(ExitCode.DIVERGED, str(error))
         except StorageError as error:
-            yield from self._abort(ExitCode.STORAGE, str(error))
+            is_final = isinstance(error, RunGoneError)
+            yield from self._abort(ExitCode.STORAGE, str(error), self._goodbye(is_final=is_final))
         except Exception as fault:  # noqa: BLE001  # logged with its traceback
             self._break(fault)
 
@@ -294,6 +299,7 @@ class Rounds:
             self._outcome_seconds = run.now - since
         run.out += late
         self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}
+        self.closed_step = ClosedStep(closed, self._step_opened_at, run.now, self._outcome_seconds)
         self._step_opened_at = run.now
         self._start_deadline()
         self._downlink.model_moved()
@@ -350,10 +356,13 @@ class Rounds:
         self._run.log("WARNING", message, log_events.Quarantined(workers=ids))
         return self._close() if self.engine.complete else None
 
-    def _quarantine_of(self, text: str) -> frozenset[int]:
+    def _quarantine_of(self, text: str | None) -> frozenset[int]:
         """The ids in the file's text; ValueError where they cannot be left out."""
         policy, count = self.engine.policy, self._run.config.workers
-        written = "".join(text.split())
+        if text is None:
+            raise ValueError("it cannot be read, is no plain file, or is far longer than ids are")
+        # An id in a line of its own is one, and no digit of the next.
+        written = "".join(re.sub(r"(?<=[0-9])\s+(?=[0-9])", ",", text).split())
         ids = WorkerIds.parse(written) if written else WorkerIds()
         if ids.ranges and ids.ranges[-1][1] >= count:
             raise ValueError(f"the run's workers are 0 to {count - 1}")
@@ -472,13 +481,14 @@ class Rounds:
     def _write_failed(self, event: events.WriteFailed) -> Job[None] | None:
         """What the run does not wait for could not be written."""
         if event.what == "metrics":
-            return self._abort(event.code, event.reason)
+            return self._abort(event.code, event.reason, self._goodbye(is_final=event.is_final))
         if event.error is not None and shortage(event.error):
             self._break(event.error)
             return None
         # Whatever it is, the run must not wait for a file that never comes.
         self._run.log("ERROR", event.reason, log_events.DiskFailed(), event.error)
-        self._finish(event.code, event.reason, GoodbyeStatus.ABORTED)
+        is_final = event.is_final or event.code is not ExitCode.STORAGE
+        self._finish(event.code, event.reason, self._goodbye(is_final=is_final))
         return None
 
     def _stop_asked(self, event: events.StopAsked) -> Job[None] | None:
@@ -512,14 +522,20 @@ class Rounds:
         yield from self._save("final")
         self._finish(code, reason, GoodbyeStatus.LEAVING)
 
-    def _abort(self, code: ExitCode, reason: str) -> Job[None]:
-        """End the run before its last round; the model as it is becomes the final one."""
+    def _goodbye(self, *, is_final: bool) -> GoodbyeStatus:
+        """What workers are told of a failure of this process: to wait for the next, if there can be one."""
+        return GoodbyeStatus.LEAVING if self._run.is_durable and not is_final else GoodbyeStatus.ABORTED
+
+    def _abort(self, code: ExitCode, reason: str, status: GoodbyeStatus = GoodbyeStatus.ABORTED) -> Job[None]:
+        """End this process's part of the run before the last round; the model as it is becomes the
+        final one, if it has been trained."""
         if self.ending is not None:
             return
         aborted = log_events.RunAborted(code=int(code), reason=reason)
         self._run.log("ERROR", f"the run stops: {reason}", aborted)
-        self._finish(code, reason, GoodbyeStatus.ABORTED)
-        yield from self._save("final", is_salvage=True)
+        self._finish(code, reason, status)
+        if self.engine.updates_applied:
+            yield from self._save("final", is_salvage=True)
 
     def _break(self, fault: Exception) -> None:
         """A fault of the server, not of the member whose report happened to be the last.
@@ -534,8 +550,7 @@ class Rounds:
             return
         reason = f"the server ran {lack}"
         self._run.log("ERROR", f"{self._run.open_rounds} cannot go on: {reason}", failed)
-        status = GoodbyeStatus.LEAVING if self._run.is_durable else GoodbyeStatus.ABORTED
-        self._finish(lack.exit_code, reason, status)
+        self._finish(lack.exit_code, reason, self._goodbye(is_final=False))
 
     def _finish(self, code: ExitCode, reason: str, status: GoodbyeStatus) -> None:
         if self.ending is not None:

@@ -101,7 +101,8 @@ class RunStore:
 
     Raises:
         InUseError: if another process runs this run.
-        ConfigError: if the folder cannot be used.
+        ConfigError: if the folder cannot be made.
+        StorageError: if a run's folder is there, and cannot be written.
     """
 
     def __init__(self, folder: Path, durability: Durability, key: bytes | None = None) -> None:
@@ -110,10 +111,14 @@ class RunStore:
         self._syncs = durability == "machine"
         self._key = key
         self._run_id = ""
+        is_there = False
         try:
+            is_there = folder.is_dir()
             durable.own_folder(folder)
             self._lock = durable.lock(folder / "lock", f"the run in {folder.parent}")
         except OSError as error:
+            if is_there:
+                raise StorageError(f"{folder} cannot be written: {why_unwritten(error)}") from error
             raise ConfigError(
                 f"run.directory: {folder} cannot be written: {why_unwritable(error)}; name another directory"
             ) from error

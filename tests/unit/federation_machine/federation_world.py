@@ -145,6 +145,10 @@ class World:
         federation, self.vector = build(self.config, RUN_ID, self.folder, self.ranking, self.now)
         return federation
 
+    def _realization_digest(self) -> bytes:
+        algorithm = self.federation.engine.algorithm
+        return realization_digest(algorithm, algorithm.settings, self.vector.dim)
+
     # Events.
 
     def handle(self, event: events.Event) -> None:
@@ -191,7 +195,7 @@ class World:
             peer.member,
             self.vector.layout_hash(),
             self.vector.dim,
-            realization_digest(self.federation.engine.algorithm),
+            self._realization_digest(),
             tuple(peer.reported.items()),
         )
 
@@ -362,13 +366,13 @@ class World:
                 self.handle(events.ModelWritten(name))
         return True
 
-    def fail(self, reason: str = "the disk is full") -> None:
+    def fail(self, reason: str = "the disk is full", *, is_final: bool = False) -> None:
         """Let the first piece of work fail, as a disk does."""
         effect = self.work.popleft()
         if isinstance(effect, effects.Append):
             self._undurable.append(effect.outcome.step.position)
         what = {effects.Append: "outcome", effects.Checkpoint: "checkpoint", effects.SaveModel: "model"}
-        self.handle(events.WriteFailed(cast("Any", what[type(effect)]), reason))
+        self.handle(events.WriteFailed(cast("Any", what[type(effect)]), reason, is_final=is_final))
 
     def pass_time(self, seconds: float) -> None:
         """Let timers fire in order."""

@@ -544,20 +544,24 @@ def test_a_model_that_cannot_be_written_ends_the_run(code: ExitCode) -> None:
     assert line.error is error
 
 
-@pytest.mark.parametrize("what", ["outcome", "metrics"])
-def test_a_disk_that_takes_no_more_ends_the_run_before_anybody_hears_of_the_step(what: Any) -> None:
+@pytest.mark.parametrize("is_final", [False, True], ids=["full", "gone"])
+@pytest.mark.parametrize("what", ["outcome", "metrics", "model"])
+def test_a_disk_that_takes_no_more_ends_the_server_before_anybody_hears_of_the_step(
+    what: Any, is_final: bool
+) -> None:
+    """Workers wait for the next server, unless there is no run that it could resume."""
     world = world_of(state="process", workers=1, dim=20)
     peer = joined(world, 0)
     peer.steps.clear()
     report(world, peer, 0)
     if what == "outcome":
-        world.fail()
+        world.fail(is_final=is_final)
         assert not peer.steps
     else:
-        world.handle(events.WriteFailed("metrics", "the disk is full"))
+        world.handle(events.WriteFailed(what, "the disk is full", is_final=is_final))
     world.settle()
     assert world.finished == (ExitCode.STORAGE, "the disk is full")
-    assert peer.goodbye is GoodbyeStatus.ABORTED
+    assert peer.goodbye is (GoodbyeStatus.ABORTED if is_final else GoodbyeStatus.LEAVING)
 
 
 def test_a_beginning_that_cannot_be_written_ends_the_run() -> None:
