@@ -65,6 +65,6 @@ def seeds_of(text: str) -> list[int]:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a number of runs from 1")
     return int(text)
