@@ -58,7 +58,8 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(("name",), shown(name), "an algorithm that can be loaded", note=str(error))
     eta_w = values.get("eta_w")
     if isinstance(eta_w, float) and 0 < eta_w <= ROUNDED_TO_0:
-        yield Problem(("eta_w",), shown(eta_w), "a number above 1e-45, since float32 rounds smaller ones to 0")
+        accepted = "a number above 1e-45, since float32 rounds smaller ones to 0"
+        yield Problem(("eta_w",), shown(eta_w), accepted)
     yield from _constant(values, "eta_w", "smoothness", "the smoothness constant L")
     yield from _constant(values, "eta_q", "sigma_q", "the sub-Gaussian parameter of the loss")
     for direction in ("uplink", "downlink"):
