@@ -5,6 +5,7 @@
 # make proto    write the protobuf modules again after a change of proto/
 # make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/
 # make policy   checkov over deploy/, from an environment of its own (.venv-policy): it pins much of what we use
+# make helm     Helm into the environment, for the tests of the chart, where it is not on the PATH (Linux on x86-64)
 # make bench    what a round costs, beside gRPC's own floor
 # make clean    remove what was made here, the environments too
 #
@@ -24,7 +25,7 @@ COMMA := ,
 # Whole files, in pytest's order: what takes longest comes first, and tests/unit fills up at the end.
 SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test lint proto docs policy bench clean venv
+.PHONY: demo quick test lint proto docs policy helm bench clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.tasks
@@ -62,6 +63,11 @@ policy: $(VENV)/.dev .venv-policy/bin/checkov
 .venv-policy/bin/checkov:
 	$(PYTHON) -m venv .venv-policy
 	.venv-policy/bin/python -m pip install --quiet checkov==3.3.30
+
+helm: $(BIN)/helm
+
+$(BIN)/helm: | $(VENV)/.dev
+	command -v helm || $(BIN)/python -m afl_tools.helm $@
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m afl_benchmarks.rounds $(ARGS)

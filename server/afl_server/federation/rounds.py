@@ -30,7 +30,7 @@ from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
 from afl_server.federation.run import Run
-from afl_server.federation.snapshot import Ending
+from afl_server.federation.snapshot import ClosedStep, Ending
 
 QUARANTINE_FILE = "quarantine"
 """In the run directory: ids of workers that the operator wants left out, such as ``3,7-9``."""
@@ -66,6 +66,7 @@ class Rounds:
         self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
+        self.closed_step: ClosedStep | None = None
         self._run = run
         self._members = run.members
         self._ranking = ranking
@@ -298,6 +299,7 @@ class Rounds:
             self._outcome_seconds = run.now - since
         run.out += late
         self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}
+        self.closed_step = ClosedStep(closed, self._step_opened_at, run.now, self._outcome_seconds)
         self._step_opened_at = run.now
         self._start_deadline()
         self._downlink.model_moved()

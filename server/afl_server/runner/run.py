@@ -22,6 +22,7 @@ from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.daemon.logs import Naming
+from afl.daemon.tracing import tracing
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
@@ -45,6 +46,7 @@ from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.runner.build import build
 from afl_server.runner.recording import Recorder
 from afl_server.runner.shell import Shell
+from afl_server.runner.tracing import RoundTraces
 from afl_server.storage.checkpointing import Checkpointing
 from afl_server.storage.run_directory import OpenRun, open_run
 
@@ -178,7 +180,11 @@ class _Parts:
         if run.store is not None:
             checkpointing = Checkpointing(run.store, records, vector, config.server.checkpoint_every)
         recorder = _recorder(run, now)
-        self.shell = Shell(self.federation, records, checkpointing, self._dual_window, recorder)
+        traced = tracing("afl-server")
+        traces = None if traced is None else RoundTraces(traced, self.federation)
+        self.shell = Shell(
+            self.federation, records, checkpointing, self._dual_window, recorder, traces=traces
+        )
         if run.checkpoint is not None:
             assert checkpointing is not None
             moment = checkpointing.restore(run.checkpoint, self.federation.engine)
