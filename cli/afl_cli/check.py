@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
-from afl.errors import ConfigError, ExitCode
+from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.paths import expanded
+from afl.runs.durable import write_whole
 from afl.terminal.parser import set_option
 from afl.terminal.view import facts, make_console
 
@@ -44,6 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="exit code 2 for warnings too")
     full = f"try everything, however long it takes (default: what can be tried in about {LIMIT_S:.0f} s)"
     parser.add_argument("--full", action="store_true", help=full)
+    constants = "estimate smoothness and the loss's deviation too, and write them for afl theory --constants"
+    parser.add_argument("--constants", type=expanded, metavar="FILE", help=constants)
     parser.add_argument("--json", action="store_true", help="print the findings and all figures as JSON")
 
 
@@ -64,9 +67,15 @@ def run(options: argparse.Namespace) -> ExitCode:
     with Console(stderr=True).status("checking ...") as status:
         report = check_config(
             config,
+            constants=options.constants is not None,
             limit_s=math.inf if options.full else LIMIT_S,
             watch=lambda what: status.update(Text(f"checking {what} ...")),
         )
+    if options.constants is not None and "constants" in report.values:
+        try:
+            write_whole(options.constants, f"{json.dumps(report.values['constants'])}\n".encode())
+        except OSError as error:
+            raise ConfigError(f"--constants {options.constants}: {why_unwritable(error)}") from error
     if options.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

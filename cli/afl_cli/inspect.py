@@ -35,6 +35,7 @@ from afl.runs.metrics import (
     worst_loss,
 )
 from afl.runs.sites import SiteTable
+from afl.runs.versions import read_versions, shown_versions
 from afl.terminal.by_site import BySite
 from afl.terminal.view import describe_integers, facts, make_console, summary_table, table
 from afl_cli.theory import compressor_words, model_tensors
@@ -381,5 +382,6 @@ def _unfinished(path: Path) -> RenderableType:
     rows = {
         "state": "no summary.json: its server still runs (see afl status), or died before the end",
         "last round": f"{rounds[-1]} is the last that metrics.jsonl has" if rounds else "none was closed",
+        "versions of afl": shown_versions(read_versions(path)),
     }
     return facts(rows, title=f"Run {path}: UNFINISHED")

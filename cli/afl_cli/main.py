@@ -12,7 +12,7 @@ from afl.errors import AflError, ExitCode
 from afl.paths import naming_paths
 from afl.terminal.entry import failed
 from afl.terminal.parser import make_parser
-from afl_cli import audit, certs, check, export, inspect, new, policy, simulate, status, theory
+from afl_cli import audit, certs, check, export, inspect, new, policy, simulate, status, theory, tune
 from afl_cli.federation import demo, run
 from afl_cli.runs import plot, report
 from afl_cli.site import capture
@@ -35,7 +35,7 @@ ENTRY_POINTS = "afl.commands"
 def commands() -> Mapping[str, _Command]:
     """The subcommands by name."""
     ours: list[_Command] = [audit, capture, certs, check, demo, export, inspect, new, plot, policy, run]
-    ours += [report, simulate, status, theory]
+    ours += [report, simulate, status, theory, tune]
     own = {module.__name__.rpartition(".")[2]: module for module in ours}
     further = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
     return dict(sorted((further | own).items()))

@@ -38,7 +38,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=seeds_of, default=[], metavar="SEEDS", help=seeds)
     set_option(parser)
     jobs, cpus = "runs at a time (default: as many as there are CPUs)", os.cpu_count() or 1
-    parser.add_argument("--jobs", type=_positive, default=cpus, metavar="N", help=jobs)
+    parser.add_argument("--jobs", type=positive, default=cpus, metavar="N", help=jobs)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -64,7 +64,8 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A count, as an option has it."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a number of runs from 1")
     return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -74,17 +74,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
     sigma_q = "sub-Gaussian parameter of a minibatch's loss"
     problem.add_argument("--sigma-q", type=positive, metavar="s", help=sigma_q)
+    constants = "take L, sigma_q and d from a file that afl check --constants has written"
+    problem.add_argument("--constants", type=expanded, metavar="FILE", help=constants)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Print it."""
+    if options.constants is not None:
+        _take_constants(options)
     found = _of_configuration(options) if options.config is not None else _of_options(options)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
         make_console().print(*_shown(found), sep="\n")
     return ExitCode.OK
+
+
+def _take_constants(options: argparse.Namespace) -> None:
+    """What the file says, as if it were given by options; those that are given come first."""
+    path = options.constants
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: check(str(found[name])) for name, check in _MEASURED.items() if found[name]}
+    except OSError as error:
+        raise ConfigError(f"--constants {path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, argparse.ArgumentTypeError) as error:
+        made = "afl check --config FILE --constants FILE writes it"
+        raise ConfigError(f"--constants {path}: no constants of a task ({error}); {made}") from error
+    for name, value in known.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
 
 
 def _of_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -111,7 +131,7 @@ def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
     for name, flag in (("smoothness", "--smoothness"), ("sigma_q", "--sigma-q")):
         if (written := getattr(algorithm, name)) is None:
             continue
-        if getattr(options, name) is not None:
+        if getattr(options, name) is not None and options.constants is None:
             raise ConfigError(f"{flag} is also algorithm.{name} of {options.config}; leave out {flag}")
         setattr(options, name, written)
     options.workers, options.rounds = config.workers, algorithm.rounds
@@ -300,3 +320,11 @@ def positive(text: str, most: float = LARGEST, wanted: str = f"a number above 0 
 def share(text: str) -> float | str:
     """A share, or ``theory``."""
     return THEORY if text == THEORY else positive(text, 1, "a number above 0 and at most 1, nor theory")
+
+
+_MEASURED: Final[Mapping[str, Callable[[str], float]]] = {
+    "smoothness": positive,
+    "sigma_q": positive,
+    "dim": whole,
+}
+"""What a file of constants has, and what each may be; 0 is of what could not be measured."""

@@ -44,6 +44,7 @@ class ExitCode(enum.IntEnum):
     IN_USE = 11, "another process has this run, or this worker's journal; the log names it"
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     POLICY = 13, "this site's policy forbids what the server asks for; the log names each line of it"
+    VERSION = 14, "server and worker had versions that cannot work together for longer than give_up_after"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
@@ -138,6 +139,12 @@ class ProtocolError(AflError):
     """A message that the protocol does not allow: wrong length, wrong order, out of range."""
 
     exit_code = ExitCode.REFUSED
+
+
+class VersionError(ProtocolError):
+    """What only another version of afl can mean or do: trying again helps once one end is upgraded."""
+
+    exit_code: ExitCode = ExitCode.VERSION
 
 
 class RefusedError(AflError):

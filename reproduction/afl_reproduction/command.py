@@ -11,7 +11,7 @@ from typing import Any
 from afl.errors import ConfigError, ExitCode
 from afl_lab.simulation.command import shown_progress
 from afl_lab.simulation.jobs import Job
-from afl_lab.simulation.pool import Outcome, run_here
+from afl_lab.simulation.pool import News, Outcome, run_here
 from afl_reproduction.condensed import CondensedRun, is_same, read_run, run_file
 from afl_reproduction.condensing import condense
 from afl_reproduction.experiment import Experiment, Steps, load_experiment
@@ -62,7 +62,7 @@ def _simulate(
         return []
     with shown_progress(jobs) as show:
 
-        def watch(job: Job, news: int | Outcome) -> None:
+        def watch(job: Job, news: News) -> None:
             if isinstance(news, Outcome) and news.summary is not None:
                 record(job, news.summary)
             show(job, news)

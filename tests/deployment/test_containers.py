@@ -240,11 +240,9 @@ def test_the_version_is_this_one() -> None:
             r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", CONTAINERFILE.read_text(encoding="utf-8")
         )
     )
-    for settings in (ROOT / "deploy" / "kubernetes" / "overlays").glob("*/settings.yaml"):
-        named |= set(
-            re.findall(
-                r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", settings.read_text(encoding="utf-8")
-            )
-        )
+    for values in (ROOT / "deploy" / "helm").rglob("*.yaml"):
+        text = values.read_text(encoding="utf-8")
+        named |= set(re.findall(r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", text))
+        named |= set(re.findall(r"^(?:appV|v)ersion: (\S+)$", text, re.MULTILINE))
     assert named == {__version__}
     assert f"org.opencontainers.image.version={__version__} " in CONTAINERFILE.read_text(encoding="utf-8")

@@ -17,9 +17,11 @@ import grpc
 import numpy as np
 import pytest
 
+from afl._version import __version__
 from afl.core.codecs.indices import Coding, encode
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
+from afl.wire.frames import PROTOCOL
 from support import Federation, Process, Proxy, RawClient, Reference
 from support.federation import completed
 
@@ -381,8 +383,6 @@ def report_first(client: RawClient) -> None:
 
 
 LIES: dict[str, tuple[Callable[[RawClient], None], str]] = {
-    "another protocol version": (joined(protocol=99), "protocol version 99"),
-    "another package version": (joined(package_version="9.9.9"), "afl 9.9.9"),
     "another run": (joined(run_id="20200101-000000-abcdef"), "belongs to run 20200101-000000-abcdef"),
     "another task": (joined(task="fashion-mnist"), "'fashion-mnist'"),
     "a task that does not exist": (joined(task="no-such-task"), "'no-such-task'"),
@@ -426,6 +426,49 @@ def test_a_liar_is_refused_and_told_why(besieged: Federation, what: str) -> None
     assert goodbye.status == pb.Goodbye.STATUS_REFUSED
     assert reason in goodbye.reason
     assert besieged.metrics()["afl_refused_sessions_total"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("newest", "oldest", "reason"),
+    [
+        (99, 98, "speaks protocols 98 to 99, the server"),
+        (99, 0, "speaks protocol 99, the server"),
+        (2, 0, "speaks protocol 2, the server"),
+        (2, 9, "speaks protocols 9 to 2, the server"),
+    ],
+)
+def test_a_worker_without_a_common_protocol_is_told_to_wait(
+    besieged: Federation, newest: int, oldest: int, reason: str
+) -> None:
+    with RawClient(besieged.port) as stranger:
+        stranger.send(join=stranger.join_message([VICTIM], protocol=newest, oldest_protocol=oldest))
+        goodbye = stranger.goodbye()
+    assert goodbye.status == pb.Goodbye.STATUS_OTHER_VERSION
+    assert reason in goodbye.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("9.9.9", pb.Goodbye.STATUS_OTHER_VERSION), (__version__, pb.Goodbye.STATUS_REFUSED)],
+)
+def test_who_computes_otherwise_waits_only_where_an_upgrade_may_help(
+    besieged: Federation, version: str, status: int
+) -> None:
+    with RawClient(besieged.port) as other:
+        welcome = other.join([VICTIM], package_version=version)
+        other.send(ready=other.ready_message(welcome, realization_digest=b"x" * 16))
+        goodbye = other.goodbye()
+    assert goodbye.status == status
+    assert f"this worker (afl {version}) draws or computes something else" in goodbye.reason
+
+
+@pytest.mark.parametrize(("newest", "oldest"), [(PROTOCOL, 0), (PROTOCOL, 1), (99, PROTOCOL)])
+def test_a_worker_with_a_common_protocol_is_welcome_whatever_its_version(
+    besieged: Federation, newest: int, oldest: int
+) -> None:
+    with RawClient(besieged.port) as other:
+        welcome = other.join([VICTIM], package_version="9.9.9", protocol=newest, oldest_protocol=oldest)
+        assert welcome.protocol == PROTOCOL
 
 
 def test_refusals_that_are_alike_write_one_line_a_second(besieged: Federation) -> None:
@@ -667,9 +710,10 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             processes[name].expect(status)
             assert processes[name].text.count(said) == 1
             assert "Traceback" not in processes[name].text
-        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
+        refused = f"worker 0: no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
         assert all(
-            line["message"].startswith(refused) for line in processes["wrong port"].logged("reconnecting")
+            line["message"].startswith(refused) and (line["ids"], line["run_id"]) == ("0", None)
+            for line in processes["wrong port"].logged("reconnecting")
         )
         (end,) = processes["wrong port"].logged("ended")
         assert end["message"].endswith(

@@ -6,15 +6,18 @@ import asyncio
 import socket
 import threading
 import urllib.error
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import afl_server.pages.http
+from afl._version import __version__
 from afl.config.address import Address
 from afl.daemon.http import Answer, Environ, HttpPages
 from afl_server.pages.http import liveness
+from afl_worker.pages import FAMILIES
 from support import Federation, Process
 from support.federation import fetch, free_port
 from support.identities import Identities, tls
@@ -54,7 +57,7 @@ def test_a_worker_is_alive_from_its_start_and_ready_while_it_has_a_session(tmp_p
         worker.wait_for("joined")
         wait_until_ready(http)
         assert asked(http, "/healthz") == (200, "ok")
-        assert asked(http, "/metrics")[0] == 404
+        assert "afl_site_state" in asked(http, "/metrics")[1]
 
         federation.server.kill()
         worker.wait_for("reconnecting")
@@ -62,19 +65,66 @@ def test_a_worker_is_alive_from_its_start_and_ready_while_it_has_a_session(tmp_p
         assert asked(http, "/healthz") == (200, "ok"), (
             "a server that is away is no reason to kill its workers"
         )
-        port = worker.wait_for("reconnecting")["message"].partition("127.0.0.1:")[2].partition(" ")[0]
+        lost = worker.wait_for("reconnecting")
+        assert lost["ids"] == "0"
+        run_id = lost["run_id"]
+        assert run_id == worker.wait_for("joined")["run_id"]
+        port = lost["message"].partition("127.0.0.1:")[2].partition(" ")[0]
 
         server = federation.start_server("--set", f"server.listen=127.0.0.1:{port}", "--stay")
         other = federation.start("1", server=f"127.0.0.1:{port}")
         for each in (worker, server):
             each.wait_for("staying")
         other.expect(0)
+        assert {server.wait_for(event)["run_id"] for event in ("resumed", "listening", "run_over")} == {
+            run_id
+        }
         assert asked(http, "/readyz") == (503, "the run is over")
         assert asked(http, "/healthz") == (200, "ok")
         assert asked(server.wait_for("listening")["http_port"], "/readyz") == (503, "the run is over")
         for each in (worker, server):
             each.terminate()
             each.expect(0)
+
+
+def test_a_worker_serves_metrics_of_its_own_process(tmp_path: Path) -> None:
+    config = {**CONFIG, "workers": 2}
+    config["algorithm"] = {**CONFIG["algorithm"], "uplink": {"name": "top-k", "ratio": 0.1}}
+    http = free_port()
+    with Federation(config, tmp_path / "run") as federation:
+        worker = federation.start("0-1", "--http", f"127.0.0.1:{http}", "--stay")
+        worker.wait_for("staying")
+        lines = asked(http, "/metrics")[1].splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        served = {name: float(value) for name, _, value in pairs}
+        run_id = federation.server.wait_for("listening")["run_id"]
+        info = f'afl_site_process_info{{ids="0-1",run_id="{run_id}",version="{__version__}"}}'
+        assert served[info] == 1
+        assert served['afl_site_state{state="over"}'] == 1
+        assert served['afl_site_state{state="in session"}'] == 0
+        assert served["afl_site_round"] == 12
+        assert served["afl_site_steps_total"] > 12, "evaluations are steps too"
+        assert served["afl_site_sessions_total"] == 1
+        assert served["afl_site_failed_tries"] == 0
+        assert min(served[f'afl_site_residual_norm{{worker="{each}"}}'] for each in (0, 1)) > 0
+        timed = worker.wait_for("timings")
+        for phase in ("compute", "codec", "prepare", "wait"):
+            assert 0 < served[f'afl_site_seconds_total{{phase="{phase}"}}'] <= timed[f"{phase}_wall"] + 1e-6
+        federation.server.expect(0)
+        summary = federation.summary()
+        for direction in ("uplink", "downlink"):
+            sent = served[f'afl_site_bytes_total{{direction="{direction}"}}']
+            counted = summary["communication"][direction]["wire_bytes"]
+            assert 0.5 * counted < sent <= counted, "the server counts gRPC's prefixes too"
+        names = {name.partition("{")[0] for name in served}
+        assert FAMILIES.keys() - names == {"afl_site_certificate_expiry_seconds"}
+        for host, status in (("127.0.0.1:1", 200), ("localhost", 200), ("rebound.example", 403)):
+            connection = HTTPConnection("127.0.0.1", http)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            assert connection.getresponse().status == status, host
+            connection.close()
+        worker.terminate()
+        worker.expect(0)
 
 
 def test_a_run_that_is_complete_is_stayed_with_and_what_fails_ends(tmp_path: Path) -> None:

@@ -69,6 +69,20 @@ def test_a_server_that_asks_for_single_examples_gets_none(tmp_path: Path) -> Non
         assert not federation.server.logged("worker_ready")
 
 
+def test_a_server_that_holds_out_all_examples_but_one_gets_none(tmp_path: Path) -> None:
+    config = {**CONFIG, "task": {**CONFIG["task"], "batch_size": 1, "held_out": 255 / 256}}
+    policy = tmp_path / "site.yaml"
+    policy.write_text("min_batch: 16\n", encoding="utf-8")
+    with Federation(config, tmp_path) as federation:
+        for worker in (
+            federation.start("0", "--policy", str(policy)),
+            federation.start("1", "--min-batch", "8"),
+        ):
+            worker.expect(ExitCode.POLICY)
+            assert "minibatches of 1; worker" in worker.text
+        assert not federation.server.logged("worker_ready")
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [("servers: [fl.example.org:50051]", "servers"), (f"authorities: [{'ab' * 32}]", "authorities")],

@@ -155,7 +155,7 @@ class RawClient:
             "dim": vector.dim,
             "workers": [pb.Standing(worker=entry.worker) for entry in welcome.workers],
             "realization_digest": realization_digest(
-                Realizations(settings.parameters, vector.dim, randomness)
+                Realizations(settings.parameters, vector.dim, randomness), settings.parameters, vector.dim
             ),
         }
         return pb.Ready(**{**fields, **changes})

@@ -5,6 +5,7 @@ The decisions are here; sockets, threads and the clock are in :mod:`afl_worker.r
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from afl.core.randomness import SEED_BYTES
 from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
 from afl.daemon import events
 from afl.daemon.fault_points import reached
+from afl.daemon.logs import add_to_every_line
 from afl.errors import (
     ADVICE_NON_FINITE,
     STOPS,
@@ -38,7 +40,15 @@ from afl.errors import (
 from afl.user_code import as_failure, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
-from afl.wire.frames import PROTOCOL, Frame, number, position_message, position_of, report_frames
+from afl.wire.frames import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Frame,
+    number,
+    position_message,
+    position_of,
+    report_frames,
+)
 from afl.wire.keys import key_offer_message, key_offer_of
 from afl.wire.settings import RunSettings
 from afl_worker.departures import Departures
@@ -89,7 +99,10 @@ class Conversation:
         self._spent = spent
         self._departures = Departures(options)
         self._incarnation = os.urandom(16)
-        self._run_id = ""
+        self.run_id = ""
+        """Empty before the first Welcome."""
+        self.residual_norms: dict[int, float] = {}
+        """By worker, at the last evaluation; replaced, never changed: other threads read it."""
         self._settings: RunSettings  # since the first Welcome
         self._training: Training | None = None
         self._assembler: StepAssembler | None = None
@@ -107,6 +120,11 @@ class Conversation:
             self._assembler = StepAssembler(self._options.workers, largest, weight)
         return self._assembler
 
+    @property
+    def round(self) -> int:
+        """The synchronization round of the last step; 0 before the first."""
+        return 0 if self._training is None else self._training.participant.applied.round
+
     def check_server(self) -> None:
         """Raise PolicyError if the server may not be connected to."""
         self._departures.check_server()
@@ -123,9 +141,10 @@ class Conversation:
         participant = self._training.participant if self._training else None
         return pb.Join(
             protocol=PROTOCOL,
+            oldest_protocol=OLDEST_PROTOCOL,
             package_version=__version__,
             incarnation=self._incarnation,
-            run_id=self._run_id,
+            run_id=self.run_id,
             task=self._options.task or "",
             layout_hash=participant.vector.layout_hash() if participant else b"",
             applied=position_message(participant.applied if participant else NOWHERE),
@@ -152,10 +171,8 @@ class Conversation:
             self._begin(welcome, settings)
         else:
             different = self._settings.differences(settings)
-            if welcome.run_id != self._run_id:
-                different.append(
-                    f"run_id is {self._run_id!r} here and {welcome.run_id[:100]!r} at the server"
-                )
+            if welcome.run_id != self.run_id:
+                different.append(f"run_id is {self.run_id!r} here and {welcome.run_id[:100]!r} at the server")
             if different:
                 error = ConfigError(
                     "the server's settings are not those that this worker began with: "
@@ -168,7 +185,7 @@ class Conversation:
             kept = self.assembler.arrived + sum(entry.offset for entry in welcome.workers)
             event = events.JoinedAgain(run_id=welcome.run_id, round=position.round, kept=kept)
             LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=event.extra)
-        self._run_id = welcome.run_id
+        self.run_id = welcome.run_id
         participant = self._trained.participant
         return pb.Ready(
             layout_hash=participant.vector.layout_hash(),
@@ -299,6 +316,20 @@ class Conversation:
             # A process of these workers before this one may have been killed as the run ended.
             remove_left_behind(self._options.journal, run_id, self._options.workers)
 
+    def forget(self, *, is_complete: bool) -> None:
+        """The run is over, and another may follow: as if the process had just begun.
+
+        Args:
+            is_complete: whether :meth:`finished` has removed what would have gone on.
+        """
+        if not is_complete and self._training is not None and self._training.journals is not None:
+            self._training.journals.close()
+        self._incarnation, self.run_id = os.urandom(16), ""
+        self._training = self._assembler = None
+        # What the run has left is in what the collector was told not to look at.
+        gc.unfreeze()
+        gc.collect()
+
     @property
     def _trained(self) -> Training:
         if self._training is None:
@@ -311,6 +342,9 @@ class Conversation:
         elif len(self._options.workers) > 1 and not self._settings.single_reports:
             answers = joint_reports(answers)
         for kind, answer in answers:
+            report = answer[0]
+            if report.residual_norm:
+                self.residual_norms = {**self.residual_norms, report.worker: report.residual_norm}
             self._departures.reported(kind, *answer)
             yield kind, answer
 
@@ -326,6 +360,7 @@ class Conversation:
             raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
         if not RUN_ID.fullmatch(welcome.run_id):
             raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
+        add_to_every_line(run_id=welcome.run_id)
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)

@@ -15,7 +15,7 @@ import yaml
 from afl import names
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
-from afl.daemon.logs import set_up_logs
+from afl.daemon.logs import add_to_every_line, set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.outside import printable
 from afl.paths import expanded, from_start, naming_paths
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
+        add_to_every_line(ids=str(WorkerIds.of(parse_ids(parsed.id))), run_id=None)
         options = worker_options(parsed)
         http = None if parsed.http is None else _address("--http", parsed.http, parse_listen)
         for number in STOP_SIGNALS:
@@ -114,8 +115,8 @@ def make_worker_parser() -> argparse.ArgumentParser:
     option(
         "--http",
         metavar="HOST:PORT",
-        help="serve /healthz (this process answers) and /readyz (it has a session with the server) there, "
-        "for probes; :9091 is all addresses (default: off)",
+        help="serve /healthz (this process answers), /readyz (it has a session with the server) and /metrics "
+        "there; :9091 is all addresses (default: off)",
     )
     option(
         "--policy",
@@ -136,6 +137,12 @@ def make_worker_parser() -> argparse.ArgumentParser:
         default="10m",
         metavar="TIME",
         help="end after this long without a server: 30s, 10m, 2h, or never (default: 10m)",
+    )
+    option(
+        "--again",
+        action="store_true",
+        help="when a run is over, take part in the next one at this server, with the same process (as for "
+        "afl tune --federation), until there is no server for as long as --give-up-after says",
     )
     for name, content in {
         "--ca": "use TLS, with a server whose certificate an authority in this file has signed (PEM)",
@@ -250,6 +257,7 @@ def worker_options(parsed: argparse.Namespace) -> WorkerOptions:
         min_workers=parsed.min_workers,
         capture=parsed.capture,
         policy=policy,
+        again=parsed.again,
     )
 
 

@@ -37,6 +37,7 @@ class WorkerOptions:
         capture: where all that is sent is kept too.
         policy: what this site allows; by default everything.
         give_up_after: seconds without a server before the worker gives up; ``None`` for never.
+        again: whether it takes part in further runs at the same server, one after the other.
     """
 
     workers: tuple[int, ...]
@@ -53,3 +54,4 @@ class WorkerOptions:
     sites: tuple[str, ...] = ()
     capture: Path | None = None
     policy: SitePolicy = field(default_factory=SitePolicy)
+    again: bool = False

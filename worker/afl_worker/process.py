@@ -1,4 +1,4 @@
-"""A worker's process: signals, pages for probes, and how the run's end becomes an exit code."""
+"""A worker's process: signals, pages, and how the run's end becomes an exit code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from types import FrameType
 
 from afl.config.address import Address
 from afl.daemon import events
-from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.daemon.logs import Naming
+from afl.daemon.tracing import tracing
 from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
 from afl.terminal.children import comes_again, end_children
 from afl.user_code import as_failure, worth_tracing
 from afl_worker.options import STOP_SIGNALS, WorkerOptions
+from afl_worker.pages import WorkerPages
 from afl_worker.runtime import Runtime
 
 LOG = logging.getLogger("afl.worker")
@@ -26,22 +27,25 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
     device.
 
     Args:
-        http: where to serve pages for probes.
+        http: where to serve pages for probes and Prometheus.
         stays: wait for a signal once the run is complete.
     """
-    runtime = Runtime(options)
+    traced = tracing("afl-worker")
+    runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
     with contextlib.ExitStack() as stack:
         naming = Naming(dict(zip(options.workers, options.sites, strict=False)))
         LOG.addFilter(naming)
         stack.callback(LOG.removeFilter, naming)
+        if traced is not None:
+            stack.callback(traced.close)
         stack.callback(runtime.close)
         try:
             if http is not None:
-                stack.callback(WorkerPages(runtime, http).close)
+                stack.callback(WorkerPages(runtime, options, http).close)
             with naming_paths():
-                reason = runtime.run()
+                reason = runtime.run_all()
             LOG.info("%s", reason, extra=events.Ended(code=0).extra)
             if stays:
                 staying = events.Staying()
@@ -60,29 +64,6 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
                 runtime.leave(f"stopped by {error}")
                 return ExitCode.INTERRUPTED
     return ExitCode.OK
-
-
-class WorkerPages(HttpPages):
-    """Says whether the process answers, and whether it takes part: /healthz, /readyz.
-
-    Nothing here depends on how long a step takes: the server ends the session of a worker that is silent.
-    """
-
-    def __init__(self, runtime: Runtime, address: Address) -> None:
-        self._runtime = runtime
-        super().__init__(address, "--http")
-
-    def answer(self, path: str, environ: Environ) -> Answer:  # noqa: ARG002  # the path says all
-        """Answer a probe: ``/healthz`` or ``/readyz``."""
-        if path == "/healthz":
-            return text("200 OK", "ok\n")
-        if path != "/readyz":
-            return text("404 Not Found", "try /healthz or /readyz\n")
-        if self._runtime.is_over:
-            return OVER
-        if self._runtime.has_session:
-            return text("200 OK", "ready\n")
-        return text("503 Service Unavailable", "no session with the server\n")
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:

@@ -27,6 +27,9 @@ class Carried:
     received: int
     seconds: float
 
+    def __add__(self, other: Carried) -> Carried:
+        return Carried(self.sent + other.sent, self.received + other.received, self.seconds + other.seconds)
+
     def __str__(self) -> str:
         """As a message has it."""
         return (

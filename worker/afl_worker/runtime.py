@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from afl.config.quantities import shown_seconds
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
+from afl.daemon.tracing import Span, Tracing, timed
 from afl.errors import (
     AflError,
     ConfigError,
     LostServerError,
+    NonFiniteError,
     PeerError,
     PolicyError,
     ProtocolError,
     RefusedError,
     RunAbortedError,
+    VersionError,
 )
 from afl.outside import MOST_OF_REASON, words
+from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.capture import Capture
 from afl.wire.frames import number
@@ -28,7 +35,7 @@ from afl.wire.settings import RunSettings
 from afl_worker.conversation import CannotGoOnError, Conversation
 from afl_worker.network.connection import Broken, Connection, Ended
 from afl_worker.options import WorkerOptions
-from afl_worker.reconnection import TOLD_AFTER, Reconnection
+from afl_worker.reconnection import TOLD_AFTER, Carried, Reconnection
 from afl_worker.training.setup import chosen_device
 from afl_worker.training.timings import Timings
 
@@ -43,23 +50,85 @@ FAILURE_DRAIN_S = 10.0
 
 LEAVE_DRAIN_S = 1.0
 
+VERSION_PAUSE_S = 30.0
+"""Before the next try where server and worker cannot work together: somebody must upgrade one first."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a worker process does.
+
+    Attributes:
+        run_id: empty before the first session.
+        round: the synchronization round of the last step; 0 before the first.
+        seconds: of wall-clock time, by phase.
+        sessions: that the server has welcomed.
+        failed_tries: to reach it, since this process last got further.
+        residual_norms: by worker, at the last evaluation.
+    """
+
+    run_id: str
+    round: int
+    steps: int
+    seconds: Mapping[str, float]
+    sent_bytes: int
+    received_bytes: int
+    sessions: int
+    failed_tries: int
+    residual_norms: Mapping[int, float]
+
 
 class Runtime:
     """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, tracing: Tracing | None = None) -> None:
         self._options = options
+        self._tracing = tracing
         self._timings = Timings()
         self._conversation = Conversation(options, chosen_device(options.device), self._timings.compute)
         self._capture = None if options.capture is None else Capture(options.capture)
         self._reconnection = Reconnection(options.give_up_after, time.monotonic())
         self._connection: Connection | None = None
+        self._traffic: tuple[Carried, Connection | None] = Carried(0, 0, 0.0), None
+        """What earlier connections have carried, and the last one: replaced together, for other threads."""
         self._is_welcome = False
+        self._sessions = 0
         self._last_welcome = pb.Welcome()
         self._has_been_cut = False
         self._reason = ""
         """Why the last connection ended."""
+        self._is_other_version = False
+        """Whether that was since server and worker are of versions that cannot work together."""
         self.is_over = False
+
+    def run_all(self) -> str:
+        """As :meth:`run`; where the options say so, take part in what runs follow, until there is no server.
+
+        A run that was stopped, or whose numbers were not finite, is over too. So is one that the server has
+        never heard of, since it has begun another.
+        """
+        reason = ""
+        while True:
+            try:
+                reason = self.run()
+            except LostServerError:
+                if not reason:
+                    raise
+                return reason
+            except (RunAbortedError, NonFiniteError, RefusedError) as error:
+                is_new = isinstance(error, RefusedError) and not self._conversation.run_id
+                if is_new or not self._options.again:
+                    raise
+                reason = str(error)
+            if not self._options.again:
+                return reason
+            event = events.AwaitingNextRun(run_id=self._conversation.run_id)
+            text = "run %s is over (%s); waiting for the next one (--again)"
+            LOG.info(text, event.run_id, reason, extra=event.extra)
+            self.close()
+            self._conversation.forget(is_complete=self.is_over)
+            self._reconnection = Reconnection(self._options.give_up_after, time.monotonic())
+            self._has_been_cut = self.is_over = False
 
     def run(self) -> str:
         """Until the run is complete; returns the server's last word.
@@ -67,6 +136,7 @@ class Runtime:
         Raises:
             RefusedError: if the server refuses this worker.
             LostServerError: if no server could be reached for ``give_up_after``.
+            VersionError: if it then was one of another version.
             RunAbortedError: if the run was stopped.
             PolicyError: if the site's policy does not allow what the server asks for.
             AflError: if the task cannot be built here, or its loss or gradient is not finite.
@@ -81,7 +151,8 @@ class Runtime:
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
-            if was_welcome and connection is not None:
+            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
+            if was_welcome and connection is not None and not self._is_other_version:
                 down, is_receiving = self._conversation.received()
                 self._reconnection.session_ended(
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
@@ -94,6 +165,25 @@ class Runtime:
         """Whether the server has welcomed this process, and the connection is open still."""
         connection = self._connection
         return self._is_welcome and connection is not None and connection.is_open
+
+    def progress(self) -> Progress:
+        """How this process does now; called from other threads."""
+        carried, conversation = self._carried(), self._conversation
+        return Progress(
+            run_id=conversation.run_id,
+            round=conversation.round,
+            steps=self._timings.steps,
+            seconds=self._timings.shown,
+            sent_bytes=carried.sent,
+            received_bytes=carried.received,
+            sessions=self._sessions,
+            failed_tries=self._reconnection.tries,
+            residual_norms=conversation.residual_norms,
+        )
+
+    def _carried(self) -> Carried:
+        past, last = self._traffic
+        return past if last is None else past + last.carried
 
     def leave(self, reason: str) -> None:
         """Tell the server, if there is one, that this process goes: after an interrupt, which leaves the
@@ -113,12 +203,15 @@ class Runtime:
     def _pause(self, reason: str) -> None:
         self._give_up_if_due(reason)
         pause, now = self._reconnection.pause, time.monotonic()
+        if self._is_other_version:
+            pause = VERSION_PAUSE_S
         if self._reconnection.failed(now, reason):
             tries = self._reconnection.tries
             since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
             event = events.Reconnecting(seconds=pause, reason=reason, tries=tries)
-            text = "no session with %s (%s)%s; trying again in %.1f s"
-            LOG.warning(text, self._options.server, reason, since, pause, extra=event.extra)
+            who = WorkerIds.of(self._options.workers).named
+            text = "%s: no session with %s (%s)%s; trying again in %.1f s"
+            LOG.warning(text, who, self._options.server, reason, since, pause, extra=event.extra)
         cuts = len(self._reconnection.cut_short)
         if self._reconnection.is_stuck and cuts.bit_count() == 1:
             LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)
@@ -133,7 +226,7 @@ class Runtime:
         if limit is not None and self._reconnection.left(now) == 0.0:
             what = "no progress with" if self._reconnection.is_stuck else "no session with"
             why = f"; {self._cut_short()}" if self._reconnection.is_stuck else ""
-            raise LostServerError(
+            raise (VersionError if self._is_other_version else LostServerError)(
                 f"{what} the server at {self._options.server} for "
                 f"{shown_seconds(self._reconnection.silence(now))} (--give-up-after {shown_seconds(limit)}); "
                 f"the last try: {reason}{why}"
@@ -159,6 +252,7 @@ class Runtime:
                 is_careful=self._has_been_cut,
                 capture=self._capture,
             )
+            self._traffic = self._carried(), connection
         except ConfigError as error:
             # They could be used when this process began; who replaces them is not done, or will see this.
             return Ended(str(error))
@@ -168,7 +262,10 @@ class Runtime:
                 ended = self._next(connection)
             except ProtocolError as error:
                 # A fresh stream starts from where both ends really are.
-                return Ended(words(f"the server broke the protocol: {error}", MOST_OF_REASON))
+                is_newer = isinstance(error, VersionError)
+                what = "the server is of another version" if is_newer else "the server broke the protocol"
+                status = GoodbyeStatus.OTHER_VERSION if is_newer else None
+                return Ended(words(f"{what}: {error}", MOST_OF_REASON), status)
             except CannotGoOnError as failed:
                 self._fail(connection, failed)
             except PolicyError as error:
@@ -231,6 +328,7 @@ class Runtime:
         if not self._conversation.awaits_roster:
             self._send_again(connection)
         self._is_welcome = self._has_been_cut = True
+        self._sessions += 1
 
     def _send_again(self, connection: Connection) -> None:
         """Nothing keeps this process from sending any more: what it owes goes out."""
@@ -241,12 +339,27 @@ class Runtime:
         self._reconnection.welcomed(time.monotonic(), str(welcome.workers), owes=bool(again))
 
     def _step(self, connection: Connection, committed: CommittedStep) -> None:
+        began, traced = time.monotonic(), self._traced(committed)
         with self._timings.codec:
             for frames in self._conversation.step(committed):
-                connection.send(frames)
-        self._timings.steps += 1
+                connection.send(frames if traced is None else timed(frames, partial(traced, "send")))
+        if traced is not None:
+            traced("compute", (began, time.monotonic()))
         connection.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:
                 self._conversation.prepare(committed.step.position.round + 1)
+        self._timings.step_ended()
+
+    def _traced(self, committed: CommittedStep) -> Callable[[str, Span], None] | None:
+        """What adds a span to the trace of a step's round, by its name; ``None`` without traces."""
+        if self._tracing is None:
+            return None
+        return partial(
+            self._tracing.add,
+            run_id=self._conversation.run_id,
+            round_=committed.step.position.round,
+            kind=committed.step.kind.name.lower(),
+            ids=str(WorkerIds.of(self._options.workers)),
+        )

@@ -19,9 +19,10 @@ _STEPPING: Final = frozenset({"schedule", "optimizer", "weight_decay", "clip_nor
 """Keys that count as :attr:`afl.config.schema.Algorithm.stepping` has them."""
 
 
-def dump_config(config: Config) -> str:
-    """The configuration as YAML with its defaults written out; loading it gives back an equal one."""
-    values = _plain(config, config.model_dump(mode="json"))
+def dump_config(config: Config, *, only_given: bool = False) -> str:
+    """The configuration as YAML with its defaults written out, or only what was given; loading it gives back
+    an equal one."""
+    values = _plain(config, config.model_dump(mode="json", exclude_unset=only_given))
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 

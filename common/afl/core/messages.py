@@ -274,6 +274,7 @@ class GoodbyeStatus(enum.IntEnum):
     TRY_LATER = 3
     ABORTED = 4
     LEAVING = 5
+    OTHER_VERSION = 6
 
 
 class FailureCause(enum.IntEnum):

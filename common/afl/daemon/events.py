@@ -107,6 +107,14 @@ class Resumed(Event):
     round: SynchronizationRound
 
 
+class VersionChanged(Event):
+    """A server of another version of afl than the one before it resumes the run."""
+
+    before: Annotated[str, "the version before; unknown where none was written down"]
+    version: Annotated[str, "of afl, from here on"]
+    round: Annotated[int, "the last update round that was closed before"]
+
+
 class Stopping(Event):
     """A server that was asked to stop, or has given up waiting for workers, ends after its open step."""
 
@@ -135,8 +143,20 @@ class Staying(Event):
     """A daemon that stays (--stay) has nothing left to do, and waits to be stopped."""
 
 
+class AwaitingNextRun(Event):
+    """A worker that takes part in one run after the other (--again) waits for the next one."""
+
+    run_id: RunId
+
+
 class PageFailed(Event):
     """A request over HTTP failed because of a bug; its traceback follows."""
+
+
+class TracesOff(Event):
+    """The environment asks for OpenTelemetry traces (OTEL_...), which cannot be had; the run does without."""
+
+    reason: Reason
 
 
 class TrackerFailed(Event):

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -150,19 +151,20 @@ def read_record(data: memoryview, start: int = 0, seal: Seal | None = None) -> R
         raise OtherVersionError("it was written by an earlier version of afl")
     content = _parsed(header)
     position += length
-    sections = []
-    for size in content["lengths"]:
-        if position + size > len(data):
-            raise CutShortError("the record's content is cut short")
-        sections.append(data[position : position + size])
-        position += size
-    if _checksum(sections) != content["checksum"]:
+    end = position + sum(content["lengths"])
+    if end > len(data):
+        raise CutShortError("the record's content is cut short")
+    whole = data[position:end]
+    if _checksum([whole]) != content.get("checksum"):
         raise DamagedError("the record's content is not as it was written")
     if seal is not None:
         body = header[:-_SUFFIX_BYTES] + b"}"
-        if not hmac.compare_digest(header[-_SUFFIX_BYTES:], seal.suffix(body, sections)):
+        if not hmac.compare_digest(header[-_SUFFIX_BYTES:], seal.suffix(body, [whole])):
             raise DamagedError("it does not have the seal of this run's key: changed, or of another key")
-    return Record(content["values"], tuple(sections), position - start, "mac" in content)
+    # Only now as many objects as the header names.
+    ends = accumulate(content["lengths"], initial=0)
+    sections = tuple(whole[first:last] for first, last in pairwise(ends))
+    return Record(content["values"], sections, end - start, "mac" in content)
 
 
 def _parsed(header: bytes) -> dict[str, Any]:

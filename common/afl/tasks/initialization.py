@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
+from afl.core.algorithms.realizations import Realizations
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.arithmetic import arithmetic
 from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import DIGEST_BYTES, FrozenPolicy, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
@@ -69,6 +72,9 @@ def worker_data(task: Task, worker: int, context: TaskContext) -> WorkerData:
     return data
 
 
-def realization_digest(drawn: ServerAlgorithm | WorkerSide) -> bytes:
-    """16 bytes that server and worker share exactly if they draw the same in round 1."""
-    return hashlib.blake2b(drawn.digest_material(), digest_size=DIGEST_BYTES).digest()
+def realization_digest(
+    drawn: ServerAlgorithm | WorkerSide | Realizations, settings: AlgorithmSettings, dim: int
+) -> bytes:
+    """16 bytes that server and worker share exactly if they draw the same in round 1, and compute alike."""
+    material = drawn.digest_material() + arithmetic(settings, dim)
+    return hashlib.blake2b(material, digest_size=DIGEST_BYTES).digest()

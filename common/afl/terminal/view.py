@@ -15,15 +15,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from afl.config.address import shown_peer
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.names import Names, named, names_of, with_names
 from afl.outside import lines
 from afl.runs.metrics import HIDDEN, growth, hidden_figures, own_metrics_line, ranked
+from afl.security.identity import WorkerIds
 
 NARROWEST = 100  # columns where there is no terminal: a table in a log is not squeezed into the customary 80
 SLOW_STEP_S = 5.0  # how long a step is open before the workers that it waits for are named
 MOST_NAMED = 8  # workers named in one line
 BAR_COLUMNS = 60  # the longest progress bar
+MOST_SESSIONS = 20
 MOST_LINES = 10  # workers with a line each
 FULL_COLUMNS = 60  # in a narrower view an evaluation is told in fewer words
 FEWEST_PLOT_COLUMNS = 12  # a plot that would be narrower is left out
@@ -197,6 +200,24 @@ def _dual_plot(
         yield Text.assemble("restarts".ljust(label), (line.rstrip(), "dim"))
 
 
+def sessions_table(state: Mapping[str, Any]) -> Table | None:
+    """Who is connected: of each session its workers, version and address, and for how long it has been ready.
+
+    ``None`` where none is open, and of an older server's state.
+    """
+    sessions, names = state.get("sessions") or (), names_of(state)
+    if not sessions:
+        return None
+    made = table("workers", "version", "address", "ready for>")
+    for session in sessions[:MOST_SESSIONS]:
+        ready = "not yet" if session["seconds"] is None else shown_seconds(session["seconds"])
+        who = with_names(WorkerIds.of(session["workers"]).named, names)
+        made.add_row(who, session["version"], shown_peer(session["peer"]), ready)
+    if len(sessions) > MOST_SESSIONS:
+        made.add_row(f"and {len(sessions) - MOST_SESSIONS} more: --json has all")
+    return made
+
+
 def run_line(state: Mapping[str, Any]) -> str:
     """The state of a run in one line, which changes when there is news."""
     last, is_waiting = state["last"], state["workers_missing"] and state["state"] != "over"
@@ -303,6 +324,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
     if sent and "uncompressed_bytes" in summary:
         rows["uncompressed"] = compared(sent, summary["uncompressed_bytes"])
+    if "afl_versions" in summary:
+        rows["versions of afl"] = str(summary["afl_versions"])
     rows["results"] = str(directory)
     return facts(rows, title=f"Run {summary['run_id']}: {with_names(summary['reason'], names_of(summary))}")
 

@@ -131,7 +131,7 @@ class Position(_message.Message):
     def __init__(self, round: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers", "sites")
+    __slots__ = ("protocol", "package_version", "incarnation", "run_id", "task", "layout_hash", "applied", "workers", "sites", "oldest_protocol")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class Join(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     package_version: str
     incarnation: bytes
@@ -150,7 +151,8 @@ class Join(_message.Message):
     applied: Position
     workers: _containers.RepeatedScalarFieldContainer[int]
     sites: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ...) -> None: ...
+    oldest_protocol: int
+    def __init__(self, protocol: _Optional[int] = ..., package_version: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., run_id: _Optional[str] = ..., task: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., workers: _Optional[_Iterable[int]] = ..., sites: _Optional[_Iterable[str]] = ..., oldest_protocol: _Optional[int] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("worker", "reported")
@@ -161,7 +163,7 @@ class Standing(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., reported: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch", "frozen_digest")
+    __slots__ = ("run_id", "server_version", "settings", "seed", "workers", "buffers_averaged", "key_epoch", "frozen_digest", "protocol")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +172,7 @@ class Welcome(_message.Message):
     BUFFERS_AVERAGED_FIELD_NUMBER: _ClassVar[int]
     KEY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server_version: str
     settings: RunSettings
@@ -178,7 +181,8 @@ class Welcome(_message.Message):
     buffers_averaged: Position
     key_epoch: int
     frozen_digest: str
-    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ..., frozen_digest: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, run_id: _Optional[str] = ..., server_version: _Optional[str] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., seed: _Optional[bytes] = ..., workers: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ..., buffers_averaged: _Optional[_Union[Position, _Mapping]] = ..., key_epoch: _Optional[int] = ..., frozen_digest: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Expectation(_message.Message):
     __slots__ = ("worker", "position", "held", "payload", "offset", "others")
@@ -484,12 +488,14 @@ class Goodbye(_message.Message):
         STATUS_TRY_LATER: _ClassVar[Goodbye.Status]
         STATUS_ABORTED: _ClassVar[Goodbye.Status]
         STATUS_LEAVING: _ClassVar[Goodbye.Status]
+        STATUS_OTHER_VERSION: _ClassVar[Goodbye.Status]
     STATUS_UNSPECIFIED: Goodbye.Status
     STATUS_FINISHED: Goodbye.Status
     STATUS_REFUSED: Goodbye.Status
     STATUS_TRY_LATER: Goodbye.Status
     STATUS_ABORTED: Goodbye.Status
     STATUS_LEAVING: Goodbye.Status
+    STATUS_OTHER_VERSION: Goodbye.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -41,7 +41,10 @@ from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 
 PROTOCOL = 3
-"""The protocol's version; servers and workers of different ones refuse each other."""
+"""The newest version of the protocol that this program speaks."""
+
+OLDEST_PROTOCOL = 3
+"""The oldest; CONTRIBUTING.md says when either changes."""
 
 METHOD = "/afl.v1.Federation/Session"
 SERVICE = "afl.v1.Federation"
@@ -82,6 +85,13 @@ def traffic_of_kind(kind: Kind) -> Traffic:
     if kind.is_of_evaluation:
         return Traffic.EVALUATION
     return Traffic.MODEL if kind is Kind.MODEL else Traffic.GRADIENT
+
+
+def spoken_protocol(newest: int, oldest: int) -> int:
+    """The newest protocol that this program has in common with one that speaks ``oldest`` to ``newest``; 0 if
+    there is none."""
+    spoken = min(newest, PROTOCOL)
+    return spoken if spoken >= max(oldest, OLDEST_PROTOCOL) else 0
 
 
 # Building.

@@ -17,7 +17,7 @@ from afl.core.algorithms.registry import algorithm_named, is_installed
 from afl.core.algorithms.schedule import LEAST_FACTOR, MOST_STEPS, SHAPES, Schedule
 from afl.core.algorithms.settings import OPTIMIZERS, AlgorithmSettings, CompressorChoice, OptimizerChoice
 from afl.core.codecs.plain import VALUE_BYTES
-from afl.errors import PeerError, ProtocolError
+from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
 from afl.security.identity import LARGEST_WORKER_ID
 from afl.v1 import federation_pb2 as pb
@@ -227,7 +227,7 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
         own = {option.name: (option.takes, option.accepted) for option in algorithm_named(algorithm).options}
         checks |= own
         for name in sorted(given.keys() - checks.keys()):
-            raise ProtocolError(f"the server's algorithm_options: this version does not know {name!r}")
+            raise VersionError(f"the server's algorithm_options: this version does not know {name!r}")
         for name in sorted(own.keys() - given.keys()):
             raise ProtocolError(f"the server's algorithm_options lack {name!r}, which {algorithm} has here")
     for name, (is_right, what) in checks.items():

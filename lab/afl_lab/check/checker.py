@@ -20,6 +20,7 @@ from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
 from afl.user_code import as_module_path
 from afl_lab.check.averaging import check_averaging
+from afl_lab.check.constants import check_constants
 from afl_lab.check.costs import check_costs, dry_run, kept_for_backward
 from afl_lab.check.data import Parts, check_data
 from afl_lab.check.examples import MOST_LOOKED_AT, Part, look_at
@@ -83,22 +84,27 @@ def configured(
 
 
 def check_config(
-    config: Config, *, limit_s: float = math.inf, watch: Callable[[str], None] = lambda _: None
+    config: Config,
+    *,
+    constants: bool = False,
+    limit_s: float = math.inf,
+    watch: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Try a task with a configuration that has its seed; whatever the task's code raises is in the report.
 
     Args:
+        constants: whether the constants of the paper's step sizes are estimated.
         limit_s: what would take longer, and is not essential, is left out, and the report says so.
         watch: is told what is being tried.
     """
     report = Report(config.task.name, limit_s=limit_s, watch=watch)
     with contextlib.suppress(StoppedError), _threads(config.worker.threads):
-        _check(report, config)
+        _check(report, config, constants=constants)
     report.tell_left_out()
     return report
 
 
-def _check(report: Report, config: Config) -> None:
+def _check(report: Report, config: Config, *, constants: bool) -> None:
     assert config.run.seed is not None
     randomness = SharedRandomness.from_int(config.run.seed)
     report.watch("the task and its model")
@@ -144,6 +150,9 @@ def _check(report: Report, config: Config) -> None:
     report.watch("a second process")
     check_second_process(report, config, build_vector(task, randomness), parts)
     report.stop_on_errors()
+    if constants:
+        report.watch("smoothness, and how losses deviate")
+        check_constants(report, config, vector, oracle, workers)
     gradients = DRY_GRADIENTS * (config.algorithm.local_steps or 1)
     expected = config.workers * (gradients * gradient_s + evaluation_s)
     what = "the first rounds, and with them what a run costs"

@@ -18,7 +18,7 @@ from afl.runs.metrics import ranked, worst_loss
 from afl.terminal.view import make_console, table
 from afl_lab.simulation.cluster import run_on_ray
 from afl_lab.simulation.jobs import Job, plan
-from afl_lab.simulation.pool import Outcome, Watch, run_here
+from afl_lab.simulation.pool import News, Outcome, Watch, run_here
 
 
 def execute(options: argparse.Namespace) -> ExitCode:
@@ -52,11 +52,13 @@ def shown_progress(jobs: Sequence[Job]) -> Iterator[Watch]:
         all_runs = progress.add_task("runs", total=len(jobs))
         bars = {}
 
-        def watch(job: Job, news: int | Outcome) -> None:
+        def watch(job: Job, news: News) -> None:
             if isinstance(news, int):
                 if job.name not in bars:
                     bars[job.name] = progress.add_task(job.name, total=job.config.algorithm.rounds)
                 progress.update(bars[job.name], completed=news)
+                return
+            if not isinstance(news, Outcome):
                 return
             if job.name in bars:
                 progress.remove_task(bars.pop(job.name))

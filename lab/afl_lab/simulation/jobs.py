@@ -35,6 +35,7 @@ class Job:
         name: how it is shown; no two jobs of a call share it.
         config: with its seed.
         site: whose examples the only worker has; ``None`` for a whole federation.
+        asks: whether who watches is shown each evaluation, and may end the run there.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Job:
     directory: Path
     saves_models: bool = True
     site: Site | None = None
+    asks: bool = False
 
     def __post_init__(self) -> None:
         assert self.config.run.seed is not None

@@ -17,6 +17,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any, TypeAlias
 
+from afl.core.rounds.results import Evaluation
 from afl.errors import STOPS, AflError, ExitCode
 from afl.paths import begin_here, from_start, naming_paths
 from afl.terminal.children import comes_again, end_children, prepare_forks
@@ -52,42 +53,65 @@ class Outcome:
     code: ExitCode = ExitCode.OK
 
 
-Watch: TypeAlias = Callable[[Job, int | Outcome], None]
-"""Is told of a job how many update rounds are complete, and at last how it ended."""
+News: TypeAlias = int | Evaluation | Outcome
+"""Of a job: how many update rounds are complete; an evaluation, if it asks; at last how it ended."""
+
+Watch: TypeAlias = Callable[[Job, News], object]
+"""Is told the news; if its answer to an evaluation is true, the run ends there."""
+
+
+class Pool(contextlib.ExitStack):
+    """At most ``processes`` processes that simulate; none outlives the ``with`` block.
+
+    A job whose process dies takes no other with it.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__()
+        self._processes = processes
+        self._idle: list[_Worker] = []
+
+    def run(self, jobs: Sequence[Job], watch: Watch) -> list[Outcome]:
+        """Simulate; jobs that were simulated before are not simulated again.
+
+        Raises:
+            ConfigError: if a job's directory holds another run.
+            KeyboardInterrupt: after SIGINT or SIGTERM; jobs may be going on until the block ends.
+        """
+        outcomes = found_done(jobs, watch)
+        waiting = deque(job for job in jobs if job.name not in outcomes)
+        busy: dict[Any, tuple[_Worker, Job]] = {}
+        with interrupts() as seen:
+            while waiting or busy:
+                while waiting and len(busy) < self._processes:
+                    worker, job = self._idle.pop() if self._idle else self._begun(), waiting.popleft()
+                    busy[worker.connection] = worker, job
+                    # One that has died since is noticed when it is listened to.
+                    with contextlib.suppress(OSError):
+                        worker.connection.send(job)
+                for connection in wait(list(busy), POLL_S):
+                    worker, job = busy[connection]
+                    news = worker.receive(job)
+                    if isinstance(news, Outcome):
+                        del busy[connection]
+                        outcomes[job.name] = news
+                        self._idle += [worker] if worker.process.exitcode is None else []
+                    ends = watch(job, news)
+                    if isinstance(news, Evaluation):
+                        with contextlib.suppress(OSError):
+                            worker.connection.send(bool(ends))
+                if seen:
+                    raise KeyboardInterrupt
+        return [outcomes[job.name] for job in jobs]
+
+    def _begun(self) -> _Worker:
+        return self.enter_context(_started())
 
 
 def run_here(jobs: Sequence[Job], processes: int, watch: Watch) -> list[Outcome]:
-    """Simulate in ``processes`` processes; jobs that were simulated before are not simulated again.
-
-    A job whose process dies takes no other with it.
-
-    Raises:
-        ConfigError: if a job's directory holds another run.
-        KeyboardInterrupt: after SIGINT or SIGTERM, when all processes are gone.
-    """
-    outcomes = found_done(jobs, watch)
-    waiting = deque(job for job in jobs if job.name not in outcomes)
-    idle: list[_Worker] = []
-    busy: dict[Any, tuple[_Worker, Job]] = {}
-    with interrupts() as seen, contextlib.ExitStack() as crew:
-        while waiting or busy:
-            while waiting and len(busy) < processes:
-                worker, job = idle.pop() if idle else crew.enter_context(_started()), waiting.popleft()
-                busy[worker.connection] = worker, job
-                # One that has died since is noticed when it is listened to.
-                with contextlib.suppress(OSError):
-                    worker.connection.send(job)
-            for connection in wait(list(busy), POLL_S):
-                worker, job = busy[connection]
-                news = worker.receive(job)
-                if isinstance(news, Outcome):
-                    del busy[connection]
-                    outcomes[job.name] = news
-                    idle += [worker] if worker.process.exitcode is None else []
-                watch(job, news)
-            if seen:
-                raise KeyboardInterrupt
-    return [outcomes[job.name] for job in jobs]
+    """Simulate in a :class:`Pool` of its own; errors as of :meth:`Pool.run`, when all processes are gone."""
+    with Pool(processes) as pool:
+        return pool.run(jobs, watch)
 
 
 def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
@@ -100,16 +124,22 @@ def found_done(jobs: Sequence[Job], watch: Watch) -> dict[str, Outcome]:
     return done
 
 
-def outcome_of(job: Job, on_round: Callable[[int], None]) -> Outcome:
+def outcome_of(
+    job: Job, on_round: Callable[[int], object], goes_on: Callable[[Evaluation], bool] = lambda _: True
+) -> Outcome:
     """Simulate it, whatever its task's code raises."""
     try:
         with naming_paths(), job.claimed():
             summary = job.summary()
             if summary is None:
                 job.clear()
-                wanted, site = job.saves_models, job.site
                 summary = simulate(
-                    job.config, job.directory, saves_models=wanted, on_round=on_round, site=site
+                    job.config,
+                    job.directory,
+                    saves_models=job.saves_models,
+                    on_round=on_round,
+                    site=job.site,
+                    goes_on=goes_on,
                 )
     except AflError as error:
         # With the traceback where the message does not say all.
@@ -130,10 +160,10 @@ class _Worker:
     """A process that simulates one job after the other."""
 
     process: SpawnProcess
-    connection: Connection[Job, int | Outcome]
+    connection: Connection[Job | bool, News]
 
-    def receive(self, job: Job) -> int | Outcome:
-        """How many of the job's update rounds are complete, or its outcome."""
+    def receive(self, job: Job) -> News:
+        """The job's next news."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -166,7 +196,7 @@ def _started() -> Iterator[_Worker]:
         connection.close()
 
 
-def _serve(connection: Connection[int | Outcome, Job]) -> None:
+def _serve(connection: Connection[News, Job | bool]) -> None:
     """A process's life: until the other end is closed, or its process gone."""
     prepare_forks()
     begin_here()
@@ -174,13 +204,19 @@ def _serve(connection: Connection[int | Outcome, Job]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
             job, counted = connection.recv(), itertools.count(1)
+            assert isinstance(job, Job)
             job = replace(job, directory=from_start(job.directory))
 
             def report(rounds: int, counted: Iterator[int] = counted) -> None:
                 if next(counted) % REPORT_EVERY == 0:
                     connection.send(rounds)
 
-            connection.send(outcome_of(job, report))
+            def goes_on(evaluation: Evaluation, asks: bool = job.asks) -> bool:
+                if asks:
+                    connection.send(evaluation)
+                return not (asks and connection.recv())
+
+            connection.send(outcome_of(job, report, goes_on))
 
 
 def _end_in_order(number: int, _frame: FrameType | None) -> None:

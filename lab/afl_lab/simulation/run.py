@@ -12,6 +12,7 @@ import torch
 from afl.config import Config
 from afl.core.messages import Kind, Position
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.rounds.results import Evaluation
 from afl.errors import DivergedError, ExitCode, NonFiniteError
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
@@ -27,8 +28,9 @@ def simulate(
     directory: Path,
     *,
     saves_models: bool = True,
-    on_round: Callable[[int], None] = lambda _: None,
+    on_round: Callable[[int], object] = lambda _: None,
     site: Site | None = None,
+    goes_on: Callable[[Evaluation], bool] = lambda _: True,
 ) -> dict[str, Any]:
     """Run it and write what a server writes; returns the summary.
 
@@ -42,6 +44,7 @@ def simulate(
         directory: must hold no run.
         on_round: called with the update rounds that are complete, after each synchronization.
         site: whose examples the only worker has; for a configuration of one worker.
+        goes_on: told each evaluation; the run ends there, complete, if it answers no.
 
     Raises:
         ConfigError: if the directory holds a run, or the task or a compressor cannot be made.
@@ -79,13 +82,17 @@ def simulate(
                     if is_best:
                         save("best")
                     records.ranking.require_convergence()
+                    if not goes_on(engine.last_evaluation):
+                        ending = ExitCode.OK, f"ended early, after round {engine.last_evaluation.round}"
+                        break
                 elif engine.last_round is not records.round and engine.last_round is not None:
                     records.train_round(engine.last_round, seconds=now - closed_at, up=up, down=down)
                     closed_at = now
                     on_round(engine.last_round.round)
                 if engine.step.position == Position(random_round, 0):
                     save("random")
-            ending = ExitCode.OK, engine.completion
+            else:
+                ending = ExitCode.OK, engine.completion
         except (NonFiniteError, DivergedError) as error:
             ending = ExitCode.DIVERGED, str(error)
         save("final")

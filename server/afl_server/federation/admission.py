@@ -10,7 +10,7 @@ from afl.names import ACCEPTED, is_name
 from afl.outside import words
 from afl.tasks.initialization import realization_digest
 from afl.tasks.registry import task_identity
-from afl.wire.frames import PROTOCOL
+from afl.wire.frames import OLDEST_PROTOCOL, PROTOCOL, spoken_protocol
 from afl_server.federation.events import Joined, Ready
 from afl_server.federation.run import Run
 
@@ -22,11 +22,12 @@ class Admission:
         self._run = run.description
         self._layout_hash = run.engine.model.layout_hash()
         self._frozen_digest = run.engine.model.frozen_digest
-        self._realization_digest = realization_digest(run.engine.algorithm)
+        algorithm, dim = run.engine.algorithm, run.engine.model.dim
+        self._realization_digest = realization_digest(algorithm, algorithm.settings, dim)
 
     def of_join(self, join: Joined) -> str:
         """Why a Join is refused; empty if it is not."""
-        return _version_refusal(join) or self._identity_refusal(join) or _name_refusal(join)
+        return self._identity_refusal(join) or _name_refusal(join)
 
     def _identity_refusal(self, join: Joined) -> str:
         run = self._run
@@ -71,26 +72,34 @@ class Admission:
                 f"the frozen parameters differ: this worker's digest is {theirs}, the run's {ours}; give "
                 "each site the same file, and the same version of the task"
             )
-        if not hmac.compare_digest(ready.realization_digest, self._realization_digest):
-            return (
-                "the shared randomness differs: this worker draws another first realization from the same "
-                "seed, so it would decode wrongly; install the same afl and compressors at both ends"
-            )
         return ""
 
+    def of_arithmetic(self, ready: Ready, version: str) -> str:
+        """Why a Ready is refused that would compute otherwise; empty if it is not."""
+        if hmac.compare_digest(ready.realization_digest, self._realization_digest):
+            return ""
+        return (
+            f"the shared randomness differs, or what is computed with it: this worker (afl {version}) "
+            "draws or computes something else from the same seed, so it would decode wrongly; install the "
+            f"server's afl ({__version__}) and compressors"
+        )
 
-def _version_refusal(join: Joined) -> str:
-    if join.protocol != PROTOCOL:
-        return (
-            f"protocol version {join.protocol} (afl {join.package_version}) cannot talk to "
-            f"protocol version {PROTOCOL} (afl {__version__}); install the same afl at both ends"
-        )
-    if join.package_version != __version__:
-        return (
-            f"this worker runs afl {join.package_version}, the server afl {__version__}; "
-            "mixed versions are refused: install the same at both ends"
-        )
-    return ""
+
+def version_refusal(join: Joined) -> str:
+    """Why a worker's versions are refused; empty if a protocol is common. One end alone need be upgraded."""
+    if spoken_protocol(join.protocol, join.oldest_protocol):
+        return ""
+    is_old = join.protocol < OLDEST_PROTOCOL
+    end, needed = ("worker", __version__) if is_old else ("server", join.package_version)
+    return (
+        f"this worker (afl {join.package_version}) speaks {_range(join.oldest_protocol, join.protocol)}, the "
+        f"server (afl {__version__}) {_range(OLDEST_PROTOCOL, PROTOCOL)}: install afl {needed} at the {end}, "
+        "or another version that speaks a protocol of the other end"
+    )
+
+
+def _range(oldest: int, newest: int) -> str:
+    return f"protocol {newest}" if oldest == newest else f"protocols {oldest} to {newest}"
 
 
 def _name_refusal(join: Joined) -> str:

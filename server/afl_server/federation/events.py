@@ -13,6 +13,7 @@ from afl.core.secrecy.keys import NO_KEYS, KeyOffer
 from afl.errors import ExitCode
 from afl.security.identity import Permission
 from afl.wire.accounting import FrameContent, Traffic
+from afl.wire.frames import PROTOCOL
 
 Artifact: TypeAlias = Literal["outcome", "checkpoint", "metrics", "model"]
 
@@ -68,6 +69,7 @@ class Joined(MemberEvent):
         layout_hash: of a model that it has built; empty if it has built none.
         task: the one that it was started for; empty for whatever the run's is.
         sites: what the workers' sites call themselves, one for each; or none.
+        oldest_protocol: that it speaks, where ``protocol`` is the newest.
     """
 
     workers: tuple[int, ...]
@@ -79,6 +81,7 @@ class Joined(MemberEvent):
     layout_hash: bytes = b""
     task: str = ""
     sites: tuple[str, ...] = ()
+    oldest_protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True)
@@ -244,9 +247,10 @@ class StopAsked(Event):
 
 
 class QuarantineChanged(Event):
-    """The operator has written other worker ids into the run directory's file; ``text`` is all of it."""
+    """The operator has written other worker ids into the run directory's file; ``text`` is all of it, or
+    ``None`` if it cannot be read."""
 
-    text: str
+    text: str | None
 
 
 class Faulted(Event):

@@ -291,7 +291,7 @@ class Federation(Rounds):
                 yield from self._bring_up(member)
 
     def _bring_up(self, member: Member) -> Job[None]:
-        member.state = State.READY
+        member.state, member.ready_at = State.READY, self._run.now
         if self._deadline_at is None:
             # This process's first step has until then from when its first worker is ready.
             self._start_deadline()
@@ -425,9 +425,14 @@ class Federation(Rounds):
         of_members: dict[Member, Connection] = {}
         for worker, owner in sorted(dict(members.owners).items()):
             if owner not in of_members:
-                expiry = owner.permission.certificate_expiry
-                is_ready = owner.state is State.READY
-                of_members[owner] = Connection(owner.peer, owner.workers, is_ready, expiry)
+                of_members[owner] = Connection(
+                    owner.peer,
+                    owner.workers,
+                    owner.state is State.READY,
+                    owner.permission.certificate_expiry,
+                    "" if owner.join is None else owner.join.package_version,
+                    owner.ready_at,
+                )
             connections[worker] = of_members[owner]
         return Snapshot(
             run=self.description,

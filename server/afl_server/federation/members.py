@@ -44,6 +44,7 @@ class Member:
         partial: the step of which it had a part when it became ready.
         awaits_keys: whether it is ready but for others' keys, which the run needs.
         failures: how many it has told.
+        ready_at: when it became ready, in seconds of the monotonic clock; ``None`` before.
         owes: workers whose report for a closed step has not come: it is sent no other step.
         last_seen: when something came of it, or it was read again, in seconds of the monotonic clock.
     """
@@ -60,6 +61,7 @@ class Member:
     partial: PartialStep = NO_STEP
     awaits_keys: bool = False
     failures: int = 0
+    ready_at: float | None = None
     owes: set[int] = field(default_factory=set)
 
     @property

@@ -11,8 +11,8 @@ from afl.errors import ProtocolError
 from afl.names import own_word
 from afl.outside import printable
 from afl.v1 import federation_pb2 as pb
-from afl.wire.frames import control, position_message
-from afl_server.federation.admission import Admission
+from afl.wire.frames import control, position_message, spoken_protocol
+from afl_server.federation.admission import Admission, version_refusal
 from afl_server.federation.counters import Incident
 from afl_server.federation.effects import End, HangUp, Heartbeat
 from afl_server.federation.events import FailureTold, Joined, Opened, Ready
@@ -90,6 +90,9 @@ class Membership:
         if not forbidden and self.farewell is not None:
             self.informed.update(event.workers)
             self.end(member, *self.farewell)
+            return
+        if not forbidden and (other_version := version_refusal(event)):
+            self.refuse(member, other_version, GoodbyeStatus.OTHER_VERSION)
             return
         refusal = forbidden or self._admission.of_join(event)
         if refusal:
@@ -185,6 +188,7 @@ class Membership:
             buffers_averaged=position_message(engine.buffers_averaged),
             key_epoch=run.keys.epoch if run.keys is not None else 0,
             frozen_digest=engine.model.frozen_digest,
+            protocol=spoken_protocol(member.join.protocol, member.join.oldest_protocol),
         )
         run.send(member.id, control(pb.ServerFrame(welcome=welcome)))
 
@@ -203,9 +207,15 @@ class Membership:
         member.reported, member.partial = dict(event.reported), event.partial
         if event.keys.workers != (member.workers if self._run.keys is not None else ()):
             raise ProtocolError("a Ready that does not offer a key of each worker, where the run needs them")
-        refusal = self._admission.of_ready(event) or self._residual_refusal(member)
+        assert member.join is not None
+        version, status = member.join.package_version, None
+        refusal = self._admission.of_ready(event)
+        if not refusal and (refusal := self._admission.of_arithmetic(event, version)):
+            # An upgrade is then what helps, and may come.
+            status = None if version == __version__ else GoodbyeStatus.OTHER_VERSION
+        refusal = refusal or self._residual_refusal(member)
         if refusal:
-            self.refuse(member, refusal)
+            self.refuse(member, refusal, status)
         return not refusal
 
     def take_in(self, member: Member) -> int | None:
@@ -317,7 +327,9 @@ class Membership:
         what = "\n".join(part for part in (event.message, event.traceback.rstrip()) if part)
         failed = log_events.WorkerFailed(worker=event.worker, round=round_ or None)
         run.log_of_worker("ERROR", event.worker, f"{where} failed: {what}", failed)
-        is_fatal = event.cause == FailureCause.NON_FINITE and not run.engine.policy.skips_non_finite
+        engine = run.engine
+        is_skipped = engine.policy.skips_non_finite or event.worker in engine.quarantined
+        is_fatal = event.cause == FailureCause.NON_FINITE and not is_skipped
         return f"{where}: {printable(event.message)}" if is_fatal else ""
 
     # Going.

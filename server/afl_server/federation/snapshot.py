@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.messages import Kind
+from afl.core.messages import Kind, Step
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
 from afl.names import Names
@@ -54,12 +54,20 @@ class Connection:
     Attributes:
         is_ready: whether it takes steps.
         certificate_expiry: of the peer's certificate, in Unix time; ``None`` if it has shown none.
+        version: of its afl, as it says.
+        ready_at: since when it has been ready, in seconds of the monotonic clock; ``None`` before.
     """
 
     peer: str
     workers: Sequence[int]
     is_ready: bool
     certificate_expiry: float | None
+    version: str
+    ready_at: float | None
+
+    def seconds(self, now: float) -> float | None:
+        """For how long it has been ready; ``None`` if it is not yet."""
+        return None if self.ready_at is None else now - self.ready_at
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,20 @@ class OpenStep:
     opened_at: float
     awaited: Sequence[int]
     waiting_bytes: int
+
+
+@dataclass(frozen=True)
+class ClosedStep:
+    """The last step that was closed; times are of the monotonic clock.
+
+    Attributes:
+        closed_at: once its outcome was durable, which took ``outcome_seconds``.
+    """
+
+    step: Step
+    opened_at: float
+    closed_at: float
+    outcome_seconds: float
 
 
 @dataclass(frozen=True)

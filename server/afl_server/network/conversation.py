@@ -108,6 +108,7 @@ class Conversation:
             layout_hash=join.layout_hash,
             task=words(join.task),
             sites=tuple(map(words, join.sites[: MOST_WORKERS_A_SESSION + 1])),
+            oldest_protocol=join.oldest_protocol or join.protocol,
         )
 
     def _ready(self, ready: pb.Ready) -> events.Ready:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import ipaddress
 import logging
-import socket
 import ssl
 from pathlib import Path
 from typing import Final
 
 from afl.config.schema import Server
+from afl.daemon.hosts import OwnNames
 from afl.daemon.http import Answer, Environ, text
 from afl.security import certificates
 from afl.security.identity import checked_token
@@ -24,16 +23,11 @@ LOG = logging.getLogger("afl.server")
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Pages that anyone may read: they say no more than whether the server works."""
 
-_LOOPBACK: Final = "localhost"
 _NAMES: Final = ("server.http_certificate", "server.http_key")
 
 
 class Access:
     """What a request must have.
-
-    A page on loopback, or in a network of its own, is also reached by whatever web page an operator's browser
-    shows, if that page's name is made to stand for this address (DNS rebinding). Such a request has a foreign
-    name in its Host field; an address there is never one.
 
     Args:
         server: the configuration's section.
@@ -44,8 +38,11 @@ class Access:
 
     def __init__(self, server: Server) -> None:
         listened = [] if server.http is None else [server.http.host]
-        names = (_LOOPBACK, socket.gethostname(), *listened, *server.http_hosts)
-        self._names = {name.lower().rstrip(".") for name in names}
+        self._names = OwnNames(
+            [*listened, *server.http_hosts],
+            "this server is not known by the name in the request; ask by address, or list the name under "
+            "server.http_hosts",
+        )
         self._token: ReloadedFiles[str] | None = None
         if (path := server.http_token) is not None:
             self._token = ReloadedFiles("server.http_token", [path], lambda: _token(path))
@@ -54,31 +51,13 @@ class Access:
         """What a request is answered with in place of its page; ``None`` if it may have that."""
         if path in PROBES:
             return None
-        host = environ.get("HTTP_HOST")
-        if host is not None and not self._is_ours(host):
-            return text(
-                "403 Forbidden",
-                "this server is not known by the name in the request; ask by address, or list the name under"
-                " server.http_hosts\n",
-            )
+        if (foreign := self._names.refusal(environ)) is not None:
+            return foreign
         if self._token is None or _shows(environ.get("HTTP_AUTHORIZATION", ""), self._token.current()):
             return None
         refusal = text("401 Unauthorized", "this page needs the token of server.http_token\n")
         asked = ("WWW-Authenticate", 'Basic realm="afl: the token is the password", charset="UTF-8"')
         return refusal._replace(headers=[*refusal.headers, asked])
-
-    def _is_ours(self, host: str) -> bool:
-        name, colon, port = host.lower().rpartition(":")
-        if not colon or not port.isdecimal():
-            name = host.lower()
-        name = name.rstrip(".")
-        if name in self._names or name.endswith(f".{_LOOPBACK}"):
-            return True
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            return False
-        return True
 
 
 class PageCertificate:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from prometheus_client.exposition import choose_encoder
-
 from afl.config.address import Address
 from afl.daemon import http
+from afl.daemon.metrics import scraped
 from afl_server.pages.access import Access, PageCertificate
 from afl_server.pages.live_updates import Document, Viewers, encoded
 from afl_server.pages.metrics import make_registry
@@ -53,7 +52,7 @@ class HttpServer(http.HttpPages):
         self._data = data = PageData(sources)
         state = Document(data.state)
         self.viewers = Viewers(state, Document(data.ending, math.inf))
-        self._registry = make_registry(
+        registry = make_registry(
             sources.snapshot,
             sources.certificate_expiry,
             lambda: None if certificate is None else certificate.expiry,
@@ -62,7 +61,7 @@ class HttpServer(http.HttpPages):
         self._pages: dict[str, Callable[[http.Environ], http.Answer | http.Application]] = {
             "/healthz": lambda _: liveness(loop),
             "/readyz": self._readyz,
-            "/metrics": self._metrics,
+            "/metrics": lambda environ: scraped(registry, environ),
             "/status": Document(self._status, 0.0).answer,
             "/data/state.json": state.answer,
             "/data/events.json": Document(sources.events.newest_first).answer,
@@ -103,11 +102,6 @@ class HttpServer(http.HttpPages):
         if expiry is not None and expiry <= time.time():
             return http.text("503 Service Unavailable", "the server's certificate has expired\n")
         return http.text("200 OK", "ready\n")
-
-    def _metrics(self, environ: http.Environ) -> http.Answer:
-        """In the format that the scraper asks for."""
-        encode, kind = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-        return http.Answer("200 OK", kind, encode(self._registry))
 
     def _worker(self, environ: http.Environ) -> http.Answer:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("id", [""])[0]

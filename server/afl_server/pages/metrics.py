@@ -6,14 +6,12 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
+from afl.daemon.metrics import Value, families, registry_of
 from afl.runs.metrics import Ranked, ranked
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.federation.evaluation_summary import train_loss_of
@@ -118,54 +116,7 @@ _OF_EACH_WORKER: Final = (
 """What is not known where losses are hidden."""
 
 
-class Family(NamedTuple):
-    """What is said of a metric; it is a counter if its name ends with ``_total``."""
-
-    meaning: str
-    labels: Sequence[str]
-
-
-_WRITTEN = ((written.rstrip("}").partition("{"), meaning) for written, meaning in _MEANINGS.items())
-FAMILIES: Mapping[str, Family] = {
-    name: Family(meaning, labels.split(",") if labels else ()) for (name, _, labels), meaning in _WRITTEN
-}
-
-# Of a metric without labels, by worker, or by the values of its labels; `None` where it has none.
-Value: TypeAlias = float | Sequence[float] | Mapping[tuple[str, ...], float] | None
-
-
-@dataclass(frozen=True)
-class _Collector(Collector):
-    snapshot: Callable[[], Snapshot]
-    certificate_expiry: Callable[[], float | None]
-    page_certificate_expiry: Callable[[], float | None]
-    strangers: Callable[[], Strangers]
-
-    def collect(self) -> Iterable[Metric]:
-        """The present state."""
-        strangers = self.strangers()
-        values: dict[str, Value] = {
-            **_values(self.snapshot()),
-            "afl_certificate_expiry_seconds": self.certificate_expiry(),
-            "afl_page_certificate_expiry_seconds": self.page_certificate_expiry(),
-            "afl_strangers": strangers.now,
-            "afl_strangers_cut_total": strangers.cut,
-        }
-        for name, value in values.items():
-            if value is None:
-                continue
-            family = FAMILIES[name]
-            make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            metric = make(name, family.meaning, labels=family.labels)
-            if isinstance(value, Mapping):
-                samples = value
-            elif isinstance(value, Sequence):
-                samples = {(str(worker),): number for worker, number in enumerate(value)}
-            else:
-                samples = {(): value}
-            for labels, number in samples.items():
-                metric.add_metric(labels, number)
-            yield metric
+FAMILIES = families(_MEANINGS)
 
 
 def make_registry(
@@ -174,11 +125,19 @@ def make_registry(
     page_certificate_expiry: Callable[[], float | None],
     strangers: Callable[[], Strangers],
 ) -> CollectorRegistry:
-    """The run's metrics, from its snapshot at each scrape, and the process's own as the client has them."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(snapshot, certificate_expiry, page_certificate_expiry, strangers))
-    ProcessCollector(registry=registry)
-    return registry
+    """The run's metrics, from its snapshot at each scrape."""
+
+    def values() -> dict[str, Value]:
+        met = strangers()
+        return {
+            **_values(snapshot()),
+            "afl_certificate_expiry_seconds": certificate_expiry(),
+            "afl_page_certificate_expiry_seconds": page_certificate_expiry(),
+            "afl_strangers": met.now,
+            "afl_strangers_cut_total": met.cut,
+        }
+
+    return registry_of(FAMILIES, values)
 
 
 def _labelled(by: Ranked, value: float | None) -> Value:

@@ -152,12 +152,16 @@ class PageData:
         connection = snapshot.connections.get(worker)
         evaluation, last = snapshot.evaluation, snapshot.last_round
         metrics = evaluation.metrics[worker] if evaluation else {}
+        now = time.monotonic()
+        ready = None if connection is None else connection.seconds(now)
         found = {
             "id": worker,
             "site": snapshot.names.get(worker),
             "peer": connection and connection.peer,
             "hosted_with": connection and len(connection.workers),
-            "missing_seconds": snapshot.missing_for(worker, time.monotonic()),
+            "version": connection and connection.version,
+            "ready_seconds": None if ready is None else round(ready),
+            "missing_seconds": snapshot.missing_for(worker, now),
             "examples": evaluation.examples[worker] if evaluation and evaluation.examples else None,
             "metrics": {name: _number(value) for name, value in metrics.items()},
             "train_loss": last and _number(last.losses[worker]),

@@ -47,6 +47,16 @@ def run_status(
         "open_round": step.round,
         "workers": run.workers,
         "sites": snapshot.sites,
+        "sessions": [
+            {
+                "workers": session.workers,
+                "peer": session.peer,
+                "version": session.version,
+                "seconds": session.seconds(now),
+            }
+            for worker, session in snapshot.connections.items()
+            if worker == session.workers[0]
+        ],
         "workers_missing": snapshot.missing,
         "workers_missing_seconds": [snapshot.missing_for(worker, now) for worker in snapshot.missing],
         "reports_missing": step.awaited,

@@ -22,13 +22,14 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, DataError, ExitCode, StorageError, why_unwritable, why_unwritten
 from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
 from afl.runs.sites import SiteTable
+from afl.runs.versions import VERSIONS_FILE, Version, read_versions, shown_versions, write_versions
 from afl.wire.accounting import WireCount
 from afl_server.federation.broadcast import ModelCopy
 from afl_server.federation.counters import Counters
@@ -54,6 +55,7 @@ class RunRecords:
         history: what the status page draws; ``None`` where nothing serves it.
         names: of sites, by worker.
         sites: how each has fared.
+        versions: of afl that the run has had, in order.
     """
 
     run_id: str
@@ -74,6 +76,7 @@ class RunRecords:
         )
         self.names: Names = self.config.names
         self.sites = SiteTable()
+        self.versions = [Version(__version__, 0)]
         self.history = None if self.config.server.http is None else History(self.config.workers)
 
     # Beginning.
@@ -105,6 +108,7 @@ class RunRecords:
         records = cls(run_id, directory, config)
         with _making(directory):
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
+            write_versions(directory, records.versions)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             (directory / METRICS_FILE).touch(mode=OWNER_ONLY)
             records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
@@ -121,6 +125,10 @@ class RunRecords:
             StorageError: if one of its files cannot be read or written.
         """
         records = cls(run_id, directory, config)
+        try:
+            records.versions = read_versions(directory)
+        except DataError as error:
+            raise StorageError(str(error)) from error
         with records._writing(CONFIG_FILE):
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
         path = directory / METRICS_FILE
@@ -176,6 +184,7 @@ class RunRecords:
         """
         with self._writing(METRICS_FILE):
             self._metrics.truncate()
+        self._note_version()
         ahead, self._ahead = self._ahead, ()
         last_round = 0 if self.round is None else self.round.synchronization
         last_evaluation = self.ranking.last.round if self.ranking.last else -1
@@ -184,10 +193,30 @@ class RunRecords:
             sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
         )
 
+    def _note_version(self) -> None:
+        """Write down, and say, that another version resumes the run."""
+        last, now = self.versions[-1].version, self.round.round if self.round else 0
+        if last == __version__:
+            return
+        self.versions.append(Version(__version__, now))
+        with self._writing(VERSIONS_FILE):
+            write_versions(self.directory, self.versions)
+        LOG.info(
+            "afl %s resumes a run of afl %s, after round %d",
+            __version__,
+            last,
+            now,
+            extra=events.VersionChanged(before=last, version=__version__, round=now).extra,
+        )
+
+    def _shown_versions(self) -> dict[str, str]:
+        """All versions, where the run has had more than one."""
+        return {"afl_versions": shown_versions(self.versions)} if len(self.versions) > 1 else {}
+
     def discard(self) -> None:
         """Remove what :meth:`create` made, since no run came of it; the directory is free again."""
         self.close()
-        for name in (CONFIG_FILE, METRICS_FILE):
+        for name in (CONFIG_FILE, METRICS_FILE, VERSIONS_FILE):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.directory.rmdir()
@@ -360,6 +389,7 @@ class RunRecords:
         metadata = {
             "format": "pt",
             "afl_version": __version__,
+            **self._shown_versions(),
             "run_id": self.run_id,
             "output": name,
             "rounds_applied": str(rounds_applied),
@@ -395,6 +425,7 @@ class RunRecords:
         summary = {
             "run_id": self.run_id,
             "afl_version": __version__,
+            **self._shown_versions(),
             "result": code.name.lower(),
             "reason": reason,
             "algorithm": self.config.algorithm.name,

@@ -11,9 +11,11 @@ from pathlib import Path
 from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
+from afl.daemon.logs import add_to_every_line
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
+from afl.runs.versions import VERSIONS_FILE
 from afl.security import certificates
 from afl_server.storage.records import RunRecords, new_run_id
 from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
@@ -83,6 +85,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     if config.run.seed is None:
         config = config.with_seed(fresh_seed)
     run_id = new_run_id()
+    add_to_every_line(run_id=run_id)
     directory = directory or from_start(Path("runs") / run_id)
     if config.server.state == "off":
         return OpenRun(config, RunRecords.create(run_id, directory, config), None)
@@ -130,12 +133,13 @@ def _clear(directory: Path) -> None:
     """A server that ended before its first checkpoint has left nothing that counts."""
     metrics = directory / METRICS_FILE
     if not metrics.exists() or metrics.stat().st_size == 0:
-        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE):
+        for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, VERSIONS_FILE):
             (directory / name).unlink(missing_ok=True)
 
 
 def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     checkpoint, entries = store.load()
+    add_to_every_line(run_id=checkpoint.run_id)
     # Its own word: the file beside it is anyone's to edit.
     stored = config_from_text(checkpoint.values["config"], f"the configuration in {directory / STATE_FOLDER}")
     different = differences(stored, config)

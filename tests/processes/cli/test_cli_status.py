@@ -1,6 +1,7 @@
 """``afl status`` against a server that answers, one that is not ours, and none."""
 
 import json
+import math
 import ssl
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,26 @@ STATE = {
     },
     "directory": "runs/x",
 }
+
+
+def test_who_is_connected_is_named_with_version_address_and_since_when(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sessions = [
+        {"workers": [0, 1, 2], "peer": "ipv6:%5B::1%5D:5", "version": "0.1.0", "seconds": 75.0},
+        *(
+            {"workers": [3 + n], "peer": "ipv4:10.0.0.9:5", "version": "0.2.0", "seconds": None}
+            for n in range(30)
+        ),
+    ]
+    with serving(json.dumps({**STATE, "sessions": sessions}).encode()) as address:
+        assert main(["status", address]) == 0
+    said = capsys.readouterr().out
+    assert [line.split() for line in said.splitlines() if "::1" in line] == [
+        ["│", "workers", "0-2", "│", "0.1.0", "│", "[::1]:5", "│", "1", "min", "15", "s", "│"]
+    ]
+    assert said.count("not yet") == 19
+    assert "and 11 more: --json has all" in said
 
 
 @pytest.mark.parametrize(("left", "code"), [(3.0, 0), (75.0, 4)])
@@ -193,6 +214,10 @@ def test_behind_a_reverse_proxy_with_tls_and_a_path(
         (b"\x00\x00\x12\x04 not json", 200, "gRPC port"),
         (b'{"hello": 1}', 200, "not an afl server"),
         (b"[]", 200, "not an afl server"),
+        (b"[" * 100_000, 200, "gRPC port"),
+        (json.dumps(dict.fromkeys(STATE)).encode(), 200, "a state that cannot be shown (TypeError"),
+        (json.dumps(dict.fromkeys(STATE, 10**400)).encode(), 200, "a state that cannot be shown ("),
+        (json.dumps({**STATE, "rounds": math.nan}).encode(), 200, "a state that cannot be shown (ValueError"),
     ],
 )
 def test_something_else_answers(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from afl._version import __version__
 from afl.core.rounds.results import Evaluation
 from afl.errors import ExitCode
 from afl.wire.accounting import GRPC_PREFIX_BYTES
@@ -201,6 +202,17 @@ def test_one_worker(served: Served) -> None:
     there, gone = served.json("/data/worker.json?id=0"), served.json("/data/worker.json?id=1")
     assert there["peer"].startswith("ipv4:")
     assert gone["peer"] is None
+    assert there["version"] == __version__
+    assert 61 <= there["ready_seconds"] < 90
+    assert gone["version"] is gone["ready_seconds"] is None
+    sessions = served.json("/status")["sessions"]
+    assert sessions[0] == {
+        "workers": [0],
+        "peer": there["peer"],
+        "version": __version__,
+        "seconds": pytest.approx(61, abs=30),
+    }
+    assert [1] not in [session["workers"] for session in sessions]
     assert gone["missing_seconds"] == pytest.approx(12, abs=1e-3)
     assert there["round"] == list(range(1, 51))
     assert there["curves"][0]["weight_high"] == there["curves"][0]["weight_low"]

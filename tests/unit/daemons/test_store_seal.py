@@ -134,3 +134,11 @@ def test_a_header_that_is_none_is_damage(header: bytes) -> None:
     whole = b"AFL2" + len(header).to_bytes(4, "little") + crc32(header).to_bytes(4, "little") + header
     with pytest.raises(DamagedError, match="header is none"):
         read_record(memoryview(whole))
+
+
+def test_a_header_without_a_checksum_is_damage() -> None:
+    header = b'{"values":{},"lengths":[]}'
+    whole = b"AFL2" + len(header).to_bytes(4, "little") + crc32(header).to_bytes(4, "little") + header
+    for seal in (None, Seal(KEY, "test")):
+        with pytest.raises(DamagedError, match="content is not as it was written"):
+            read_record(memoryview(whole), seal=seal)

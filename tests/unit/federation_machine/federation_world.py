@@ -145,6 +145,10 @@ class World:
         federation, self.vector = build(self.config, RUN_ID, self.folder, self.ranking, self.now)
         return federation
 
+    def _realization_digest(self) -> bytes:
+        algorithm = self.federation.engine.algorithm
+        return realization_digest(algorithm, algorithm.settings, self.vector.dim)
+
     # Events.
 
     def handle(self, event: events.Event) -> None:
@@ -191,7 +195,7 @@ class World:
             peer.member,
             self.vector.layout_hash(),
             self.vector.dim,
-            realization_digest(self.federation.engine.algorithm),
+            self._realization_digest(),
             tuple(peer.reported.items()),
         )
 

@@ -82,7 +82,8 @@ def test_refusals_that_are_all_worded_differently_are_few_lines(world: World, pe
         world.now += 0.001
         member = world.open(permission)
         if not permission.refusal:
-            world.handle(events.Joined(member, (1,), b"A", PROTOCOL, f"{number}" + "x" * 290))
+            other = f"{number}" + "x" * 290
+            world.handle(events.Joined(member, (1,), b"A", 99, other, oldest_protocol=99))
         world.handle(events.Left(member))
     assert world.federation.counters.refused == 2000
     assert 1 <= len(world.log) <= LOG_BURST + 3
@@ -90,7 +91,7 @@ def test_refusals_that_are_all_worded_differently_are_few_lines(world: World, pe
     world.now += 60
     world.open(Permission("nobody"))
     member = world.open()
-    world.handle(events.Joined(member, (1,), b"A", PROTOCOL, "other"))
+    world.handle(events.Joined(member, (1,), b"A", 99, "other", oldest_protocol=99))
     left_out = sum(line.event.left_out for line in world.log)  # type: ignore[attr-defined]
     assert left_out + len(world.log) in {2001, 2002}, "each is written, or counted as left out"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from afl.config.document import all_keys
 from afl.config.schema import Config, Section
+from afl.daemon.metrics import Family
 from afl.errors import ExitCode
 from afl.site.policy import Policy
 from afl_server.pages.metrics import FAMILIES
+from afl_worker.pages import FAMILIES as WORKER_FAMILIES
 
 
 def config_table(of: type[Section] = Config) -> str:
@@ -24,13 +28,18 @@ def policy_table() -> str:
     return config_table(Policy)
 
 
-def metrics_table() -> str:
-    """Every metric of the server."""
+def metrics_table(of: Mapping[str, Family] = FAMILIES) -> str:
+    """Every metric of the server, or of another daemon."""
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for name, family in FAMILIES.items():
+    for name, family in of.items():
         kind = "counter" if name.endswith("_total") else "gauge"
         rows.append(f"| `{name}` | {kind} | {', '.join(family.labels)} | {family.meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def worker_metrics_table() -> str:
+    """Every metric of a worker's process."""
+    return metrics_table(WORKER_FAMILIES)
 
 
 def exit_codes_table() -> str:

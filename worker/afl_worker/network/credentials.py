@@ -77,6 +77,16 @@ class CredentialFiles:
         end, text = self._expiry()
         return text if end <= time.time() else ""
 
+    @property
+    def certificate_expiry(self) -> float | None:
+        """When this worker's own certificate expires, in Unix time; ``None`` if it has none, or none that can
+        be read."""
+        try:
+            end, _ = self._expiry()
+        except ConfigError:
+            return None
+        return end if math.isfinite(end) else None
+
     def _expiry(self) -> tuple[float, str]:
         """When this worker's certificate expires, in Unix time, and how a message says that."""
         if self.certificate is None:

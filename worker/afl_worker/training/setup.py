@@ -19,7 +19,7 @@ from afl.daemon import events
 from afl.errors import ConfigError, DataError, PeerError
 from afl.outside import words
 from afl.security.identity import WorkerIds
-from afl.tasks.base import TaskContext
+from afl.tasks.base import TaskContext, example_count
 from afl.tasks.initialization import build_vector, realization_digest, worker_data
 from afl.tasks.registry import load_task
 from afl.v1 import federation_pb2 as pb
@@ -86,8 +86,10 @@ def set_up(
         loss_of_held_out=run.dual_loss_held_out,
         spent=spent,
     )
-    examples = {worker: oracle.train_examples(worker) for worker in workers}
-    options.policy.check_batch(settings.batch_size, examples)
+    for worker in workers:
+        # What is held out counts as examples that there are: a server could hold out all but one.
+        examples = {worker: example_count(data[worker].train)}
+        options.policy.check_batch(oracle.batch_size(worker), examples)
     run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
@@ -119,7 +121,7 @@ def set_up(
         lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
-    return Training(participant, journals, realization_digest(side), masking)
+    return Training(participant, journals, realization_digest(side, run, vector.dim), masking)
 
 
 def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:

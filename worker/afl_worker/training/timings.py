@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from afl.config.quantities import shown_seconds
@@ -40,6 +41,20 @@ class Timings:
     prepare: Spent = field(default_factory=Spent)
     wait: Spent = field(default_factory=Spent)
     steps: int = 0
+    shown: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds by phase up to the last step's end, for other threads: an open block's are not to be
+    read."""
+
+    def step_ended(self) -> None:
+        """One more step is done."""
+        self.steps += 1
+        compute = self.compute.wall
+        self.shown = {
+            "compute": compute,
+            "codec": self.codec.wall - compute,
+            "prepare": self.prepare.wall,
+            "wait": self.wait.wall,
+        }
 
     def seconds(self) -> dict[str, float]:
         """For the log, by phase and clock."""

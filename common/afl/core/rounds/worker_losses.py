@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +44,18 @@ class WorkerLosses:
             is_far = losses > FAR_ABOVE * self.highest_median
         self.far_above = tuple(np.flatnonzero(is_far).tolist())
 
-    def stand_ins(self, participants: Sequence[int], losses: NDArray[np.float64]) -> dict[int, float]:
+    def stand_ins(
+        self, participants: Sequence[int], losses: NDArray[np.float64], disbelieved: Collection[int] = ()
+    ) -> dict[int, float]:
         """For each absent participant, the loss that stands for its own in the dual step.
 
-        It is the last that it reported. For one that never has, it is the mean of the present: adding the
-        same to all losses moves no dual weight, so that a worker of which nothing is known neither gains nor
-        loses against the average of the others. Where nobody is present it is 0.
+        It is the last that it reported. For one that never has, or is not believed, it is the mean of the
+        present: adding the same to all losses moves no dual weight, so that a worker of which nothing is
+        known neither gains nor loses against the average of the others. Where nobody is present it is 0.
 
         Args:
             losses: of the open round, ``[m]``; NaN for those that are absent.
+            disbelieved: workers whose last loss, too, does not count.
         """
         absent = [worker for worker in participants if np.isnan(losses[worker])]
         if not absent:
@@ -62,6 +65,5 @@ class WorkerLosses:
         mean = 0.0
         if len(present):
             mean = min(max(math.fsum(present / len(present)), present.min()), present.max())
-        return {
-            worker: float(mean if np.isnan(self.last[worker]) else self.last[worker]) for worker in absent
-        }
+        unknown = {worker for worker in absent if worker in disbelieved or np.isnan(self.last[worker])}
+        return {worker: float(mean if worker in unknown else self.last[worker]) for worker in absent}

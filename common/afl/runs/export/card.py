@@ -69,7 +69,7 @@ def card_of(
             "seed": None if config.run.seed is None else f"0x{config.run.seed:032x}",
         },
         "versions": {
-            "trained_with_afl": model.metadata.get("afl_version"),
+            "trained_with_afl": model.metadata.get("afl_versions", model.metadata.get("afl_version")),
             "exported_with": {
                 "afl": __version__,
                 "python": platform.python_version(),

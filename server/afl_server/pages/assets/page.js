@@ -292,7 +292,7 @@ function describeChosen() {
   }
   facts.push(["Last report after", seconds(worker.seconds)]);
   if (saved) facts.splice(facts.findIndex(([name]) => name === "Last report after"), 1);
-  else if (worker.peer) facts.push(["Connected from", decodeURIComponent(worker.peer.replace(/^ipv[46]:/, ""))], ["Workers on this connection", worker.hosted_with]);
+  else if (worker.peer) facts.push(["Connected from", decodeURIComponent(worker.peer.replace(/^ipv[46]:/, ""))], ["Ready for", seconds(worker.ready_seconds)], ["Version of afl", worker.version], ["Workers on this connection", worker.hosted_with]);
   else facts.push(["Not connected for", worker.missing_seconds === null ? "has not joined yet" : seconds(worker.missing_seconds)]);
   const list = byId("worker-facts");
   const rows = facts.map(([name, value]) => {

@@ -1,0 +1,262 @@
+"""What ``afl tune`` does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import optuna
+from rich.console import Console
+
+from afl.config import Config, load_config
+from afl.core.rounds.results import Evaluation
+from afl.errors import ConfigError, ExitCode
+from afl.paths import as_argument
+from afl.terminal.view import make_console
+from afl_lab.simulation.jobs import Job
+from afl_lab.simulation.pool import News, Outcome, Pool, Watch
+from afl_lab.tuning.curve import WINDOW, Curve, Judge
+from afl_lab.tuning.report import (
+    check_output,
+    evaluations_of,
+    rivals,
+    show_comparison,
+    shown_params,
+    shown_worst,
+    write_choice,
+)
+from afl_lab.tuning.search import Search, Trial, best_of
+from afl_lab.tuning.space import Params, can_be_cut, fixed_overrides, overrides_of
+
+DEFAULT_TRIALS = 40
+
+PATIENCE = 10
+"""Evaluations in a row without a better one, after which a trial in a federation ends."""
+
+SEED = 1
+"""Of a configuration that names none."""
+
+
+class Runs(Protocol):
+    """What runs jobs: :class:`afl_lab.simulation.pool.Pool`, or a federation."""
+
+    def run(self, jobs: Sequence[Job], watch: Watch) -> list[Outcome]:
+        """As :meth:`afl_lab.simulation.pool.Pool.run`."""
+
+
+def execute(
+    options: argparse.Namespace, federation: contextlib.AbstractContextManager[Runs] | None = None
+) -> ExitCode:
+    """Search, compare the best with what else there is, and write it down.
+
+    Args:
+        federation: what runs the trials; ``None`` for simulation.
+    """
+    console = make_console()
+    output = options.output or options.config.with_suffix(".tuned.yaml")
+    check_output(output)
+    folder = options.out / options.config.stem
+    patience = None if federation is None else PATIENCE
+    own = options.config, options.set, folder, console
+    tuning = Tuning(*own, most_lost=options.most_lost, patience=patience)
+    ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    trials = options.trials or (DEFAULT_TRIALS if options.minutes is None else sys.maxsize)
+    try:
+        with Pool(options.jobs) if federation is None else federation as runs:
+            tuning.begin(runs)
+            while len(tuning.search.trials) < trials and time.monotonic() < ends:
+                tuning.group(runs, trials - len(tuning.search.trials))
+            best = tuning.best
+            if best is None:
+                raise ConfigError("no trial came to a value; their errors are above")
+            outcomes = runs.run(tuning.rivals(best), lambda _job, _news: None)
+    except KeyboardInterrupt:
+        if tuning.best is not None:
+            tuning.write(output, tuning.best)
+        print("afl tune: interrupted; the same command goes on", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    called = tuning.config.algorithm.name, tuning.directory(best.number)
+    show_comparison(console, tuning.judge, best, called, outcomes)
+    tuning.write(output, best)
+    console.print(f"\nNext:  afl run {as_argument(output)}", soft_wrap=True)
+    failed = [outcome for outcome in outcomes if outcome.summary is None]
+    for outcome in failed:
+        print(f"afl tune: {outcome.job.name}: {outcome.error}", file=sys.stderr)
+    return failed[0].code if failed else ExitCode.OK
+
+
+class Tuning:
+    """One search: the configuration that it is about, and all trials so far.
+
+    Attributes:
+        config: with its seed, and what all trials set.
+        folder: where all of it is written.
+
+    Args:
+        most_lost: the share of its value under plain averaging that a site may lose.
+        patience: of trials in a federation (``evaluation.patience``); ``None`` in simulation, where they are
+            pruned.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        folder: Path,
+        console: Console,
+        *,
+        most_lost: float,
+        patience: int | None,
+    ) -> None:
+        given = load_config(path, overrides)
+        self._path, self.folder, self._console = path, folder, console
+        self._most_lost, self._patience = most_lost, patience
+        self._overrides = [*overrides, *fixed_overrides(given), "run.directory=null"]
+        self.config = self.with_params({})
+        self._holds_out = not given.task.held_out
+        self._is_whole = not can_be_cut(self.config)
+        self.judge = Judge.of(self.config)
+        self.search = Search(self.config, folder, most_lost)
+        self._ended: dict[int, Trial] = {}
+        """Of the group that is going on."""
+        if self._holds_out:
+            told = "The configuration holds no records out; here a share of each site's training records is"
+            console.print(f"{told} (task.held_out: {self.config.task.held_out:g}).", soft_wrap=True)
+        if count := len(self.search.trials):
+            console.print(f"{count} trials are there already.")
+
+    def with_params(self, params: Params) -> Config:
+        """A trial's configuration."""
+        given = [*overrides_of(self.config, params)] if params else []
+        config = load_config(
+            self._path,
+            [
+                *self._overrides,
+                "run.trackers=[]",
+                f"evaluation.patience={json.dumps(self._patience)}",
+                *given,
+            ],
+        )
+        return config if config.run.seed is not None else config.with_seed(SEED)
+
+    def directory(self, number: int) -> Path:
+        """A trial's run directory."""
+        return self.folder / "trials" / f"{number:04}"
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial, also of a group that has not ended."""
+        return best_of([*self.search.trials, *self._ended.values()])
+
+    def begin(self, runs: Runs) -> None:
+        """Run plain averaging, which says what no site should lose much of.
+
+        Raises:
+            ConfigError: if it cannot be run.
+        """
+        for job in self._baselines(self.config, "reference")[:1]:
+            (outcome,) = runs.run([job], lambda _job, _news: None)
+            if outcome.summary is None:
+                raise ConfigError(f"plain averaging, which trials are compared with, fails: {outcome.error}")
+            self.judge = self.judge.with_floor(evaluations_of(job.directory), self._most_lost)
+
+    def rivals(self, best: Trial) -> list[Job]:
+        """What the best trial is compared with."""
+        return self._baselines(self.with_params(best.params), f"rivals/{best.number:04}")
+
+    def _baselines(self, config: Config, folder: str) -> list[Job]:
+        """In a federation no site alone, which is the site's to try, and nothing that would send unmasked
+        what is masked."""
+        jobs = rivals(config, self.folder / folder)
+        if self._patience is None:
+            return jobs
+        if config.privacy.secure_aggregation:
+            return []
+        served = {"server": config.server, "faults": config.faults}
+        return [replace(job, config=job.config.model_copy(update=served)) for job in jobs if job.site is None]
+
+    def group(self, runs: Runs, most: int) -> None:
+        """Run the next trials, at most so many, and remember what they gave."""
+        asked = {f"trial {trial.number}": trial for trial in self.search.ask(most)}
+        jobs = [
+            Job(name, self.with_params(trial.params), self.directory(trial.number), False, asks=True)
+            for name, trial in asked.items()
+        ]
+        curves = {name: Curve(self._is_whole) for name in asked}
+
+        def watch(job: Job, news: News) -> bool:
+            trial, curve = asked[job.name], curves[job.name]
+            if isinstance(news, Outcome):
+                self._ended[trial.number] = self._trial(trial, news, curve)
+            if not isinstance(news, Evaluation):
+                return False
+            mean = curve.see(news.round, self.judge.score(news.metrics))
+            if mean is None:
+                return False
+            trial.report(mean, news.round)
+            return bool(news.round < job.config.algorithm.rounds and trial.should_prune())
+
+        runs.run(jobs, watch)
+        ended = [(trial, self._ended.pop(trial.number)) for trial in asked.values()]
+        self.search.tell(ended)
+        for _, trial in ended:
+            self._console.print(self._line(trial), soft_wrap=True, highlight=False)
+
+    def write(self, output: Path, best: Trial) -> None:
+        """Write the chosen configuration, and how it was found."""
+        trials = self.search.trials
+        pruned = sum(trial.result == "pruned" for trial in trials)
+        metric, shown = self._shown(best)
+        own = next((trial for trial in trials if trial.number == 0 and trial.score is not None), None)
+        gave = "" if own is None else f"; the configuration's own settings gave {self._shown(own)[1]}"
+        about = [
+            f"trial {best.number} of {len(trials)} ({pruned} pruned) of {self._path.name}.",
+            f"The worst worker's held-out {metric} was {shown}, a mean of {WINDOW} evaluations{gave}.",
+        ]
+        if self._holds_out:
+            about.append("task.held_out was set by the search: the training records left are those it knew.")
+        rounds = [f"algorithm.rounds={best.round}"]
+        config = load_config(self._path, [*self._overrides, *overrides_of(self.config, best.params), *rounds])
+        write_choice(output, config, about)
+        self._console.print(f"written: {output}", soft_wrap=True)
+
+    def _trial(self, asked: optuna.Trial, outcome: Outcome, seen: Curve) -> Trial:
+        number, params = asked.number, dict(asked.params)
+        if outcome.summary is None:
+            return Trial(number, params, "failed", None, 0, error=outcome.error)
+        evaluations = evaluations_of(self.directory(number))
+        # From the files: a trial that had ended before an interruption was not seen.
+        curve = Curve.of(self.judge, evaluations, is_whole=self._is_whole)
+        for round_, mean in curve.means[len(seen.means) :]:
+            asked.report(mean, round_)
+        result = outcome.summary["result"]
+        if (
+            result == "ok"
+            and self._patience is None
+            and evaluations[-1]["round"] < self.config.algorithm.rounds
+        ):
+            result = "pruned"
+        score = None if result == "diverged" or (self._is_whole and result == "pruned") else curve.best
+        return Trial(number, params, result, score, curve.round, curve.means)
+
+    def _shown(self, trial: Trial) -> tuple[str, str]:
+        """The metric, and what the trial gave the worst worker of it."""
+        directory = self.directory(trial.number)
+        metric = self.judge.ranking(evaluations_of(directory)[0]["workers"]).metric
+        return metric, shown_worst(self.judge, trial, directory)
+
+    def _line(self, trial: Trial) -> str:
+        found = trial.error.splitlines()[0] if trial.error else trial.result
+        if trial.score is not None:
+            found = "worst held-out {} {}".format(*self._shown(trial)) + f" after {trial.round} rounds"
+            found += ", pruned" if trial.result == "pruned" else ""
+            found += ", the best so far" if self.search.best is trial else ""
+        return f"trial {trial.number}: {found}; {shown_params(trial.params)}"

@@ -1,0 +1,114 @@
+"""How good a trial is: by the worst worker's value on records that are held out, evaluation by evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from afl.config import Config
+from afl.core.rounds.patience import HELD_OUT
+from afl.core.rounds.policy import RankBy
+
+PENALTY: Final = 10.0
+"""How much a site's loss below its floor counts against a gain of the worst one's."""
+
+WINDOW: Final = 5
+"""Evaluations that are averaged: a single one is noisy, and dual weights swing within a block."""
+
+Metrics: TypeAlias = Sequence[Mapping[str, float]]
+"""An evaluation's, by worker and name; those of an absent worker are empty."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """By which held-out metric trials are judged.
+
+    Attributes:
+        by: the metric, without the prefix ``held_out_``; ``None`` for accuracy where the task has it, else
+            loss.
+        floor: what each worker should have at least, ``[m]``, negated where less is better; empty for none.
+    """
+
+    by: RankBy | None
+    floor: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Judge:
+        """That of ``evaluation.rank_by``."""
+        own = config.evaluation.ranking
+        return cls(None if own is None else RankBy(own.metric.removeprefix(HELD_OUT), own.higher_is_better))
+
+    def ranking(self, metrics: Metrics) -> RankBy:
+        """The metric, for workers that report these."""
+        if self.by is not None:
+            return self.by
+        has_accuracy = all("accuracy" in own for own in metrics if own)
+        return RankBy("accuracy", True) if has_accuracy else RankBy("loss", False)
+
+    def values(self, metrics: Metrics) -> list[float]:
+        """Each worker's held-out value, negated where less is better; empty if somebody's is not known."""
+        by = self.ranking(metrics)
+        sign = 1 if by.higher_is_better else -1
+        known = [sign * own[name] for own in metrics if (name := f"{HELD_OUT}{by.metric}") in own]
+        return known if len(known) == len(metrics) else []
+
+    def score(self, metrics: Metrics) -> float | None:
+        """The worst worker's value, less what any lacks to its floor, times :data:`PENALTY`; ``None`` if
+        somebody's is not known."""
+        values = self.values(metrics)
+        if not values:
+            return None
+        lacks = (least - value for least, value in zip(self.floor, values, strict=False))
+        return min(values) - PENALTY * max(0.0, *lacks, 0.0)
+
+    def with_floor(self, evaluations: Sequence[Mapping[str, Any]], most_lost: float) -> Judge:
+        """With a floor of what each worker has in a run at its best, less the share ``most_lost``."""
+        end = Curve.of(self, evaluations).round
+        rounds = [line["round"] for line in evaluations]
+        if end not in rounds:
+            return self
+        last = rounds.index(end) + 1
+        window = [self.values(line["workers"]) for line in evaluations[max(0, last - WINDOW) : last]]
+        means = [sum(values) / len(values) for values in zip(*window, strict=True)]
+        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means))
+
+
+@dataclass
+class Curve:
+    """A trial's scores so far.
+
+    Attributes:
+        means: by round, over the last :data:`WINDOW` evaluations.
+        is_whole: whether only the last round's model is there to be taken: step sizes look at the run's
+            length, so that its first rounds are no shorter run.
+        best: the best mean of :data:`WINDOW` evaluations in a row.
+        round: of the last of them.
+    """
+
+    is_whole: bool = False
+    scores: list[float] = field(default_factory=list)
+    means: list[tuple[int, float]] = field(default_factory=list)
+    best: float | None = None
+    round: int = 0
+
+    @classmethod
+    def of(cls, judge: Judge, evaluations: Iterable[Mapping[str, Any]], *, is_whole: bool = False) -> Curve:
+        """Of evaluations' lines of a run's metrics."""
+        curve = cls(is_whole)
+        for line in evaluations:
+            curve.see(line["round"], judge.score(line["workers"]))
+        return curve
+
+    def see(self, round_: int, score: float | None) -> float | None:
+        """Take the next evaluation; returns the mean over the last few, if there are enough."""
+        if score is None:
+            return None
+        self.scores.append(score)
+        if len(self.scores) < WINDOW:
+            return None
+        mean = sum(self.scores[-WINDOW:]) / WINDOW
+        self.means.append((round_, mean))
+        if self.best is None or self.is_whole or mean > self.best:
+            self.best, self.round = mean, round_
+        return mean

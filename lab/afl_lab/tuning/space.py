@@ -1,0 +1,139 @@
+"""Which settings are searched, between which values, and what a trial's values are in a configuration."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from afl.config import Config
+from afl.config.compressors import BITS_TAKERS
+from afl.core.algorithms.registry import algorithm_named
+from afl.core.messages import BITS
+from afl.errors import ConfigError
+
+HELD_OUT_SHARE: Final = 0.2
+"""Where a configuration holds nothing out."""
+
+FEWEST_EVALUATIONS: Final = 20
+"""Of a trial: the best of them says how many rounds to take."""
+
+FLOAT_BITS: Final = 32
+
+DECAY: Final = (1e-5, 0.1)
+"""Between these weight decay is searched; the least does nothing."""
+
+Params: TypeAlias = Mapping[str, Any]
+"""A trial's values, by the names of :func:`space_of`."""
+
+
+def fixed_overrides(config: Config) -> list[str]:
+    """What all trials set, as ``--set`` has it: records held out, and step sizes that are numbers.
+
+    Raises:
+        ConfigError: if the configuration cannot be tuned.
+    """
+    own = config.algorithm
+    if config.privacy.losses == "hidden":
+        told = "privacy.losses is hidden, and trials are judged by each worker's own value"
+        raise ConfigError(f"{told}; tune with --set privacy.losses=shown, and hide them in the run itself")
+    if own.uplink_compressor.options.get("ratio") == "theory":
+        raise ConfigError("algorithm.uplink.ratio is theory; tune with a number, such as afl theory gives")
+    given = [] if config.task.held_out else [f"task.held_out={HELD_OUT_SHARE}"]
+    given += [f"algorithm.eta_w={own.eta_w_value!r}", "algorithm.smoothness=null"]
+    if own.takes("eta_q"):
+        given += [f"algorithm.eta_q={config.eta_q_value!r}", "algorithm.sigma_q=null"]
+    if own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
+        given.append(f"evaluation.every={max(1, own.rounds // FEWEST_EVALUATIONS)}")
+    return given
+
+
+def space_of(config: Config) -> dict[str, BaseDistribution]:
+    """What is searched, around a configuration's own values.
+
+    A round of a trial sends about as many bytes as the configuration's: with fewer bits go more values. How
+    many rounds are taken is no dimension: a run's first rounds are those of a shorter run, so each trial
+    shows all.
+    """
+    own = config.algorithm
+    space: dict[str, BaseDistribution] = {"eta_w": _around(own.eta_w_value, 1 / 30, 3)}
+    if own.takes("eta_q"):
+        space["eta_q"] = _around(config.eta_q_value or 0.1, 1 / 10, 30)
+    if own.takes("block"):
+        block = math.isqrt(own.rounds)
+        least, most = (
+            min(max(2, block // 4), own.block_length),
+            max(min(own.rounds, 10 * block), own.block_length),
+        )
+        space["block"] = IntDistribution(least, most, log=True)
+    if own.takes("dual_loss"):
+        space["dual_loss"] = CategoricalDistribution(["training", "held-out"])
+    if own.takes("uplink") and _takes_bits(config):
+        space["bits"] = CategoricalDistribution(sorted({4, 6, 8, 12, _bits(config)}))
+    if "weight_decay" in type(own).model_fields:
+        space["weight_decay"] = FloatDistribution(*DECAY, log=True)
+    return space
+
+
+def own_params(config: Config) -> dict[str, Any]:
+    """The configuration's own values: those of the first trial."""
+    own = config.algorithm
+    decay = getattr(own, "weight_decay", None) or DECAY[0]
+    values = {
+        "eta_w": own.eta_w_value,
+        "eta_q": config.eta_q_value or 0.1,
+        "block": own.block_length,
+        "dual_loss": own.dual_loss or "training",
+        "bits": _bits(config),
+        "weight_decay": min(max(decay, DECAY[0]), DECAY[1]),
+    }
+    return {name: values[name] for name in space_of(config)}
+
+
+def overrides_of(config: Config, params: Params) -> list[str]:
+    """A trial's values as ``--set`` has them; what depends on the number of bits goes with it."""
+    plain = {name: _short(value) for name, value in params.items() if name != "bits"}
+    given = [f"algorithm.{name}={json.dumps(value)}" for name, value in plain.items()]
+    if "bits" in params:
+        up, bits = config.algorithm.uplink_compressor, params["bits"]
+        options: dict[str, Any] = {"name": up.name, **up.options}
+        options["ratio"] = _short(min(1.0, options["ratio"] * _bits(config) / bits))
+        options |= {} if bits == FLOAT_BITS else {BITS: bits}
+        ways = ["uplink"] if config.algorithm.downlink is None else ["uplink", "downlink"]
+        given += [f"algorithm.{way}={json.dumps(options)}" for way in ways]
+    return given
+
+
+def can_be_cut(config: Config) -> bool:
+    """Whether a run's first rounds are those of a shorter run: its step sizes do not look at its length."""
+    return (
+        getattr(config.algorithm, "schedule", None) is None
+        and not algorithm_named(config.algorithm.name).options
+    )
+
+
+def _short(value: Any) -> Any:
+    """A number that a person can read; the rest of its digits means nothing."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _around(value: float, least: float, most: float) -> FloatDistribution:
+    return FloatDistribution(value * least, value * most, log=True)
+
+
+def _takes_bits(config: Config) -> bool:
+    up, down = config.algorithm.uplink_compressor, config.algorithm.downlink_compressor
+    return up.name in BITS_TAKERS and up == down and "ratio" in up.options
+
+
+def _bits(config: Config) -> int:
+    bits: Any = config.algorithm.uplink_compressor.options.get(BITS, FLOAT_BITS)
+    return int(bits)

@@ -1,0 +1,149 @@
+"""What a search tries, and how it judges a trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from afl.config import Config, config_from_text, dump_config
+from afl.errors import ConfigError
+from afl_lab.tuning.curve import PENALTY, WINDOW, Curve, Judge
+from afl_lab.tuning.search import Trial, best_of
+from afl_lab.tuning.space import fixed_overrides, overrides_of, own_params, space_of
+
+BASE = """
+workers: 3
+task: {name: digits}
+algorithm:
+  name: afl-com
+  rounds: 400
+  eta_w: 0.2
+  eta_q: 0.05
+  uplink: {name: rand-k, ratio: 0.1, bits: 8}
+evaluation: {every: 10, rank_by: accuracy}
+run: {seed: 1}
+"""
+
+
+def config(*overrides: str) -> Config:
+    return config_from_text(BASE, "test", overrides)
+
+
+def with_params(params: dict[str, Any], *overrides: str) -> Config:
+    base = config(*overrides)
+    return config(*overrides, *fixed_overrides(base), *overrides_of(base, params))
+
+
+def test_the_first_trial_is_the_configuration_itself() -> None:
+    own, tried = config().algorithm, with_params(own_params(config())).algorithm
+    assert (tried.eta_w, tried.eta_q, tried.block) == (own.eta_w, own.eta_q, own.block_length)
+    assert tried.uplink_compressor == own.uplink_compressor
+    assert with_params({}).task.held_out == 0.2
+    assert with_params({}, "task.held_out=0.3").task.held_out == 0.3
+
+
+@pytest.mark.parametrize("name", ["afl-com", "afl-br", "sgda", "fedavg"])
+def test_all_of_the_space_makes_configurations(name: str) -> None:
+    given = [f"algorithm.name={name}"]
+    given += [] if name == "afl-com" else ["algorithm.uplink=null"]
+    given += ["algorithm.eta_q=null"] if name == "fedavg" else []
+    space = space_of(config(*given))
+    assert {"eta_w", "weight_decay"} <= space.keys()
+    assert ("eta_q" in space, "block" in space) == (name != "fedavg", name.startswith("afl"))
+    for end in (0, -1):
+        params = {
+            key: each.choices[end] if hasattr(each, "choices") else (each.low, each.high)[end]  # type: ignore[attr-defined]
+            for key, each in space.items()
+        }
+        tried = with_params(params, *given)
+        assert tried.algorithm.eta_w == pytest.approx(params["eta_w"], rel=0.01)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 12])
+def test_a_round_sends_no_more_than_before(bits: int) -> None:
+    options = with_params({"bits": bits}).algorithm.uplink_compressor.options
+    ratio: Any = options["ratio"]
+    assert options["bits"] == bits
+    assert ratio * bits == pytest.approx(0.1 * 8, rel=0.01)
+
+
+def test_step_sizes_of_the_theory_become_numbers() -> None:
+    theory = [
+        "algorithm.eta_w=theory",
+        "algorithm.smoothness=2",
+        "algorithm.eta_q=theory",
+        "algorithm.sigma_q=1",
+    ]
+    tried = with_params(own_params(config(*theory)), *theory).algorithm
+    assert tried.eta_w == pytest.approx(config(*theory).algorithm.eta_w_value, rel=0.01)
+    assert tried.smoothness is tried.sigma_q is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["privacy.secure_aggregation=true", "privacy.losses=hidden"], "privacy.losses=shown"),
+        (["algorithm.uplink.ratio=theory"], "a number"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fixed_overrides(config(*overrides))
+
+
+def test_only_what_was_given_is_written() -> None:
+    text = dump_config(config("run.directory=null"), only_given=True)
+    assert config_from_text(text, "test") == config()
+    assert "heartbeat" not in text
+    assert "directory" not in text
+
+
+def test_trials_are_judged_by_the_worst_held_out_value() -> None:
+    metrics = [
+        {"accuracy": 0.1, "held_out_accuracy": 0.8, "loss": 1.0, "held_out_loss": 2.0} for _ in range(2)
+    ]
+    metrics[1]["held_out_accuracy"] = 0.6
+    assert Judge.of(config()).score(metrics) == 0.6
+    assert Judge.of(config("evaluation.rank_by=held_out_loss")).score(metrics) == -2.0
+    unranked = Judge.of(config("evaluation.rank_by=null"))
+    assert unranked.score(metrics) == 0.6
+    assert unranked.score([{"held_out_loss": 3.0}]) == -3.0
+    assert unranked.score([*metrics, {}]) is None
+
+
+def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations() -> None:
+    curve = Curve()
+    scores = [0.9, *[0.1] * WINDOW, *[0.5] * WINDOW, *[0.2] * WINDOW]
+    for number, score in enumerate(scores):
+        curve.see(10 * number, score)
+    assert (curve.best, curve.round) == (pytest.approx(0.5), 10 * 2 * WINDOW)
+    whole = Curve(is_whole=True)
+    for number, score in enumerate(scores):
+        whole.see(10 * number, score)
+    assert (whole.best, whole.round) == (pytest.approx(0.2), 10 * (len(scores) - 1))
+
+
+def test_the_first_of_equally_good_trials_is_the_best() -> None:
+    trials = [Trial(number, {}, "ok", score, 1) for number, score in enumerate([None, 0.5, 0.7, 0.7])]
+    best = best_of(trials)
+    assert best is not None
+    assert best.number == 2
+    assert best_of(trials[:1]) is None
+
+
+def test_what_a_site_lost_counts_more_than_what_the_worst_gained() -> None:
+    def lines(*values: float) -> list[dict[str, Any]]:
+        return [
+            {"round": round_, "workers": [{"accuracy": 0.0, "held_out_accuracy": value} for value in values]}
+            for round_ in range(1, WINDOW + 1)
+        ]
+
+    judge = Judge.of(config()).with_floor(lines(0.5, 0.8), 0.1)
+    assert judge.floor == (pytest.approx(0.45), pytest.approx(0.72))
+    assert judge.score(lines(0.6, 0.72)[0]["workers"]) == 0.6
+    assert judge.score(lines(0.6, 0.70)[0]["workers"]) == pytest.approx(0.6 - PENALTY * 0.02)
+    loss = [{"round": line["round"], "workers": [{"held_out_loss": 2.0}]} for line in lines(0)]
+    lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, 0.1)
+    assert lower.floor == (pytest.approx(-2.2),)
+    assert lower.score([{"held_out_loss": 2.3}]) == pytest.approx(-2.3 - PENALTY * 0.1)
