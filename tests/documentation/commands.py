@@ -32,6 +32,7 @@ OTHERS = {
         "mkdir",
         "mv",
         "openssl",
+        "podman",
         "pip",
         "printf",
         "prometheus",
@@ -83,7 +84,7 @@ def check(line: str) -> None:
     elif program in {"systemctl", "journalctl"}:
         unit = re.sub(r"@.*", "@", arguments[-1])
         must((ROOT / "deploy" / "systemd" / f"{unit}.service").is_file(), "there is no such unit", line)
-    elif program == "docker":
+    elif program in {"docker", "podman"}:
         check_image(words, line)
     elif program == "kubectl":
         templates = "\n".join(path.read_text(encoding="utf-8") for path in chart.CHART.rglob("*.yaml"))

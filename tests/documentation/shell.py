@@ -35,6 +35,7 @@ NOT_RUN = {
     "kind",
     "kubectl",
     "pip",
+    "podman",
     "prometheus",
     "ssh",
     "systemctl",
