@@ -195,6 +195,32 @@ def test_pods_that_are_rolled_during_a_run_change_no_bit(tmp_path: Path) -> None
         check_is_as_undisturbed(cluster, documents)
 
 
+@pytest.mark.slow
+def test_sites_with_releases_of_their_own_take_part_within_their_policies(tmp_path: Path) -> None:
+    files = by_hand(tmp_path)
+    secrets = {SERVER: files[SERVER]}
+    documents = small("cluster", {"site": {"enabled": False}}, rounds=12)
+    sites = [(f"{name}-{WORKER}", worker) for worker, name in enumerate(("north", "south"))]
+    for name, worker in sites:
+        policy = f"servers: [{SERVER}:50051]\ntasks: {{synthetic: any}}\naudit: /var/lib/afl/audit.jsonl\n"
+        site = {"firstId": worker, "host": SERVER, "policy": policy, "data": {"enabled": False}}
+        release = name.removesuffix(f"-{WORKER}")
+        documents += build("site", {"task": "synthetic", "site": site}, release=release)
+        kept = {"ca.pem", f"worker-{worker}.pem", f"worker-{worker}.key"}
+        secrets[name] = {file: content for file, content in files[WORKER].items() if file in kept}
+    with Cluster(documents, tmp_path / "pods", secrets) as cluster:
+        assert cluster.replicas == {SERVER: 1, **{name: 1 for name, _ in sites}}
+        pods = [cluster.start(SERVER), *(cluster.start(name, worker) for name, worker in sites)]
+        for pod in pods:
+            pod.wait_for("staying", timeout=START_S)
+        check_is_as_undisturbed(cluster, documents)
+        for name, worker in sites:
+            assert (cluster.claim("journal", name, worker) / "audit.jsonl").stat().st_size > 0
+            status, page = cluster.get(name, worker, 9091, "/metrics")
+            assert status == 200
+            assert "afl_site_" in page
+
+
 def test_a_root_that_is_read_only_and_a_user_without_rights(tmp_path: Path) -> None:
     """That the emulation is one: what it forbids is forbidden."""
     documents = small("laptop", {}, rounds=12)

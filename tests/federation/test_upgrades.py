@@ -159,13 +159,13 @@ def test_a_site_that_upgrades_last_is_told_and_gives_up_with_a_code_of_its_own(
     tmp_path: Path, later: Release
 ) -> None:
     with Federation(CONFIG, tmp_path / "run", environment=later.environment) as federation:
-        late = federation.start("0", "--give-up-after", "1s", environment=PRESENT.environment)
+        late = federation.start("0", "--give-up-after", "4s", environment=PRESENT.environment)
         late.expect(ExitCode.VERSION)
         present, other = f"(afl {__version__}) speaks protocol {PROTOCOL}", f"(afl {later.version}) protocol"
         for said in (
             f"this worker {present}, the server {other} {PROTOCOL + 1}: install afl",
             f"install afl {later.version} at the worker",
-            "(--give-up-after 1.0 s)",
+            "(--give-up-after 4.0 s)",
         ):
             assert said in late.text
         (line,) = late.logged("reconnecting")
@@ -181,7 +181,7 @@ def test_a_version_that_computes_otherwise_waits_before_it_has_computed(tmp_path
     }
     other = release_of_tree(tmp_path / "other", "99.2.0", changes)
     with Federation(CONFIG, tmp_path / "run") as federation:
-        worker = federation.start("0", "--give-up-after", "2s", environment=other.environment)
+        worker = federation.start("0", "--give-up-after", "6s", environment=other.environment)
         worker.expect(ExitCode.VERSION)
         assert "this worker (afl 99.2.0) draws or computes something else" in worker.text
         assert len(federation.server.logged("refused")) > 1

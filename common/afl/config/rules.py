@@ -295,7 +295,7 @@ def _of_kind(
 ) -> Iterator[Problem]:
     for key, kinds in users.items():
         if values.get(key) is not None and kind not in kinds:
-            accepted = f"no {key}; only {by}: {' and '.join(kinds)} uses it"
+            accepted = f"no {key}; only {by}: {' and '.join(kinds)} use{'s' * (len(kinds) == 1)} it"
             yield Problem((section, key), shown(values[key]), accepted)
 
 
