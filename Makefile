@@ -5,6 +5,8 @@
 # make proto    write the protobuf modules again after a change of proto/
 # make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/
 # make policy   checkov over deploy/, from an environment of its own (.venv-policy): it pins much of what we use
+# make pins     write what the images install, with hashes, again after a change of constraints.txt
+# make helm     Helm into the environment, for the tests of the chart, where it is not on the PATH (Linux on x86-64)
 # make bench    what a round costs, beside gRPC's own floor
 # make clean    remove what was made here, the environments too
 #
@@ -24,7 +26,7 @@ COMMA := ,
 # Whole files, in pytest's order: what takes longest comes first, and tests/unit fills up at the end.
 SIDE_BY_SIDE = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test lint proto docs policy bench clean venv
+.PHONY: demo quick test lint proto docs policy pins helm bench clean venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.tasks
@@ -62,6 +64,24 @@ policy: $(VENV)/.dev .venv-policy/bin/checkov
 .venv-policy/bin/checkov:
 	$(PYTHON) -m venv .venv-policy
 	.venv-policy/bin/python -m pip install --quiet checkov==3.3.30
+
+# As on a system that PyTorch has no CUDA for: PyTorch and what its CUDA builds need come from its own index.
+PIN = MACOSX_DEPLOYMENT_TARGET=14.0 .venv-pins/bin/uv pip compile --quiet --python-version 3.11 \
+	--python-platform aarch64-apple-darwin --constraint constraints.txt --generate-hashes --no-annotate \
+	--custom-compile-command "make pins" --no-emit-package torch --no-emit-package torchvision pyproject.toml
+
+pins: .venv-pins/bin/uv
+	$(PIN) --output-file deploy/containers/requirements-server.txt
+	$(PIN) --output-file deploy/containers/requirements-worker.txt --extra tasks
+
+.venv-pins/bin/uv:
+	$(PYTHON) -m venv .venv-pins
+	.venv-pins/bin/python -m pip install --quiet uv==0.13.9
+
+helm: $(BIN)/helm
+
+$(BIN)/helm: | $(VENV)/.dev
+	command -v helm || $(BIN)/python -m afl_tools.helm $@
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m afl_benchmarks.rounds $(ARGS)

@@ -66,6 +66,6 @@ def seeds_of(text: str) -> list[int]:
 
 def positive(text: str) -> int:
     """A count, as an option has it."""
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a number of runs from 1")
     return int(text)

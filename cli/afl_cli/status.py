@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import re
@@ -11,7 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +24,7 @@ from afl.security.certificates import read_authorities, read_file
 from afl.security.identity import checked_token
 from afl.terminal.display import RunDisplay
 from afl.terminal.view import RunView, make_console, sessions_table
+from afl.user_code import described
 
 HELP = "show how a running server is doing"
 
@@ -79,14 +81,28 @@ def run(options: argparse.Namespace) -> ExitCode:
     state = fetch_status(options.server, token, context)
     if options.json:
         print(json.dumps(state, indent=2))
-    elif options.watch:
-        _watch(state, lambda: fetch_status(options.server, token, context))
-    else:
-        console = make_console()
-        console.print(RunView(state))
-        if (sessions := sessions_table(state)) is not None:
-            console.print(sessions)
+        return ExitCode.OK
+    with _of_another(options.server):
+        if options.watch:
+            _watch(state, lambda: fetch_status(options.server, token, context))
+        else:
+            console = make_console()
+            console.print(RunView(state))
+            if (sessions := sessions_table(state)) is not None:
+                console.print(sessions)
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _of_another(server: str) -> Iterator[None]:
+    """A state of other values than ours is no fault of this command: LostServerError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LostServerError(
+            f"{server} answers with a state that cannot be shown ({described(error)}): it is no afl server, "
+            "or of another version; --json prints what it says"
+        ) from error
 
 
 def _watch(state: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> None:
@@ -138,7 +154,7 @@ def fetch_status(server: str, token: str = "", context: ssl.SSLContext | None = 
             raise LostServerError(f"{what}: {right}") from error
         right = "give the address that the server's configuration has under server.http"
         raise LostServerError(f"{what}: it is not an afl server; {right}") from error
-    except (ValueError, http.client.HTTPException) as error:
+    except (ValueError, RecursionError, http.client.HTTPException) as error:
         what = "does not answer as an afl server does; is it the gRPC port (server.listen)?"
         right = "Give the one under server.http, with https:// if server.http_certificate is set"
         raise LostServerError(f"{url} {what} {right}") from error

@@ -301,7 +301,7 @@ def _table(*columns: str) -> Table:
 
 def whole(text: str) -> int:
     """A count, as an option has it."""
-    if not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {LARGEST:g}")
     return int(text)
 

@@ -44,7 +44,7 @@ class ExitCode(enum.IntEnum):
     IN_USE = 11, "another process has this run, or this worker's journal; the log names it"
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     POLICY = 13, "this site's policy forbids what the server asks for; the log names each line of it"
-    VERSION = 14, "server and worker have no protocol in common for longer than give_up_after; upgrade one"
+    VERSION = 14, "server and worker had versions that cannot work together for longer than give_up_after"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 

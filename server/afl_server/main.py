@@ -10,7 +10,7 @@ from pathlib import Path
 from afl.config import Config, load_config
 from afl.config.address import check_plaintext
 from afl.config.document import help_text
-from afl.daemon.logs import set_up_logs
+from afl.daemon.logs import add_to_every_line, set_up_logs
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.paths import expanded, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, STATE_FOLDER
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config is not None and options.resume is not None:
         parser.error("--resume uses the run's own configuration; leave out --config")
     set_up_logs(level=options.log_level, as_json=options.json_logs)
+    add_to_every_line(run_id=None)
     try:
         with naming_paths():
             if options.resume is None:

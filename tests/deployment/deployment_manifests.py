@@ -1,4 +1,4 @@
-"""What the kustomizations of deploy/kubernetes say, built by ``kubectl kustomize``."""
+"""What the chart of deploy/helm renders, for its example values and for each of its options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,77 +16,140 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy" / "kubernetes"
+FOLDER = ROOT / "deploy" / "helm"
+CHART = FOLDER / "afl"
 
-OVERLAYS = ("cluster", "server-only", "laptop")
-
-COMBINATIONS = {
-    "cluster": [(), ("cert-manager", "cert-manager-workers"), ("monitoring",)],
-    "server-only": [(), ("cert-manager",), ("monitoring",), ("ingress", "cert-manager", "monitoring")],
-    "laptop": [(), ("monitoring",)],
-}
-"""Of each overlay, sets of the components that its kustomization has commented out."""
-
-ALL = [(overlay, added) for overlay, sets in COMBINATIONS.items() for added in sets]
+EXAMPLES = ("cluster", "server", "site", "laptop")
+"""Files of values beside the chart."""
 
 Document = dict[str, Any]
+Values = dict[str, Any]
+
+_MONITORING: Values = {
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True},
+    }
+}
+_PLACED: Values = {
+    "priorityClassName": "high",
+    "nodeSelector": {"pool": "ours"},
+    "tolerations": [{"key": "ours", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "env": [{"name": "OURS", "value": "1"}],
+}
+_PEER: Values = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "theirs"}}}
+_FULL_SERVER: Values = {
+    **_MONITORING,
+    "imagePullSecrets": [{"name": "registry"}],
+    "certManager": {"enabled": True},
+    "server": {
+        **_PLACED,
+        "public": "Ingress",
+        "host": "server.example.org",
+        "publicAnnotations": {"example.org/ours": "yes"},
+        "ingressClassName": "nginx",
+        "ingressFrom": [_PEER],
+        "sourceRanges": ["192.0.2.0/24"],
+        "storage": {"size": "20Gi", "className": "fast"},
+        "extraArgs": ["--log-level=debug"],
+    },
+}
+_FULL_SITE: Values = {
+    **_MONITORING,
+    "imagePullSecrets": [{"name": "registry"}],
+    "site": {
+        **_PLACED,
+        "firstId": 5,
+        "count": 3,
+        "port": 443,
+        "egressTo": [{"ipBlock": {"cidr": "203.0.113.7/32"}}],
+        "proxy": "proxy.example.org:3128",
+        "minBatch": 16,
+        "tls": {
+            "secret": "ours",
+            "certificate": "tls.crt",
+            "key": "tls.key",
+            "ca": "ca.crt",
+            "serverName": "a",
+        },
+        "gpu": {"count": 2},
+        "runtimeClassName": "nvidia",
+        "data": {"existingClaim": "records"},
+        "journal": {"size": "1Gi", "className": "fast"},
+        "extraArgs": ["--name=north-$(AFL_WORKER_ID)"],
+    },
+}
+
+COMBINATIONS: dict[str, tuple[str | None, Values]] = {
+    "default": (None, {}),
+    **{name: (name, {}) for name in EXAMPLES},
+    "cluster, issued": ("cluster", {"certManager": {"enabled": True}, **_MONITORING}),
+    "cluster, full": ("cluster", {**_FULL_SERVER, "site": {**_PLACED, "topologyKey": None}}),
+    "server, full": ("server", _FULL_SERVER),
+    "server, by the sites' addresses": ("server", {"server": {"sourceRanges": ["192.0.2.0/24"]}}),
+    "site, full": ("site", _FULL_SITE),
+    "no network policies": ("laptop", {"networkPolicy": {"enabled": False}}),
+}
+"""An example, and the values that are set beside it."""
+
+ALL = list(COMBINATIONS)
 
 
-def named(combination: tuple[str, tuple[str, ...]]) -> str:
-    overlay, added = combination
-    return "+".join((overlay, *added))
+def helm() -> str:
+    """The program: what ``make helm`` puts beside Python, or one on the PATH."""
+    beside = Path(sys.executable).with_name("helm")
+    found = str(beside) if beside.is_file() else shutil.which("helm")
+    if found is None:
+        pytest.skip("helm is not installed: make helm")
+    return found
 
 
-def copied(folder: Path) -> Path:
-    """A copy that a test may edit as a user would."""
-    return Path(shutil.copytree(FOLDER, folder / "kubernetes"))
-
-
-def uncomment(kustomization: Path, component: str) -> None:
-    """Take a component in, as a user does: by removing the ``#`` before its line."""
-    text = kustomization.read_text(encoding="utf-8")
-    changed, count = re.subn(
-        rf"^  # (- \S+/components/{component}(?: .*)?)$", r"  \1", text, flags=re.MULTILINE
-    )
-    assert count == 1, f"{kustomization} has no line to uncomment for {component}"
-    kustomization.write_text(changed, encoding="utf-8")
-
-
-def set_setting(settings: Path, key: str, value: str) -> None:
-    """Change a line of an overlay's settings.yaml."""
-    text = settings.read_text(encoding="utf-8")
-    changed, count = re.subn(rf"^  {key}: .*$", f'  {key}: "{value}"', text, flags=re.MULTILINE)
-    assert count == 1, f"{settings} has no {key}"
-    settings.write_text(changed, encoding="utf-8")
-
-
-def build(folder: Path) -> list[Document]:
+def build(
+    example: str | None, changed: Values, *, release: str = "afl", folder: Path = FOLDER
+) -> list[Document]:
     """The documents that would be applied.
 
     Raises:
-        AssertionError: with what kustomize says.
+        AssertionError: with what Helm says.
     """
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], check=False, capture_output=True, text=True)
+    values = ["--values", "-"] if changed else []
+    if example is not None:
+        values = ["--values", str(folder / f"{example}.yaml"), *values]
+    done = subprocess.run(
+        [helm(), "template", release, str(CHART), "--namespace", "ours", *values],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=json.dumps(changed),
+    )
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def rendered(combination: tuple[str, tuple[str, ...]]) -> list[Document]:
-    """The documents of an overlay with components; each call has its own."""
+def rendered(combination: str) -> list[Document]:
+    """The documents of a combination; each call has its own."""
     documents: list[Document] = json.loads(_rendered(combination))
     return documents
 
 
 @cache
-def _rendered(combination: tuple[str, tuple[str, ...]]) -> str:
-    overlay, added = combination
-    with tempfile.TemporaryDirectory() as folder:
-        place = copied(Path(folder)) / "overlays" / overlay
-        for component in added:
-            uncomment(place / "kustomization.yaml", component)
-        return json.dumps(build(place))
+def _rendered(combination: str) -> str:
+    return json.dumps(build(*COMBINATIONS[combination]))
+
+
+def example_values(example: str) -> Values:
+    """Of an example, or the chart's own."""
+    path = CHART / "values.yaml" if example == "default" else FOLDER / f"{example}.yaml"
+    values: Values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return values
+
+
+def ordinals(stateful_set: Document) -> range:
+    """The numbers of its pods."""
+    first = stateful_set["spec"].get("ordinals", {}).get("start", 0)
+    return range(first, first + stateful_set["spec"]["replicas"])
 
 
 def of_kind(documents: list[Document], *kinds: str) -> list[Document]:
@@ -99,10 +162,11 @@ def the(documents: list[Document], kind: str, name: str) -> Document:
     return found
 
 
-def pod_specs(documents: list[Document]) -> Iterator[tuple[str, Document]]:
-    """Name and pod's specification of each StatefulSet."""
+def pod_specs(documents: list[Document], *, template: bool = False) -> Iterator[tuple[str, Document]]:
+    """Name and pod's specification of each StatefulSet, or all of the pod's template."""
     for document in of_kind(documents, "StatefulSet"):
-        yield document["metadata"]["name"], document["spec"]["template"]["spec"]
+        found = document["spec"]["template"]
+        yield document["metadata"]["name"], found if template else found["spec"]
 
 
 def expanded(text: str, values: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from deployment_manifests import ROOT, Document, command, environment, of_kind
+from deployment_manifests import ROOT, Document, command, environment, of_kind, ordinals
 
 from support.process import Process
 
@@ -78,7 +78,7 @@ class Cluster:
         self._starts = 0
         folder.mkdir(parents=True, exist_ok=True)
         for name, each in self._sets.items():
-            for ordinal in range(each["spec"]["replicas"]):
+            for ordinal in ordinals(each):
                 self._addresses[name, ordinal] = f"10.44.0.{10 + len(self._addresses)}"
 
     def __enter__(self) -> Self:
@@ -222,7 +222,7 @@ class Cluster:
             for name, each in self._sets.items():
                 labels = each["spec"]["template"]["metadata"]["labels"]
                 if service["spec"]["selector"].items() <= labels.items():
-                    lines.append(f"{self._addresses[name, 0]} {service['metadata']['name']}")
+                    lines.append(f"{self._addresses[name, ordinals(each)[0]]} {service['metadata']['name']}")
         return "\n".join(lines) + "\n"
 
 

@@ -8,14 +8,18 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Callable
+from importlib.metadata import distribution, requires, version
 from pathlib import Path
 
 import pytest
 from deployment_manifests import ROOT
 from deployment_pods import CONTAINERFILE
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import afl_server.main
 import afl_worker.main
@@ -95,8 +99,72 @@ def test_an_image_runs_as_nobody_in_particular(stage: str) -> None:
 @pytest.mark.parametrize("stage", ["server", "worker"])
 def test_what_an_image_has_is_what_was_installed_and_no_source(stage: str) -> None:
     copies = [rest for word, rest in stages()[stage] if word in {"COPY", "ADD"}]
-    assert copies == [f"--from={stage}-packages /opt/afl /opt/afl"]
-    assert f"{stage}-packages" in stages()
+    layers = [f"--from={stage}-packages /opt/afl /opt/afl", f"--from={stage}-layer /layer/opt/afl /opt/afl"]
+    assert copies == layers, "what changes least comes first"
+    assert {f"{stage}-packages", f"{stage}-layer"} <= stages().keys()
+
+
+@pytest.mark.parametrize("stage", ["server", "worker"])
+def test_what_is_installed_beside_afl_knows_nothing_of_its_source(stage: str) -> None:
+    """So that the layer of dependencies stays as it was when afl changes."""
+    copied = {
+        source for word, rest in stages()[f"{stage}-packages"] if word == "COPY" for source in rest.split()
+    }
+    assert copied.isdisjoint({"common", "cli", "server", "worker", "lab", "pyproject.toml"})
+    assert f"deploy/containers/requirements-{stage}.txt" in copied
+
+
+def pinned(stage: str) -> dict[str, str]:
+    """The versions in a stage's file, by name."""
+    text = (CONTAINERFILE.parent / f"requirements-{stage}.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
+    assert len(found) == len(re.findall(r"^[^ #\n]", text, re.M)), "each has hashes"
+    return {name: version for name, version, _ in found}
+
+
+@pytest.mark.parametrize("stage", ["server", "worker"])
+def test_the_pins_with_hashes_are_what_afl_and_pytorch_ask_for(stage: str) -> None:
+    """As `make pins` makes them; what PyTorch's builds with CUDA need besides comes from its own index."""
+    pins = pinned(stage)
+    constraints = dict(
+        re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    )
+    assert all(pins[name] == version for name, version in constraints.items() if name in pins)
+    needed = [
+        *PROJECT["dependencies"],
+        *(PROJECT["optional-dependencies"]["tasks"] if stage == "worker" else []),
+    ]
+    asked = {canonicalize_name(one.name): one for one in map(Requirement, needed)}
+    own = {name: asked.pop(name) for name in ("torch", "torchvision") if name in asked}
+    elsewhere = {"platform_system": "Darwin", "sys_platform": "darwin", "extra": ""}
+    for name in own:
+        for one in map(Requirement, requires(name) or []):
+            if one.marker is None or one.marker.evaluate(elsewhere):
+                asked.setdefault(canonicalize_name(one.name), one)
+    for name in asked.keys() - own.keys():
+        assert asked[name].specifier.contains(pins[name]), name
+
+
+def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
+    afl = tmp_path / "lib/python3/site-packages/afl-0.1.0.dist-info"
+    afl.mkdir(parents=True)
+    (afl / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: afl\nVersion: 0.1.0\nLicense-Expression: Apache-2.0\n"
+    )
+    packages = tmp_path / "packages/lib/python3"
+    packages.mkdir(parents=True)
+    (packages / "site-packages").symlink_to(Path(distribution("numpy").locate_file("")))
+    program = CONTAINERFILE.parent / "sbom.py"
+    subprocess.run([sys.executable, program, tmp_path / "packages", tmp_path], check=True)
+    bill = json.loads((tmp_path / "share/afl/sbom.cdx.json").read_text(encoding="utf-8"))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    about = bill["metadata"]["component"]
+    assert (about["purl"], about["licenses"]) == ("pkg:pypi/afl@0.1.0", [{"expression": "Apache-2.0"}])
+    components = {one["name"]: one for one in bill["components"]}
+    assert components["numpy"]["version"] == version("numpy")
+    assert components["grpcio-health-checking"]["purl"].startswith("pkg:pypi/grpcio-health-checking@")
+    references = [one["bom-ref"] for one in bill["components"]]
+    assert len(set(references)) == len(references)
 
 
 def test_everything_that_is_copied_is_there_and_let_in() -> None:
@@ -120,28 +188,27 @@ def test_everything_that_is_copied_is_there_and_let_in() -> None:
 
 
 def test_what_is_installed_is_pinned_and_exists() -> None:
-    pinned = {
+    versions = {
         line.partition("==")[0].lower()
         for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     }
     seen = set()
     for word, rest in instructions():
-        if word != "RUN" or not rest.startswith("pip install"):
-            continue
-        words = shlex.split(rest)[2:]
-        assert words[words.index("--constraint") + 1] == "constraints.txt"
-        for option in ("--constraint", "--index-url"):
-            if option in words:
-                at = words.index(option)
-                del words[at : at + 2]
-        for requirement in words:
-            extras = re.fullmatch(r"\.(?:\[(\w+)\])?", requirement)
-            if extras is None:
-                assert requirement in pinned
-            elif extras[1]:
-                assert extras[1] in PROJECT["optional-dependencies"]
-            seen.add(requirement)
-    assert seen == {"torch", "torchvision", ".", ".[tasks]"}
+        for command in rest.split("&&") if word == "RUN" else ():
+            words = shlex.split(command)
+            if words[:2] != ["pip", "install"]:
+                continue
+            match words[2:]:
+                case ["--no-compile", "--require-hashes", "--requirement", file]:
+                    assert (CONTAINERFILE.parent / file).exists()
+                case ["--no-deps", "--root", "/layer", "."]:
+                    seen.add(".")
+                case ["--no-compile", "--index-url", _, "--constraint", "constraints.txt", *names]:
+                    assert set(names) <= versions
+                    seen |= set(names)
+                case _:
+                    raise AssertionError(command)
+    assert seen == {"torch", "torchvision", "."}
 
 
 @pytest.mark.parametrize(("stage", "program"), [("server", "afl-server"), ("worker", "afl-worker")])
@@ -173,10 +240,9 @@ def test_the_version_is_this_one() -> None:
             r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", CONTAINERFILE.read_text(encoding="utf-8")
         )
     )
-    for settings in (ROOT / "deploy" / "kubernetes" / "overlays").glob("*/settings.yaml"):
-        named |= set(
-            re.findall(
-                r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", settings.read_text(encoding="utf-8")
-            )
-        )
+    for values in (ROOT / "deploy" / "helm").rglob("*.yaml"):
+        text = values.read_text(encoding="utf-8")
+        named |= set(re.findall(r"afl-(?:server|worker)(?:-cpu)?:(\d+\.\d+\.\d+)", text))
+        named |= set(re.findall(r"^(?:appV|v)ersion: (\S+)$", text, re.MULTILINE))
     assert named == {__version__}
+    assert f"org.opencontainers.image.version={__version__} " in CONTAINERFILE.read_text(encoding="utf-8")

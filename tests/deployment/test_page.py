@@ -6,8 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-import yaml
-from deployment_manifests import FOLDER, OVERLAYS, ROOT
+from deployment_manifests import EXAMPLES, FOLDER, ROOT, example_values, of_kind, rendered, the
 
 from support.pages import commands
 
@@ -19,33 +18,40 @@ def given(program: str) -> list[list[str]]:
     return [words[1:] for words in map(shlex.split, commands("docs/kubernetes.md")) if words[0] == program]
 
 
-def test_the_images_that_are_built_are_those_of_the_settings() -> None:
+def test_the_images_that_are_built_are_those_of_the_values() -> None:
     built = {words[words.index("-t") + 1] for words in given("docker") if words[0] == "build"}
-    used = set()
-    for overlay in OVERLAYS:
-        settings = yaml.safe_load(
-            (FOLDER / "overlays" / overlay / "settings.yaml").read_text(encoding="utf-8")
-        )
-        used |= {value for key, value in settings["data"].items() if key.endswith("-image")}
+    used = {
+        part["image"]
+        for name in ("default", *EXAMPLES)
+        for part in (example_values(name).get("server", {}), example_values(name).get("site", {}))
+        if "image" in part
+    }
     assert built == used
 
 
-def test_the_secrets_are_made_of_the_files_that_the_manifests_read() -> None:
-    (server,) = [
-        words
-        for words in given("kubectl")
-        if words[:3] == ["create", "secret", "generic"] and "afl-server" in words
-    ]
+def test_the_secrets_are_made_of_the_files_that_the_pods_read() -> None:
+    made = [words for words in given("kubectl") if words[:3] == ["create", "secret", "generic"]]
+    (server,) = [words for words in made if "afl-server" in words]
     files = {Path(word.partition("=")[2]).name for word in server if word.startswith("--from-file=")}
     assert files == {"server.pem", "server.key", "ca.pem"}
-    assert [words for words in given("kubectl") if "afl-workers" in words]
+    assert len([words for words in made if "afl-worker" in words]) == 2, "in the cluster, and at a site"
 
 
-def test_overlays_folders_and_claims_are_there() -> None:
-    named = set(re.findall(r"deploy/kubernetes/overlays/([a-z-]+)", PAGE))
-    assert named == set(OVERLAYS)
-    for component in re.findall(r"components? `([a-z-]+)`", PAGE):
-        assert (FOLDER / "components" / component).is_dir()
-    workers = (FOLDER / "base" / "workers" / "stateful-set.yaml").read_text(encoding="utf-8")
-    templates = {each["metadata"]["name"] for each in yaml.safe_load(workers)["spec"]["volumeClaimTemplates"]}
+def test_examples_and_claims_are_there() -> None:
+    assert (
+        {*re.findall(r"deploy/helm/([a-z-]+)\.yaml", PAGE)}
+        == {*EXAMPLES}
+        == {path.stem for path in FOLDER.glob("*.yaml")}
+    )
+    for name in EXAMPLES:
+        assert f"deploy/helm/{name}.yaml" in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    workers = the(rendered("cluster"), "StatefulSet", "afl-worker")["spec"]["volumeClaimTemplates"]
+    templates = {each["metadata"]["name"] for each in workers}
     assert set(re.findall(r"`(\w+)-afl-worker-N`", PAGE)) == templates
+    for kind, name in re.findall(r"(service|statefulset)/(afl-\w+)", PAGE):
+        assert [
+            each for each in of_kind(rendered("cluster"), *KINDS[kind]) if each["metadata"]["name"] == name
+        ]
+
+
+KINDS = {"service": ("Service",), "statefulset": ("StatefulSet",)}

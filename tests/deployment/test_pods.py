@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment_manifests import Document, build, copied, environment, set_setting, the, uncomment
+from deployment_manifests import Document, Values, build, environment, example_values, the
 from deployment_pods import Cluster
 from safetensors.torch import load_file
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 SERVER, WORKER = "afl-server", "afl-worker"
 
-BY_CERT_MANAGER = ("cert-manager", "cert-manager-workers")
+BY_CERT_MANAGER: Values = {"certManager": {"enabled": True}}
 
 TRIED = """
 import json, os, sys
@@ -47,22 +47,16 @@ print(json.dumps(line), file=sys.stderr)
 """
 
 
-def small(folder: Path, overlay: str, components: tuple[str, ...], rounds: int) -> Path:
-    """An overlay made small as a user would: by settings.yaml and server.yaml; returns its folder."""
-    place = copied(folder) / "overlays" / overlay
-    for key, value in (("workers", str(WORKERS)), ("task", "synthetic"), ("run", "a-run")):
-        set_setting(place / "settings.yaml", key, value)
-    config = place / "server.yaml"
-    text = config.read_text(encoding="utf-8")
+def small(example: str, changed: Values, rounds: int) -> list[Document]:
+    """An example made small as a user would: by values."""
+    text = example_values(example)["server"]["config"]
     for key, value in (("rounds", f"{rounds}"), ("every", "500"), ("directory", r"\g<value>\n  seed: 7")):
         text, count = re.subn(
             rf"^(?P<key>  {key}: )(?P<value>.*)$", rf"\g<key>{value}", text, flags=re.MULTILINE
         )
         assert count == 1, key
-    config.write_text(text, encoding="utf-8")
-    for component in components:
-        uncomment(place / "kustomization.yaml", component)
-    return place
+    server = {"workers": WORKERS, "run": "a-run", "config": text}
+    return build(example, {"task": "synthetic", "server": server, **changed})
 
 
 def by_hand(folder: Path) -> dict[str, dict[str, bytes]]:
@@ -73,7 +67,7 @@ def by_hand(folder: Path) -> dict[str, dict[str, bytes]]:
     files = {path.name: path.read_bytes() for path in (folder / "certs").iterdir()}
     return {
         "afl-server": {name: files[name] for name in ("server.pem", "server.key", "ca.pem")},
-        "afl-workers": {name: files[name] for name in files if name.startswith("worker") or name == "ca.pem"},
+        "afl-worker": {name: files[name] for name in files if name.startswith("worker") or name == "ca.pem"},
     }
 
 
@@ -81,7 +75,7 @@ def by_cert_manager(documents: list[Document], folder: Path) -> dict[str, dict[s
     """The Secrets that the rendered Certificates ask for."""
     ours = Identities(folder)
     server = the(documents, "Certificate", "afl-server")["spec"]
-    workers = the(documents, "Certificate", "afl-workers")["spec"]
+    workers = the(documents, "Certificate", "afl-worker")["spec"]
     (uri,) = workers["uris"]
     issued = {
         server["secretName"]: ours.issue_for_server(server["dnsNames"]),
@@ -95,7 +89,7 @@ def by_cert_manager(documents: list[Document], folder: Path) -> dict[str, dict[s
 
 def reference(documents: list[Document]) -> Reference:
     """What the run must come to."""
-    (config,) = [each["data"]["server.yaml"] for each in documents if each["kind"] == "ConfigMap"]
+    config = the(documents, "ConfigMap", SERVER)["data"]["server.yaml"]
     (container,) = the(documents, "StatefulSet", SERVER)["spec"]["template"]["spec"]["containers"]
     values: Any = read_yaml(config, "server.yaml", environment(container, 0)).value
     assert values["algorithm"].pop("block") == "auto"
@@ -126,17 +120,17 @@ def check_is_as_undisturbed(cluster: Cluster, documents: list[Document]) -> None
 
 
 @pytest.mark.parametrize(
-    ("overlay", "components"),
+    ("example", "changed"),
     [
-        pytest.param("laptop", (), id="laptop"),
-        pytest.param("cluster", BY_CERT_MANAGER, marks=pytest.mark.slow, id="cluster+cert-manager"),
+        pytest.param("laptop", {}, id="laptop"),
+        pytest.param("cluster", BY_CERT_MANAGER, marks=pytest.mark.slow, id="cluster, issued"),
     ],
 )
 def test_a_run_completes_with_the_containers_own_commands(
-    tmp_path: Path, overlay: str, components: tuple[str, ...]
+    tmp_path: Path, example: str, changed: Values
 ) -> None:
-    documents = build(small(tmp_path, overlay, components, rounds=12))
-    secrets = by_cert_manager(documents, tmp_path / "issued") if components else {}
+    documents = small(example, changed, rounds=12)
+    secrets = by_cert_manager(documents, tmp_path / "issued") if changed else {}
     with Cluster(documents, tmp_path / "pods", secrets) as cluster:
         assert cluster.replicas == {SERVER: 1, WORKER: WORKERS}
         workers = [cluster.start(WORKER, ordinal) for ordinal in range(WORKERS)]
@@ -172,7 +166,7 @@ def test_a_run_completes_with_the_containers_own_commands(
 
 @pytest.mark.slow
 def test_pods_that_are_rolled_during_a_run_change_no_bit(tmp_path: Path) -> None:
-    documents = build(small(tmp_path, "cluster", (), rounds=800))
+    documents = small("cluster", {}, rounds=800)
     with Cluster(documents, tmp_path / "pods", by_hand(tmp_path)) as cluster:
 
         def round_now() -> int:
@@ -201,9 +195,35 @@ def test_pods_that_are_rolled_during_a_run_change_no_bit(tmp_path: Path) -> None
         check_is_as_undisturbed(cluster, documents)
 
 
+@pytest.mark.slow
+def test_sites_with_releases_of_their_own_take_part_within_their_policies(tmp_path: Path) -> None:
+    files = by_hand(tmp_path)
+    secrets = {SERVER: files[SERVER]}
+    documents = small("cluster", {"site": {"enabled": False}}, rounds=12)
+    sites = [(f"{name}-{WORKER}", worker) for worker, name in enumerate(("north", "south"))]
+    for name, worker in sites:
+        policy = f"servers: [{SERVER}:50051]\ntasks: {{synthetic: any}}\naudit: /var/lib/afl/audit.jsonl\n"
+        site = {"firstId": worker, "host": SERVER, "policy": policy, "data": {"enabled": False}}
+        release = name.removesuffix(f"-{WORKER}")
+        documents += build("site", {"task": "synthetic", "site": site}, release=release)
+        kept = {"ca.pem", f"worker-{worker}.pem", f"worker-{worker}.key"}
+        secrets[name] = {file: content for file, content in files[WORKER].items() if file in kept}
+    with Cluster(documents, tmp_path / "pods", secrets) as cluster:
+        assert cluster.replicas == {SERVER: 1, **{name: 1 for name, _ in sites}}
+        pods = [cluster.start(SERVER), *(cluster.start(name, worker) for name, worker in sites)]
+        for pod in pods:
+            pod.wait_for("staying", timeout=START_S)
+        check_is_as_undisturbed(cluster, documents)
+        for name, worker in sites:
+            assert (cluster.claim("journal", name, worker) / "audit.jsonl").stat().st_size > 0
+            status, page = cluster.get(name, worker, 9091, "/metrics")
+            assert status == 200
+            assert "afl_site_" in page
+
+
 def test_a_root_that_is_read_only_and_a_user_without_rights(tmp_path: Path) -> None:
     """That the emulation is one: what it forbids is forbidden."""
-    documents = build(small(tmp_path, "laptop", (), rounds=12))
+    documents = small("laptop", {}, rounds=12)
     container = the(documents, "StatefulSet", SERVER)["spec"]["template"]["spec"]["containers"][0]
     container["command"], container["args"] = ["python", "-c", TRIED], []
     with Cluster(documents, tmp_path / "pods") as cluster:

@@ -45,13 +45,15 @@ def unit(name: str) -> dict[str, str]:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not on this machine")
 @pytest.mark.parametrize("name", NAMES)
-def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
-    """It wants the program to exist, and knows every setting."""
+@pytest.mark.parametrize("check", [["verify", "--man=no"], ["security", "--offline=true", "--threshold=20"]])
+def test_systemd_takes_the_unit(name: str, check: list[str], tmp_path: Path) -> None:
+    """It wants the program to exist, and knows every setting; it rates what a break-in would reach, from
+    0 to 10, at most 2."""
     text = re.sub(r"/opt/afl/bin/\S+", sys.executable, (UNITS / name).read_text(encoding="utf-8"))
     copy = tmp_path / name.replace("@", "@3")
     copy.write_text(text, encoding="utf-8")
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        ["systemd-analyze", *check, str(copy)],
         check=False,
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from afl.config import document
 from afl_cli.main import make_afl_parser
 from afl_server.main import make_server_parser
+from afl_tools.docs import chart
 from afl_worker.main import make_worker_parser
 from support.pages import ROOT, blocks, pages
 
@@ -24,12 +25,14 @@ OTHERS = {
     *("cat", "cd", "cp", "curl", "docker", "export", "flower-superlink", "flower-supernode", "flwr"),
     *(
         "journalctl",
+        "helm",
         "kind",
         "kubectl",
         "make",
         "mkdir",
         "mv",
         "openssl",
+        "podman",
         "pip",
         "printf",
         "prometheus",
@@ -81,15 +84,20 @@ def check(line: str) -> None:
     elif program in {"systemctl", "journalctl"}:
         unit = re.sub(r"@.*", "@", arguments[-1])
         must((ROOT / "deploy" / "systemd" / f"{unit}.service").is_file(), "there is no such unit", line)
-    elif program == "docker":
+    elif program in {"docker", "podman"}:
         check_image(words, line)
     elif program == "kubectl":
-        manifests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*.yaml"))
-        for kind, name in re.findall(r"\s(service|statefulset|job)/([\w-]+)", line):
+        templates = "\n".join(path.read_text(encoding="utf-8") for path in chart.CHART.rglob("*.yaml"))
+        for kind, name in re.findall(r"\s(service|statefulset|job)/afl([\w-]+)", line):
+            of_release = re.escape('{{ include "afl.name" . }}' + name)
             found = re.search(
-                rf"^kind: {kind}\n(?:.+\n)*?  name: {name}$", manifests, re.MULTILINE | re.IGNORECASE
+                rf"^kind: {kind}\n(?:.+\n)*?  name: {of_release}$", templates, re.MULTILINE | re.IGNORECASE
             )
-            must(found, f"no manifest has the {kind} {name}", line)
+            must(found, f"the chart has no {kind} afl{name}", line)
+    elif program == "helm":
+        known = {value.name for value in chart.values()}
+        for key in re.findall(r"--set(?:-file)? \"?([\w.]+)", line):
+            must(key in known, f"the chart has no value {key}", line)
 
 
 def check_image(words: Sequence[str], line: str) -> None:

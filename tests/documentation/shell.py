@@ -28,7 +28,19 @@ COMMAND_S = 400.0
 
 HERE = {"server.example.org": "localhost", "federation.example.org": "localhost"}
 
-NOT_RUN = {"docker", "journalctl", "kind", "kubectl", "pip", "prometheus", "ssh", "systemctl", "useradd"}
+NOT_RUN = {
+    "docker",
+    "helm",
+    "journalctl",
+    "kind",
+    "kubectl",
+    "pip",
+    "podman",
+    "prometheus",
+    "ssh",
+    "systemctl",
+    "useradd",
+}
 """They would change the machine, or want one that is not here."""
 
 

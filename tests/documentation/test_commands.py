@@ -40,6 +40,8 @@ def test_every_path_in_passing_is_there() -> None:
         "docker build -f deploy/containers/Containerfile --target both -t x .",
         "docker run ghcr.io/OWNER/afl-worker:9 --id 3",
         "kubectl logs -n afl statefulset/afl-serve",
+        "helm install afl deploy/helm/af",
+        "helm install afl deploy/helm/afl --set server.wrokers=4",
         "make tests",
         "pip install 'afl[frills]'",
         "pipp install afl",

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
+from afl._version import __version__
 from afl.core.codecs.indices import Coding, encode
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
@@ -446,6 +447,21 @@ def test_a_worker_without_a_common_protocol_is_told_to_wait(
     assert reason in goodbye.reason
 
 
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("9.9.9", pb.Goodbye.STATUS_OTHER_VERSION), (__version__, pb.Goodbye.STATUS_REFUSED)],
+)
+def test_who_computes_otherwise_waits_only_where_an_upgrade_may_help(
+    besieged: Federation, version: str, status: int
+) -> None:
+    with RawClient(besieged.port) as other:
+        welcome = other.join([VICTIM], package_version=version)
+        other.send(ready=other.ready_message(welcome, realization_digest=b"x" * 16))
+        goodbye = other.goodbye()
+    assert goodbye.status == status
+    assert f"this worker (afl {version}) draws or computes something else" in goodbye.reason
+
+
 @pytest.mark.parametrize(("newest", "oldest"), [(PROTOCOL, 0), (PROTOCOL, 1), (99, PROTOCOL)])
 def test_a_worker_with_a_common_protocol_is_welcome_whatever_its_version(
     besieged: Federation, newest: int, oldest: int
@@ -694,9 +710,10 @@ def test_servers_that_are_not_there(tmp_path: Path) -> None:
             processes[name].expect(status)
             assert processes[name].text.count(said) == 1
             assert "Traceback" not in processes[name].text
-        refused = f"no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
+        refused = f"worker 0: no session with 127.0.0.1:{port} (nothing listens at 127.0.0.1:{port}; is the"
         assert all(
-            line["message"].startswith(refused) for line in processes["wrong port"].logged("reconnecting")
+            line["message"].startswith(refused) and (line["ids"], line["run_id"]) == ("0", None)
+            for line in processes["wrong port"].logged("reconnecting")
         )
         (end,) = processes["wrong port"].logged("ended")
         assert end["message"].endswith(

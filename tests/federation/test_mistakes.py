@@ -223,11 +223,12 @@ def second_server(federation: Federation) -> Process:
 
 
 def of_another_version(federation: Federation) -> Process:
-    """A worker that takes itself for a later one."""
+    """A worker of a protocol that is yet to come."""
     options = ["--id", "3", "--server", federation.address, "--no-json-logs", *NAMED]
+    options += ["--give-up-after", "200ms"]
     code = (
-        "import sys, afl, afl._version\n"
-        "afl.__version__ = afl._version.__version__ = '0.2.0'\n"
+        "import sys, afl.wire.frames as frames\n"
+        "frames.PROTOCOL = frames.OLDEST_PROTOCOL = 99\n"
         f"import afl_worker.main\nsys.exit(afl_worker.main.main({options!r}))"
     )
     return Process("worker of another version", ["-c", code], folder=federation.folder)
@@ -273,7 +274,7 @@ OTHERS: dict[str, Made] = {
     "The server's port is taken, usually by an earlier server": second_server,
     "The run directory is below a folder of another user": in_a_closed_folder,
     "A worker is started twice": worker("0", "--journal", "another", *NAMED),
-    "Server and worker have different versions": of_another_version,
+    "Server and worker have versions that are too far apart": of_another_version,
     "The server has TLS, the worker does not": under_tls(),
     "The worker has TLS, the server does not": tls_to_plaintext,
     "The worker trusts another authority than the server's": under_tls("--ca", "OTHER"),

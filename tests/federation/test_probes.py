@@ -65,13 +65,20 @@ def test_a_worker_is_alive_from_its_start_and_ready_while_it_has_a_session(tmp_p
         assert asked(http, "/healthz") == (200, "ok"), (
             "a server that is away is no reason to kill its workers"
         )
-        port = worker.wait_for("reconnecting")["message"].partition("127.0.0.1:")[2].partition(" ")[0]
+        lost = worker.wait_for("reconnecting")
+        assert lost["ids"] == "0"
+        run_id = lost["run_id"]
+        assert run_id == worker.wait_for("joined")["run_id"]
+        port = lost["message"].partition("127.0.0.1:")[2].partition(" ")[0]
 
         server = federation.start_server("--set", f"server.listen=127.0.0.1:{port}", "--stay")
         other = federation.start("1", server=f"127.0.0.1:{port}")
         for each in (worker, server):
             each.wait_for("staying")
         other.expect(0)
+        assert {server.wait_for(event)["run_id"] for event in ("resumed", "listening", "run_over")} == {
+            run_id
+        }
         assert asked(http, "/readyz") == (503, "the run is over")
         assert asked(http, "/healthz") == (200, "ok")
         assert asked(server.wait_for("listening")["http_port"], "/readyz") == (503, "the run is over")

@@ -105,7 +105,7 @@ def test_a_name_of_other_letters_is_refused_where_it_is_given(tmp_path: Path) ->
     ("sites", "said"),
     [
         (["north"], "2 names, one for each of workers (2)"),
-        (["north", "north"], "each once"),
+        (["north", "north"], "north appears more than once"),
         (["north", "so\nuth"], "1 to 32 Latin letters"),
         (["north", "-south"], "1 to 32 Latin letters"),
         (["north", ""], "1 to 32 Latin letters"),

@@ -65,6 +65,83 @@ def test_every_alert_fires_where_it_should_and_is_silent_where_it_should_be() ->
     promtool("test", "rules", str(CASES))
 
 
+def expanded(values: str) -> list[str]:
+    """promtool's notation, a sample a minute: `3+2x4` is 3 and four more, each 2 above the last."""
+    found: list[str] = []
+    for word in values.split():
+        parts = re.fullmatch(r"(_|-?[\d.e]+)([+-][\d.e]+)?(?:x(\d+))?", word)
+        assert parts, word
+        first, step, more = parts[1], float(parts[2] or 0), int(parts[3] or 0)
+        if first == "_":
+            found += ["_"] * max(more, 1)
+        else:
+            found += [f"{float(first) + index * step:.12g}" for index in range(more + 1)]
+    return found
+
+
+def minutes(duration: str) -> int:
+    return int(duration[:-1]) * {"m": 1, "h": 60}[duration[-1]]
+
+
+FIRES = {
+    check["alertname"]: (case, check)
+    for case in reversed(cases())
+    for check in case["alert_rule_test"]
+    if check["exp_alerts"]
+}
+"""Of each alert the first case in which it fires, and when."""
+
+RUN = '{job="afl",instance="s:9090"}'
+
+
+def vanishing(name: str) -> dict[str, Any]:
+    """The case in which it fires; then discovery loses the target for 20 minutes, and finds it well."""
+    case, check = FIRES[name]
+    at = minutes(check["eval_time"])
+    told = {each["series"]: expanded(each["values"]) for each in case["input_series"]}
+    own = {f"up{RUN}": ["1"], f"afl_round{RUN}": ["1"], f"afl_rounds{RUN}": ["100"]}
+    info = next(series for series in told if series.startswith("afl_run_info"))
+    healthy = {f"up{RUN}": "1", f"afl_round{RUN}": "1", f"afl_rounds{RUN}": "100", info: "1"}
+    series = []
+    for key, values in {**{key: value * (at + 1) for key, value in own.items()}, **told}.items():
+        back = f" _x20 {healthy[key]}x80" if key in healthy else ""
+        series.append({"series": key, "values": " ".join(values[: at + 1]) + " stale" + back})
+    down = {
+        "exp_labels": {**labels_of(info), "severity": "critical"},
+        "exp_annotations": {
+            "summary": "run r1: its server at s:9090 does not answer, "
+            "and was last seen before the run's last round",
+            "runbook_url": ALERTS["AflServerDown"]["annotations"]["runbook_url"],
+        },
+    }
+    checks = [
+        check,
+        {"eval_time": f"{at + 18}m", "alertname": "AflServerDown", "exp_alerts": [down]},
+        {"eval_time": f"{at + 24}m", "alertname": "AflServerDown", "exp_alerts": []},
+    ]
+    if (
+        name != "AflServerRestarting"
+    ):  # a server that restarts is gone most of the time, and it stays for the hour
+        checks.append({"eval_time": f"{at + 18}m", "alertname": name, "exp_alerts": []})
+    checks.append({"eval_time": f"{at + 90}m", "alertname": name, "exp_alerts": []})
+    return {"name": name, "interval": "1m", "input_series": series, "alert_rule_test": checks}
+
+
+def labels_of(series: str) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', series))
+
+
+@needs_promtool
+@pytest.mark.timeout(400)
+def test_every_alert_clears_with_its_target_and_the_servers_own_fires_instead(tmp_path: Path) -> None:
+    file = tmp_path / "vanishing.test.yaml"
+    tests = [vanishing(name) for name in ALERTS if name != "AflServerDown"]
+    assert len(tests) > 20
+    whole = {"rule_files": [str(rules.RULES)], "evaluation_interval": "1m", "tests": tests}
+    file.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+    promtool("test", "rules", str(file))
+
+
 @pytest.mark.parametrize("name", ALERTS)
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not(name: str) -> None:
     fires = {True: 0, False: 0}
@@ -114,12 +191,6 @@ def test_an_alert_is_about_metrics_and_labels_that_there_are(rule: dict[str, Any
     assert names <= served().keys(), names - served().keys()
     known = set().union(*(served()[name] for name in names))
     assert expressions.labels(rule["expr"]) <= known
-
-
-def test_the_operators_rules_are_the_same() -> None:
-    resource = yaml.safe_load(rules.OPERATOR_RULES.read_text(encoding="utf-8"))
-    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert resource["spec"]["groups"] == rules.groups()
 
 
 def test_the_table_has_every_alert_and_no_template() -> None:

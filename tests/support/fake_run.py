@@ -98,6 +98,11 @@ class FakeRun:
             keeps_residuals=True,
         )
 
+    @staticmethod
+    def _session(worker: int, now: float) -> Connection:
+        peer = f"ipv4:10.0.0.{worker % 250}:40000"
+        return Connection(peer, [worker], True, None, __version__, now - 61.0)
+
     def snapshot(self) -> Snapshot:
         """The run now."""
         records, now, workers = self.records, time.monotonic(), range(self.config.workers)
@@ -128,13 +133,7 @@ class FakeRun:
             best=records.ranking.best,
             residual_norm=None,
             sessions=len(workers) - len(missing),
-            connections={
-                worker: Connection(
-                    f"ipv4:10.0.0.{worker % 250}:40000", [worker], True, None, __version__, now - 61.0
-                )
-                for worker in workers
-                if worker not in missing
-            },
+            connections={worker: self._session(worker, now) for worker in workers if worker not in missing},
             names=self.config.names,
             known=set(workers) - self.unseen,
             lost_at={worker: now - seconds for worker, seconds in self.gone.items()},

@@ -15,6 +15,8 @@ def check_line(line: Mapping[str, Any]) -> str:
         return f"{name!r} is no event of afl.daemon.events"
     standard = {"time", "level", "logger", "message", "event", "traceback"}
     logged, defined = line.keys() - standard, EVENTS[name].meanings().keys()
+    # Which every line has, whatever it says, but for what a process says before it knows them.
+    logged -= {"run_id", "ids"} - defined
     if "worker" in defined:
         logged -= {"site"}  # where sites have names
     return "" if logged == defined else f"{name}: fields {sorted(logged)}; defined are {sorted(defined)}"

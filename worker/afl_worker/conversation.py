@@ -22,6 +22,7 @@ from afl.core.randomness import SEED_BYTES
 from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
 from afl.daemon import events
 from afl.daemon.fault_points import reached
+from afl.daemon.logs import add_to_every_line
 from afl.errors import (
     ADVICE_NON_FINITE,
     STOPS,
@@ -359,6 +360,7 @@ class Conversation:
             raise ProtocolError(f"a seed of {len(welcome.seed)} bytes; it has {SEED_BYTES}")
         if not RUN_ID.fullmatch(welcome.run_id):
             raise ProtocolError(f"the run id {welcome.run_id[:80]!r}, which cannot name a folder of journals")
+        add_to_every_line(run_id=welcome.run_id)
         self._settings = settings
         try:
             self._training = set_up(self._options, self._device, welcome, settings, self._spent)

@@ -15,7 +15,7 @@ import yaml
 from afl import names
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
-from afl.daemon.logs import set_up_logs
+from afl.daemon.logs import add_to_every_line, set_up_logs
 from afl.errors import AddressError, AflError, ConfigError, ExitCode
 from afl.outside import printable
 from afl.paths import expanded, from_start, naming_paths
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_worker_parser().parse_args(arguments)
     set_up_logs(level=parsed.log_level, as_json=parsed.json_logs)
     try:
+        add_to_every_line(ids=str(WorkerIds.of(parse_ids(parsed.id))), run_id=None)
         options = worker_options(parsed)
         http = None if parsed.http is None else _address("--http", parsed.http, parse_listen)
         for number in STOP_SIGNALS:

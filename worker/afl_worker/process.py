@@ -10,6 +10,7 @@ from types import FrameType
 from afl.config.address import Address
 from afl.daemon import events
 from afl.daemon.logs import Naming
+from afl.daemon.tracing import tracing
 from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
 from afl.terminal.children import comes_again, end_children
@@ -29,13 +30,16 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
         http: where to serve pages for probes and Prometheus.
         stays: wait for a signal once the run is complete.
     """
-    runtime = Runtime(options)
+    traced = tracing("afl-worker")
+    runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
     with contextlib.ExitStack() as stack:
         naming = Naming(dict(zip(options.workers, options.sites, strict=False)))
         LOG.addFilter(naming)
         stack.callback(LOG.removeFilter, naming)
+        if traced is not None:
+            stack.callback(traced.close)
         stack.callback(runtime.close)
         try:
             if http is not None:

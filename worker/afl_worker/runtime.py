@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from afl.config.quantities import shown_seconds
 from afl.core.messages import Ack, CommittedStep, GoodbyeStatus, Kind
 from afl.daemon import events
+from afl.daemon.tracing import Span, Tracing, timed
 from afl.errors import (
     AflError,
     ConfigError,
@@ -25,6 +27,7 @@ from afl.errors import (
     VersionError,
 )
 from afl.outside import MOST_OF_REASON, words
+from afl.security.identity import WorkerIds
 from afl.v1 import federation_pb2 as pb
 from afl.wire.capture import Capture
 from afl.wire.frames import number
@@ -48,7 +51,7 @@ FAILURE_DRAIN_S = 10.0
 LEAVE_DRAIN_S = 1.0
 
 VERSION_PAUSE_S = 30.0
-"""Before the next try where server and worker have no protocol in common: somebody must upgrade one first."""
+"""Before the next try where server and worker cannot work together: somebody must upgrade one first."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,9 @@ class Progress:
 class Runtime:
     """Runs the hosted workers until the run is over. Raises ConfigError if there is no such device."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, tracing: Tracing | None = None) -> None:
         self._options = options
+        self._tracing = tracing
         self._timings = Timings()
         self._conversation = Conversation(options, chosen_device(options.device), self._timings.compute)
         self._capture = None if options.capture is None else Capture(options.capture)
@@ -94,7 +98,7 @@ class Runtime:
         self._reason = ""
         """Why the last connection ended."""
         self._is_other_version = False
-        """Whether that was for want of a common protocol."""
+        """Whether that was since server and worker are of versions that cannot work together."""
         self.is_over = False
 
     def run_all(self) -> str:
@@ -147,13 +151,13 @@ class Runtime:
                 self._conversation.finished(ending.run_id)
                 self.is_over = True
                 return ending.reason
-            if was_welcome and connection is not None:
+            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
+            if was_welcome and connection is not None and not self._is_other_version:
                 down, is_receiving = self._conversation.received()
                 self._reconnection.session_ended(
                     time.monotonic(), down, connection.carried, is_receiving=is_receiving
                 )
             self._reason = ending.reason
-            self._is_other_version = ending.status is GoodbyeStatus.OTHER_VERSION
             self._pause(ending.reason)
 
     @property
@@ -205,8 +209,9 @@ class Runtime:
             tries = self._reconnection.tries
             since = f", for {shown_seconds(self._reconnection.silence(now))}, try {tries}" * (tries > 1)
             event = events.Reconnecting(seconds=pause, reason=reason, tries=tries)
-            text = "no session with %s (%s)%s; trying again in %.1f s"
-            LOG.warning(text, self._options.server, reason, since, pause, extra=event.extra)
+            who = WorkerIds.of(self._options.workers).named
+            text = "%s: no session with %s (%s)%s; trying again in %.1f s"
+            LOG.warning(text, who, self._options.server, reason, since, pause, extra=event.extra)
         cuts = len(self._reconnection.cut_short)
         if self._reconnection.is_stuck and cuts.bit_count() == 1:
             LOG.warning("%s", self._cut_short(), extra=events.CutShort(connections=cuts).extra)
@@ -334,12 +339,27 @@ class Runtime:
         self._reconnection.welcomed(time.monotonic(), str(welcome.workers), owes=bool(again))
 
     def _step(self, connection: Connection, committed: CommittedStep) -> None:
+        began, traced = time.monotonic(), self._traced(committed)
         with self._timings.codec:
             for frames in self._conversation.step(committed):
-                connection.send(frames)
+                connection.send(frames if traced is None else timed(frames, partial(traced, "send")))
+        if traced is not None:
+            traced("compute", (began, time.monotonic()))
         connection.assembler.recycle(committed)
         if committed.step.kind is Kind.TRAIN:
             connection.wait_taken(SEND_FIRST_S)
             with self._timings.prepare:
                 self._conversation.prepare(committed.step.position.round + 1)
         self._timings.step_ended()
+
+    def _traced(self, committed: CommittedStep) -> Callable[[str, Span], None] | None:
+        """What adds a span to the trace of a step's round, by its name; ``None`` without traces."""
+        if self._tracing is None:
+            return None
+        return partial(
+            self._tracing.add,
+            run_id=self._conversation.run_id,
+            round_=committed.step.position.round,
+            kind=committed.step.kind.name.lower(),
+            ids=str(WorkerIds.of(self._options.workers)),
+        )

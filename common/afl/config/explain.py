@@ -39,10 +39,10 @@ def explained(
 def _note(field: FieldInfo, kind: str, value: object, context: Mapping[str, Any]) -> str | None:
     if type(None) in describe.types_of(field) and str(value).lower() in _WORDS_FOR_NONE:
         return "for none, write null"
+    if kind == "value_error" and isinstance(value, str | list):
+        return str(context["error"])
     if not isinstance(value, str):
         return None
-    if kind == "value_error":
-        return str(context["error"])
     is_quoted_number = kind.endswith("_type") and not isinstance(resolve_plain(value), str | None)
     return "the quotes make it text; leave them out" if is_quoted_number else None
 

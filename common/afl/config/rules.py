@@ -29,6 +29,9 @@ LEAST_MASKED: Final = 2
 ADVISED_MASKED_BITS: Final = 16
 """Bits with which each of hundreds of workers has as many values as float messages need."""
 
+ROUNDED_TO_0: Final = 2.0**-150
+"""The largest number that float32 rounds to 0: half of its smallest."""
+
 
 def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     """An option that the algorithm or a step size does not use is refused; one that it needs is required."""
@@ -53,6 +56,10 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
             algorithm_named(name)
         except ConfigError as error:
             yield Problem(("name",), shown(name), "an algorithm that can be loaded", note=str(error))
+    eta_w = values.get("eta_w")
+    if isinstance(eta_w, float) and 0 < eta_w <= ROUNDED_TO_0:
+        accepted = "a number above 1e-45, since float32 rounds smaller ones to 0"
+        yield Problem(("eta_w",), shown(eta_w), accepted)
     yield from _constant(values, "eta_w", "smoothness", "the smoothness constant L")
     yield from _constant(values, "eta_q", "sigma_q", "the sub-Gaussian parameter of the loss")
     for direction in ("uplink", "downlink"):
@@ -288,7 +295,7 @@ def _of_kind(
 ) -> Iterator[Problem]:
     for key, kinds in users.items():
         if values.get(key) is not None and kind not in kinds:
-            accepted = f"no {key}; only {by}: {' and '.join(kinds)} uses it"
+            accepted = f"no {key}; only {by}: {' and '.join(kinds)} use{'s' * (len(kinds) == 1)} it"
             yield Problem((section, key), shown(values[key]), accepted)
 
 

@@ -35,7 +35,7 @@ from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
-from afl.core.algorithms.settings import OptimizerChoice
+from afl.core.algorithms.settings import LEAST_EPSILON, OptimizerChoice
 from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
@@ -72,7 +72,7 @@ def _site_name(name: str) -> str:
 
 def _each_once(each: list[str]) -> list[str]:
     if len(set(each)) < len(each):
-        raise ValueError("a name appears twice")
+        raise ValueError(f"{next(name for name in each if each.count(name) > 1)} appears more than once")
     return each
 
 
@@ -202,7 +202,9 @@ class Optimizer(Section):
     """with momentum or adam: how much of what came before stays"""
     beta_2: Annotated[Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None, Null("0.999")] = None
     """with adam: how much of the mean of squares stays"""
-    epsilon: Annotated[Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("1e-8")] = None
+    epsilon: Annotated[
+        Annotated[float, Field(ge=LEAST_EPSILON, le=1, allow_inf_nan=False)] | None, Null("1e-8")
+    ] = None
     """with adam: what is added to the root"""
 
 
@@ -539,9 +541,12 @@ class Config(Section):
     workers: Annotated[Count, Unit("workers")]
     """m, the number of workers"""
     sites: Annotated[
-        list[SiteName] | None,
-        Accepts("a list of names, one for each worker, each once"),
-        AfterValidator(_each_once),
+        Annotated[
+            list[SiteName],
+            Accepts("a list of names, one for each worker, each once"),
+            AfterValidator(_each_once),
+        ]
+        | None,
         Null("none"),
     ] = None
     """what people call the workers' sites, by worker id; shown beside the ids, which stay what counts"""

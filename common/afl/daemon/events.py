@@ -153,6 +153,12 @@ class PageFailed(Event):
     """A request over HTTP failed because of a bug; its traceback follows."""
 
 
+class TracesOff(Event):
+    """The environment asks for OpenTelemetry traces (OTEL_...), which cannot be had; the run does without."""
+
+    reason: Reason
+
+
 class TrackerFailed(Event):
     """A tracker failed for the first time in this process; the run continues, and later rounds are sent."""
 

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from afl.names import Names, with_names
@@ -15,7 +16,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, and what ``extra`` named."""
+    """One JSON object a record: time, level, logger, message, what ``extra`` named, and :attr:`fields`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: Mapping[str, Any] = {}
+        """What every line has besides; what it names itself comes first."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line of JSON."""
@@ -27,6 +33,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+        line.update((key, value) for key, value in self.fields.items() if key not in line)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -69,6 +76,13 @@ class Naming(logging.Filter):
             if (worker := getattr(record, "worker", None)) is not None:
                 record.site = self._names.get(worker)
         return True
+
+
+def add_to_every_line(**fields: Any) -> None:
+    """From now on every JSON line of this process has these fields: whose it is, and of which run."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.fields = {**handler.formatter.fields, **fields}
 
 
 def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:

@@ -33,8 +33,9 @@ def load_initial_model(vector: ParameterVector, path: Path) -> None:
         DataError: if it is damaged or does not fit the module; says what differs.
     """
     path = from_start(path)
-    if kind_of(path) != "file":
-        raise ConfigError(f"{_OPTION}: {path}: no such file; only the server reads it, when a run begins")
+    if (kind := kind_of(path)) != "file":
+        found = "a folder, no safetensors file" if kind else "no such file"
+        raise ConfigError(f"{_OPTION}: {path}: {found}; only the server reads it, when a run begins")
     try:
         digest, tensors = read_model(path).digest, load_file(path)
     except DataError as error:

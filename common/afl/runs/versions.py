@@ -35,14 +35,16 @@ def read_versions(directory: Path) -> list[Version]:
     path = directory / VERSIONS_FILE
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return [Version(words(str(entry["version"])), int(entry["round"])) for entry in entries]
+        # A run has at least one.
+        first, *later = (Version(words(str(entry["version"])), int(entry["round"])) for entry in entries)
     except FileNotFoundError:
         return [Version(UNKNOWN, 0)]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); put it back from a backup, or remove it: it only says which "
             "versions of afl the run has had"
         ) from error
+    return [first, *later]
 
 
 def write_versions(directory: Path, versions: Sequence[Version]) -> None:

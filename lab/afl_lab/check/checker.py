@@ -101,6 +101,7 @@ def check_config(
     with contextlib.suppress(StoppedError), _threads(config.worker.threads):
         _check(report, config, constants=constants)
     report.tell_left_out()
+    report.name_sites(config.names)
     return report
 
 

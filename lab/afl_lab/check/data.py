@@ -38,8 +38,8 @@ def check_data(report: Report, task: Task, parts: Parts, batch_size: int, held_o
             report.error(f"{where}, {what}", problem, code=ExitCode.DATA)
             continue
         _check_sizes(report, where, train, test)
-        left = train.count - held_out_count(train.count, held_out)
-        _check_batch(report, where, left, batch_size, allows_smaller=task.allow_smaller_batch)
+        held = held_out_count(train.count, held_out)
+        _check_batch(report, where, train.count, held, batch_size, allows_smaller=task.allow_smaller_batch)
         _check_values(report, where, train, test)
         _check_classes(report, where, train, test)
     if not report.errors:
@@ -58,7 +58,10 @@ def _check_sizes(report: Report, where: str, train: Part, test: Part) -> None:
         report.note(where, f"it tests on {test.count} examples{few}")
 
 
-def _check_batch(report: Report, where: str, count: int, batch_size: int, *, allows_smaller: bool) -> None:
+def _check_batch(
+    report: Report, where: str, examples: int, held: int, batch_size: int, *, allows_smaller: bool
+) -> None:
+    count = examples - held
     if batch_size < min(count, DEFAULT_MIN_BATCH):
         what = f"minibatches of {batch_size} examples, from whose gradients a server can compute examples"
         report.note(where, f"{what}: a worker refuses them unless started with --min-batch {batch_size}")
@@ -70,8 +73,11 @@ def _check_batch(report: Report, where: str, count: int, batch_size: int, *, all
         )
         report.note(where, what)
     else:
-        what = f"it has {count} training examples, fewer than task.batch_size ({batch_size})"
-        advice = "lower task.batch_size, or set allow_smaller_batch = True in the task"
+        besides, lower = "", "task.batch_size"
+        if held:
+            besides, lower = f" besides the {held} that are held out", f"{lower} or task.held_out"
+        what = f"it has {count} training examples{besides}, fewer than task.batch_size ({batch_size})"
+        advice = f"lower {lower}, or set allow_smaller_batch = True in the task"
         report.error(where, what, advice, code=ExitCode.DATA)
 
 

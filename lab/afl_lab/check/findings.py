@@ -7,10 +7,11 @@ import enum
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NoReturn
 
 from afl.errors import STOPS, AflError, ExitCode, TaskCodeError
+from afl.names import Names, with_names
 from afl.user_code import as_failure, text_of, users_line
 
 
@@ -76,6 +77,17 @@ class Report:
         if self.left_out:
             what = f"to end within {self.limit_s:.0f} s it leaves out: {'; '.join(self.left_out)}"
             self.note("this check", what, "afl check --full tries everything")
+
+    def name_sites(self, names: Names) -> None:
+        """Put the sites' names beside the workers that are spoken of."""
+        self.findings = [
+            replace(finding, where=with_names(finding.where, names), what=with_names(finding.what, names))
+            for finding in self.findings
+        ]
+        self.facts = {
+            title: {with_names(name, names): value for name, value in facts.items()}
+            for title, facts in self.facts.items()
+        }
 
     def error(self, where: str, what: str, advice: str = "", code: ExitCode = ExitCode.CONFIG) -> None:
         """Note that a run would fail."""

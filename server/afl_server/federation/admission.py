@@ -72,13 +72,17 @@ class Admission:
                 f"the frozen parameters differ: this worker's digest is {theirs}, the run's {ours}; give "
                 "each site the same file, and the same version of the task"
             )
-        if not hmac.compare_digest(ready.realization_digest, self._realization_digest):
-            return (
-                "the shared randomness differs, or what is computed with it: this worker draws or computes "
-                "something else from the same seed, so it would decode wrongly; install the same afl and "
-                "compressors at both ends"
-            )
         return ""
+
+    def of_arithmetic(self, ready: Ready, version: str) -> str:
+        """Why a Ready is refused that would compute otherwise; empty if it is not."""
+        if hmac.compare_digest(ready.realization_digest, self._realization_digest):
+            return ""
+        return (
+            f"the shared randomness differs, or what is computed with it: this worker (afl {version}) "
+            "draws or computes something else from the same seed, so it would decode wrongly; install the "
+            f"server's afl ({__version__}) and compressors"
+        )
 
 
 def version_refusal(join: Joined) -> str:

@@ -247,9 +247,10 @@ class StopAsked(Event):
 
 
 class QuarantineChanged(Event):
-    """The operator has written other worker ids into the run directory's file; ``text`` is all of it."""
+    """The operator has written other worker ids into the run directory's file; ``text`` is all of it, or
+    ``None`` if it cannot be read."""
 
-    text: str
+    text: str | None
 
 
 class Faulted(Event):

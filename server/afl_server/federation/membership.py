@@ -207,9 +207,15 @@ class Membership:
         member.reported, member.partial = dict(event.reported), event.partial
         if event.keys.workers != (member.workers if self._run.keys is not None else ()):
             raise ProtocolError("a Ready that does not offer a key of each worker, where the run needs them")
-        refusal = self._admission.of_ready(event) or self._residual_refusal(member)
+        assert member.join is not None
+        version, status = member.join.package_version, None
+        refusal = self._admission.of_ready(event)
+        if not refusal and (refusal := self._admission.of_arithmetic(event, version)):
+            # An upgrade is then what helps, and may come.
+            status = None if version == __version__ else GoodbyeStatus.OTHER_VERSION
+        refusal = refusal or self._residual_refusal(member)
         if refusal:
-            self.refuse(member, refusal)
+            self.refuse(member, refusal, status)
         return not refusal
 
     def take_in(self, member: Member) -> int | None:
@@ -321,7 +327,9 @@ class Membership:
         what = "\n".join(part for part in (event.message, event.traceback.rstrip()) if part)
         failed = log_events.WorkerFailed(worker=event.worker, round=round_ or None)
         run.log_of_worker("ERROR", event.worker, f"{where} failed: {what}", failed)
-        is_fatal = event.cause == FailureCause.NON_FINITE and not run.engine.policy.skips_non_finite
+        engine = run.engine
+        is_skipped = engine.policy.skips_non_finite or event.worker in engine.quarantined
+        is_fatal = event.cause == FailureCause.NON_FINITE and not is_skipped
         return f"{where}: {printable(event.message)}" if is_fatal else ""
 
     # Going.

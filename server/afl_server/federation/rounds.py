@@ -8,6 +8,7 @@ writing of an outcome. That an outcome is durable before anybody hears of it is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from afl.config import dump_config
@@ -29,7 +30,7 @@ from afl_server.federation.evaluation_summary import Ranking
 from afl_server.federation.members import Member, State
 from afl_server.federation.membership import Membership
 from afl_server.federation.run import Run
-from afl_server.federation.snapshot import Ending
+from afl_server.federation.snapshot import ClosedStep, Ending
 
 QUARANTINE_FILE = "quarantine"
 """In the run directory: ids of workers that the operator wants left out, such as ``3,7-9``."""
@@ -65,6 +66,7 @@ class Rounds:
         self.names = run.names
         self.has_begun = False
         self.ending: Ending | None = None
+        self.closed_step: ClosedStep | None = None
         self._run = run
         self._members = run.members
         self._ranking = ranking
@@ -122,6 +124,7 @@ class Rounds:
                 run.out.append(effects.SaveModel(name, ModelCopy(engine.model), engine.updates_applied))
             replayed += 1
             yield run.taken_out()
+        engine.quarantine_again()
         # Each outcome brings the counters of its time.
         self.counters.replayed_steps += replayed
         if opening is not None and not engine.finished:
@@ -296,6 +299,7 @@ class Rounds:
             self._outcome_seconds = run.now - since
         run.out += late
         self._step_seconds = {**self._step_seconds, closed.kind: run.now - self._step_opened_at}
+        self.closed_step = ClosedStep(closed, self._step_opened_at, run.now, self._outcome_seconds)
         self._step_opened_at = run.now
         self._start_deadline()
         self._downlink.model_moved()
@@ -352,10 +356,13 @@ class Rounds:
         self._run.log("WARNING", message, log_events.Quarantined(workers=ids))
         return self._close() if self.engine.complete else None
 
-    def _quarantine_of(self, text: str) -> frozenset[int]:
+    def _quarantine_of(self, text: str | None) -> frozenset[int]:
         """The ids in the file's text; ValueError where they cannot be left out."""
         policy, count = self.engine.policy, self._run.config.workers
-        written = "".join(text.split())
+        if text is None:
+            raise ValueError("it cannot be read, is no plain file, or is far longer than ids are")
+        # An id in a line of its own is one, and no digit of the next.
+        written = "".join(re.sub(r"(?<=[0-9])\s+(?=[0-9])", ",", text).split())
         ids = WorkerIds.parse(written) if written else WorkerIds()
         if ids.ranges and ids.ranges[-1][1] >= count:
             raise ValueError(f"the run's workers are 0 to {count - 1}")

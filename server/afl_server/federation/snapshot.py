@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.messages import Kind
+from afl.core.messages import Kind, Step
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.errors import ExitCode
 from afl.names import Names
@@ -87,6 +87,20 @@ class OpenStep:
     opened_at: float
     awaited: Sequence[int]
     waiting_bytes: int
+
+
+@dataclass(frozen=True)
+class ClosedStep:
+    """The last step that was closed; times are of the monotonic clock.
+
+    Attributes:
+        closed_at: once its outcome was durable, which took ``outcome_seconds``.
+    """
+
+    step: Step
+    opened_at: float
+    closed_at: float
+    outcome_seconds: float
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from afl.core.rounds.results import Outcome
 from afl.daemon import events as log_events
 from afl.daemon.descriptors import raise_limit
 from afl.daemon.logs import Naming
+from afl.daemon.tracing import tracing
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
@@ -44,8 +46,8 @@ from afl_server.pages.status import live_view, print_summary, run_status
 from afl_server.runner.build import build
 from afl_server.runner.recording import Recorder
 from afl_server.runner.shell import Shell
+from afl_server.runner.tracing import RoundTraces
 from afl_server.storage.checkpointing import Checkpointing
-from afl_server.storage.records import RunRecords
 from afl_server.storage.run_directory import OpenRun, open_run
 
 LOG = logging.getLogger("afl.server")
@@ -178,7 +180,11 @@ class _Parts:
         if run.store is not None:
             checkpointing = Checkpointing(run.store, records, vector, config.server.checkpoint_every)
         recorder = _recorder(run, now)
-        self.shell = Shell(self.federation, records, checkpointing, self._dual_window, recorder)
+        traced = tracing("afl-server")
+        traces = None if traced is None else RoundTraces(traced, self.federation)
+        self.shell = Shell(
+            self.federation, records, checkpointing, self._dual_window, recorder, traces=traces
+        )
         if run.checkpoint is not None:
             assert checkpointing is not None
             moment = checkpointing.restore(run.checkpoint, self.federation.engine)
@@ -327,7 +333,7 @@ async def _until_over(parts: _Parts, asked_to_end: asyncio.Event, *, live: bool)
     # What is there by now stays: the collector need not look at it again in every round.
     gc.collect()
     gc.freeze()
-    watch = asyncio.create_task(_watch_directory(parts.run.records, shell))
+    watch = asyncio.create_task(_watch_directory(parts))
     try:
         async with live_view(parts.status) if live else contextlib.nullcontext():
             return await asyncio.shield(shell.result)
@@ -337,24 +343,33 @@ async def _until_over(parts: _Parts, asked_to_end: asyncio.Event, *, live: bool)
 
 def quarantine_text(directory: Path) -> str | None:
     """What the operator has written into the file of workers to be left out; empty where there is none, and
-    ``None`` where it cannot be read, or is far longer than ids are."""
+    ``None`` where it cannot be read, is no plain file, or is far longer than ids are."""
     try:
-        with (directory / QUARANTINE_FILE).open("rb") as file:
-            data = file.read(_MOST_QUARANTINE + 1)
+        with open(directory / QUARANTINE_FILE, "rb", opener=_without_waiting) as file:
+            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MOST_QUARANTINE + 1) if is_plain else b""
     except FileNotFoundError:
         return ""
     except OSError:
         return None
-    return data.decode("utf-8", "replace") if len(data) <= _MOST_QUARANTINE else None
+    return data.decode("utf-8", "replace") if is_plain and len(data) <= _MOST_QUARANTINE else None
 
 
-async def _watch_directory(records: RunRecords, shell: Shell) -> None:
-    quarantine = ""
+def _without_waiting(path: str, flags: int) -> int:
+    """Else a pipe would be waited for until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+async def _watch_directory(parts: _Parts) -> None:
+    records, shell = parts.run.records, parts.shell
+    quarantine: str | None = ""
+    # Of a run that is resumed, the file may be gone.
+    is_due = bool(parts.federation.engine.quarantined)
     while not shell.result.done():
         reason = records.lost()
         text = quarantine_text(records.directory)
-        if text is not None and text != quarantine:
-            quarantine = text
+        if is_due or text != quarantine:
+            quarantine, is_due = text, False
             shell.deliver(events.QuarantineChanged(text))
         if reason:
             shell.deliver(events.StopAsked(reason, ExitCode.STORAGE, is_final=True))

@@ -19,6 +19,7 @@ from afl_server.federation import effects, events
 from afl_server.federation.machine import Federation
 from afl_server.pages.dual_window import DualWindow
 from afl_server.runner.recording import Recorder
+from afl_server.runner.tracing import RoundTraces
 from afl_server.storage.checkpointing import Checkpointing
 from afl_server.storage.descriptor_retry import retry_without_descriptor
 from afl_server.storage.records import RunRecords
@@ -42,6 +43,7 @@ class Shell:
     Args:
         checkpointing: ``None`` for a run without durable state.
         recorder: writes down every event.
+        traces: of rounds, where they are asked for.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Shell:
         checkpointing: Checkpointing | None,
         dual_window: DualWindow,
         recorder: Recorder | None = None,
+        *,
+        traces: RoundTraces | None = None,
     ) -> None:
         self.result: asyncio.Future[tuple[ExitCode, str]] = asyncio.get_running_loop().create_future()
         self.released = asyncio.Event()
@@ -60,6 +64,7 @@ class Shell:
         self._checkpointing = checkpointing
         self._dual_window = dual_window
         self._recorder = recorder
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="afl-engine")
         self._log_thread = ThreadPoolExecutor(1, thread_name_prefix="afl-log")
@@ -95,6 +100,8 @@ class Shell:
                     if self._recorder is not None:
                         self._recorder.add(event, now)
                     self.carry_out(self._federation.handle(event, now))
+                    if self._traces is not None:
+                        self._traces.look()
                 except Exception as error:  # noqa: BLE001  # whoever called must not be blamed for it
                     self._fault(error)
         finally:
@@ -146,6 +153,8 @@ class Shell:
             thread.shutdown()
         if self._recorder is not None:
             self._recorder.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     # Work on threads; each returns the event that answers it.
 

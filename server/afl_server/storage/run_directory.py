@@ -11,6 +11,7 @@ from pathlib import Path
 from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
+from afl.daemon.logs import add_to_every_line
 from afl.errors import ConfigError, ExitCode, RunCompleteError
 from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
@@ -84,6 +85,7 @@ def open_run(config: Config, fresh_seed: int) -> OpenRun:
     if config.run.seed is None:
         config = config.with_seed(fresh_seed)
     run_id = new_run_id()
+    add_to_every_line(run_id=run_id)
     directory = directory or from_start(Path("runs") / run_id)
     if config.server.state == "off":
         return OpenRun(config, RunRecords.create(run_id, directory, config), None)
@@ -137,6 +139,7 @@ def _clear(directory: Path) -> None:
 
 def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     checkpoint, entries = store.load()
+    add_to_every_line(run_id=checkpoint.run_id)
     # Its own word: the file beside it is anyone's to edit.
     stored = config_from_text(checkpoint.values["config"], f"the configuration in {directory / STATE_FOLDER}")
     different = differences(stored, config)

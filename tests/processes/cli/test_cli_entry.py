@@ -45,6 +45,7 @@ algorithm: {name: afl-br, rounds: 1, eta_w: 0.1, eta_q: 0.1}
             "--give-up-after: '5' needs a unit: ms, s, m or h; write for example",
         ),
         (worker("--id", "0-9999999999"), "one process hosts at most 65536 of them; start several"),
+        (worker("--id", "٣"), "--id ٣: '٣' is no worker id; write 3, 0-9 or 3,7"),
         (worker("--id", "1,0-1"), "--id 1,0-1: worker 1 is named twice; name each once"),
         (worker("--http", "here"), "--http: 'here' has no port"),
         (worker("--task-option", "x=["), "--task-option x=[: the value is not YAML; put it in quotes"),

@@ -1,6 +1,7 @@
 """``afl status`` against a server that answers, one that is not ours, and none."""
 
 import json
+import math
 import ssl
 import threading
 from collections.abc import Iterator
@@ -213,6 +214,10 @@ def test_behind_a_reverse_proxy_with_tls_and_a_path(
         (b"\x00\x00\x12\x04 not json", 200, "gRPC port"),
         (b'{"hello": 1}', 200, "not an afl server"),
         (b"[]", 200, "not an afl server"),
+        (b"[" * 100_000, 200, "gRPC port"),
+        (json.dumps(dict.fromkeys(STATE)).encode(), 200, "a state that cannot be shown (TypeError"),
+        (json.dumps(dict.fromkeys(STATE, 10**400)).encode(), 200, "a state that cannot be shown ("),
+        (json.dumps({**STATE, "rounds": math.nan}).encode(), 200, "a state that cannot be shown (ValueError"),
     ],
 )
 def test_something_else_answers(

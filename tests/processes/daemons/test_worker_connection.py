@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import SERVICE
 from afl.wire.settings import LARGEST_CHUNK_BYTES
 from afl_worker.network import connection
-from afl_worker.network.connection import Broken, Connection, Ended
+from afl_worker.network.connection import MOST_WAITING, Broken, Connection, Ended
 from afl_worker.network.credentials import CredentialFiles
 
 ANSWER_S = 30.0
@@ -78,3 +79,24 @@ def test_a_receiving_thread_that_fails_says_that_nothing_more_will_come(
     monkeypatch.setattr(connection, "lone_chunk_of_server", fails)
     with serving(b"frame") as address, connected(address) as stream:
         assert stream.next_event(ANSWER_S) == Broken(fault)
+
+
+@pytest.mark.parametrize("takes_all", [True, False])
+def test_a_server_that_sends_on_and_on_fills_no_memory(*, takes_all: bool) -> None:
+    frames = [
+        pb.ServerFrame(welcome=pb.Welcome(run_id=f"run-{number}", seed=bytes(1 << 20))).SerializeToString()
+        for number in range(4 * MOST_WAITING)
+    ]
+    with serving(*frames) as address, connected(address) as stream:
+        most = sum(map(len, frames[: MOST_WAITING + 1]))
+        deadline = time.monotonic() + ANSWER_S
+        while stream.carried.received < most and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        assert stream.carried.received == most
+        for number in range(len(frames) if takes_all else 0):
+            event = stream.next_event(ANSWER_S)
+            assert isinstance(event, pb.Welcome)
+            assert event.run_id == f"run-{number}"
+        if takes_all:
+            assert stream.next_event(ANSWER_S) == Ended("the server closed the stream")

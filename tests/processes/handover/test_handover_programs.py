@@ -157,6 +157,14 @@ def test_predict_answers_as_the_module_without_afl(task: str, folder: Path, tmp_
     found = predicted(out, tmp_path, batch)
     assert found.keys() == {"scores"}
     torch.testing.assert_close(found["scores"], wanted)
+    (tmp_path / "batch.csv").write_text("1,2\n")
+    for file, said in (
+        ("batch.csv", "no tensors as torch.save writes them"),
+        ("none.pt", "No such file or directory"),
+    ):
+        command = [sys.executable, str(out / "predict.py"), file]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, f"{file}: {said}\n")
     if task == "ByPosition":
         in_order = predicted(out, tmp_path, (batch["numbers"], batch["words"]))
         assert torch.equal(in_order["scores"], found["scores"])

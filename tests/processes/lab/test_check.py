@@ -712,6 +712,17 @@ def test_integers_that_are_too_coarse_are_told(monkeypatch: pytest.MonkeyPatch) 
     assert not tried_integers("faulty.py:Wide").findings, "nor are they proposed then"
 
 
+def test_hidden_losses_are_tried_by_their_means() -> None:
+    masked = ["algorithm.uplink.bits=16", "privacy.secure_aggregation=true"]
+    shown, hidden = (
+        tried_integers("faulty.py:Wide", *masked, f"privacy.losses={losses}").values["integers"]
+        for losses in ("shown", "hidden")
+    )
+    assert hidden["first_loss"] == pytest.approx(shown["first_loss"], abs=1e-6)
+    for values in ("float32", "integers"):
+        assert hidden[values]["loss"] == pytest.approx(shown[values]["loss"], rel=0.01)
+
+
 def test_a_task_of_long_rounds_is_not_tried() -> None:
     report = tried_integers("faulty.py:Wide", dry_seconds=9.9)
     assert report.facts["Integers"] == {"bits: 8": "not tried: 20 rounds take 10.1 s here"}
@@ -719,6 +730,14 @@ def test_a_task_of_long_rounds_is_not_tried() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_sites_are_named(module: Path) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    sites = "sites=[north, south, St. Mary]"
+    report = check_config(load_config(module / "run.yaml", [sites, "task.batch_size=81"]))
+    assert list(report.facts["Data"]) == ["worker 0 (north)", "worker 1 (south)", "worker 2 (St. Mary)"]
+    assert "worker 2 (St. Mary)'s data" in {finding.where for finding in report.errors}
+
+
 def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))

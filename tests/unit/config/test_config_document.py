@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from afl.config import Config, config_from_mapping, document
+from afl.config import Config, InvalidConfigError, config_from_mapping, document
+from afl.config.problems import Problem
 from afl.core.algorithms.registry import algorithm_named, algorithm_names
 from afl_tools.docs import tables
 
@@ -119,3 +122,21 @@ def test_nothing_in_it_names_a_type_of_the_program() -> None:
     text = document.help_text()
     for name in (Config.__name__, "Literal", "Optional", "NoneType", "Annotated", "Duration(", "Address("):
         assert name not in text
+
+
+@pytest.mark.parametrize("key", [key.name for key in document.all_keys() if key.default == "null"])
+def test_null_in_words_is_taken(key: str) -> None:
+    """Some keys are refused for what others demand of them, never for being null."""
+    values: dict[str, Any] = {"workers": 3, "task": {"name": "digits"}}
+    values["algorithm"] = {"name": "afl-com", "rounds": 1, "eta_w": 1.0, "eta_q": 0.0}
+    *sections, last = key.split(".")
+    section = values
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[last] = None
+    problems: tuple[Problem, ...] = ()
+    try:
+        config_from_mapping(values)
+    except InvalidConfigError as error:
+        problems = error.problems
+    assert all("null" not in problem.found for problem in problems)

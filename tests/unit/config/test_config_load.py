@@ -125,6 +125,15 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     (
         "eta_w: 0.05",
+        "eta_w: 7e-46",
+        problem(
+            "server.yaml:7: algorithm.eta_w",
+            "7e-46",
+            "a number above 1e-45, since float32 rounds smaller ones to 0",
+        ),
+    ),
+    (
+        "eta_w: 0.05",
         "eta_w: .nan",
         problem("server.yaml:7: algorithm.eta_w", "NaN", "a number above 0 and at most 1e12, or theory"),
     ),

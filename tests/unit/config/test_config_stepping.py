@@ -52,9 +52,10 @@ FULL = {
         ({"schedule": {"final": 0.1}}, "schedule.final", "only then: cosine uses it"),
         ({"schedule": {"then": "cosine", "at": [5]}}, "schedule.at", "only then: steps uses it"),
         ({"optimizer": {"name": "adamw"}}, "optimizer.name", "sgd, momentum or adam"),
-        ({"optimizer": {"beta_1": 0.9}}, "optimizer.beta_1", "only name: momentum and adam uses it"),
+        ({"optimizer": {"beta_1": 0.9}}, "optimizer.beta_1", "only name: momentum and adam use it"),
         ({"optimizer": {"name": "momentum", "beta_2": 0.9}}, "optimizer.beta_2", "only name: adam uses it"),
         ({"optimizer": {"name": "momentum", "beta_1": 1.0}}, "optimizer.beta_1", "from 0, below 1"),
+        ({"optimizer": {"name": "adam", "epsilon": 1e-21}}, "optimizer.epsilon", "from 1e-20 to 1"),
         ({"clip_norm": 0}, "clip_norm", "a number above 0"),
         ({"weight_decay": -1}, "weight_decay", "a number above 0"),
         (

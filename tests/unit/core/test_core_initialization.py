@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from afl.core.algorithms.afl_com import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.arithmetic import arithmetic
 from afl.core.randomness import SharedRandomness
 from afl.errors import TaskError
 from afl.tasks.base import Task, TaskContext, WorkerData
@@ -96,8 +97,12 @@ def test_a_model_that_is_no_module_is_refused() -> None:
 
 
 def digest(seed: int, up: CompressorChoice, down: CompressorChoice, dim: int = 50, rounds: int = 10) -> bytes:
-    settings = AlgorithmSettings(3, rounds, 4, 0.1, 0.1, up, down)
-    return realization_digest(Realizations(settings, dim, SharedRandomness.from_int(seed)))
+    settings = settings_of(up, down, rounds)
+    return realization_digest(Realizations(settings, dim, SharedRandomness.from_int(seed)), settings, dim)
+
+
+def settings_of(up: CompressorChoice, down: CompressorChoice, rounds: int = 10) -> AlgorithmSettings:
+    return AlgorithmSettings(3, rounds, 4, 0.1, 0.1, up, down)
 
 
 def test_the_realization_digest_by_hand() -> None:
@@ -105,11 +110,10 @@ def test_the_realization_digest_by_hand() -> None:
     start = struct.pack("<4Q", *(next(words) for _ in range(4)))
     support = reference.subset(reference.words(9, 1, 1, 0), 50, 10)
     drawn = struct.pack("<10q", *support)
-    choice = CompressorChoice("rand-k", {"ratio": 0.2})
-    right = hashlib.blake2b(start + drawn + drawn, digest_size=16).digest()
-    assert digest(9, choice, choice) == right
-    right = hashlib.blake2b(start + drawn, digest_size=16).digest()
-    assert digest(9, choice, CompressorChoice("top-k", {"ratio": 0.2})) == right
+    choice, other = CompressorChoice("rand-k", {"ratio": 0.2}), CompressorChoice("top-k", {"ratio": 0.2})
+    for down, material in ((choice, start + drawn + drawn), (other, start + drawn)):
+        right = hashlib.blake2b(material + arithmetic(settings_of(choice, down), 50), digest_size=16).digest()
+        assert digest(9, choice, down) == right
 
 
 def test_the_realization_digest_differs_with_seed_support_and_direction() -> None:
@@ -126,5 +130,5 @@ def test_the_realization_digest_differs_with_seed_support_and_direction() -> Non
         digest(10, identity, identity),
     ]
     assert len(set(found)) == len(found)
-    # Nothing but what both ends draw enters it.
+    # Nothing but what both ends draw and compute enters it.
     assert digest(9, few, few, rounds=99) == found[0]

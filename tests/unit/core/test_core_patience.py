@@ -48,6 +48,23 @@ def test_an_evaluation_without_a_site_is_no_evaluation() -> None:
     assert patience.best == 2.0
 
 
+def test_a_site_that_does_not_report_the_metric_is_not_ranked() -> None:
+    patience = Patience(1, RankBy("auc", higher_is_better=True))
+    assert patience.see(1, [{"held_out_auc": 0.6, "held_out_loss": 1.0}, {"held_out_loss": 2.0}])
+    assert patience.best == 0.6
+
+
+def test_where_no_site_reports_the_metric_the_loss_counts() -> None:
+    patience, again = (Patience(1, RankBy("auc", higher_is_better=True)) for _ in range(2))
+    assert seen(patience, 2.0, 1.5) == [True, True]
+    again.restore(json.loads(json.dumps(patience.state())))
+    assert seen(again, 1.6, start=3) == [False]
+    assert again.is_over
+    assert again.reason.startswith(
+        "1 evaluations brought no better worst held_out_loss than 1.5 after round 20"
+    )
+
+
 def test_a_state_goes_on_where_it_was() -> None:
     patience, again = Patience(3), Patience(3)
     again.restore(json.loads(json.dumps(patience.state())))

@@ -33,8 +33,14 @@ class Dropping(Classification):
         return {**super().metrics(model, batch), "drawn": torch.rand(())}
 
 
-def make_oracle(spent: Spent | None = None, kind: type[TaskOracle] = TaskOracle) -> TaskOracle:
-    task, randomness = Dropping(), SharedRandomness.from_int(3)
+def make_oracle(
+    spent: Spent | None = None,
+    kind: type[TaskOracle] = TaskOracle,
+    *,
+    task: Dropping | None = None,
+    evaluation_batch_size: int = 40,
+) -> TaskOracle:
+    task, randomness = task or Dropping(), SharedRandomness.from_int(3)
     context = TaskContext(WORKERS, randomness)
     data = {worker: task.data(worker, context) for worker in range(WORKERS)}
     # The whole training part is a batch, so that nothing but dropout differs from round to round.
@@ -44,7 +50,7 @@ def make_oracle(spent: Spent | None = None, kind: type[TaskOracle] = TaskOracle)
         data,
         randomness,
         batch_size=40,
-        evaluation_batch_size=40,
+        evaluation_batch_size=evaluation_batch_size,
         spent=spent,
     )
 
@@ -83,3 +89,15 @@ def test_the_time_of_gradients_losses_and_evaluations_is_counted_once(kind: type
         compute()
         assert spent.wall > before
     assert spent.wall <= time.perf_counter() - began
+
+
+class Large(Dropping):
+    """A metric near the end of what a float holds."""
+
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        return {"loss": torch.tensor(1e308, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("batch", [7, 40])
+def test_a_finite_mean_is_not_made_infinite_by_its_sum(batch: int) -> None:
+    assert make_oracle(task=Large(), evaluation_batch_size=batch).evaluate(0) == ({"loss": 1e308}, 40)

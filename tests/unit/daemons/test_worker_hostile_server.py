@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from afl.config.address import Address
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
-from afl.errors import ExitCode, PeerError
+from afl.errors import ExitCode, PeerError, VersionError
 from afl.v1 import federation_pb2 as pb
 from afl.wire.settings import RunSettings
 from afl_worker import runtime
@@ -85,6 +86,17 @@ def test_a_worker_ends_on_settings_that_cannot_be_used(
     assert said in str(caught.value)
     assert len(str(caught.value)) < 500
     assert "goodbye" in connection.sent, "the server is told that it leaves"
+
+
+def test_a_setting_of_a_later_version_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RIGHT.to_message()
+    settings.algorithm_options = json.dumps({**json.loads(settings.algorithm_options), "future": 1})
+    connection = OneWelcome(pb.Welcome(run_id="run-1", seed=bytes(16), settings=settings))
+    monkeypatch.setattr(runtime, "Connection", lambda *_args, **_options: connection)
+    options = WorkerOptions((0,), Address("127.0.0.1", 1), journal=tmp_path, give_up_after=0.01)
+    with pytest.raises(VersionError, match=r"of another version: .* does not know 'future'") as caught:
+        Runtime(options).run()
+    assert caught.value.exit_code is ExitCode.VERSION
 
 
 def test_settings_that_a_configuration_can_have_are_taken() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from federation_world import Peer, World, config_of
 
 from afl.core.codecs.integers import integers
-from afl.core.messages import GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
+from afl.core.messages import FailureCause, GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.rounds.engine import QUARANTINED
 from afl.errors import ExitCode
@@ -187,10 +188,11 @@ def test_a_worker_in_quarantine_is_left_out_until_it_is_let_out(algorithm: dict[
         ("0-999999999", SKIPS, "the run's workers are 0 to 2"),
         ("0,1", SKIPS, r"fewer workers than the quorum \(2\) would be left"),
         ("2", {}, "every step waits for all workers"),
+        (None, SKIPS, "it cannot be read"),
     ],
 )
 def test_a_quarantine_that_cannot_be_kept_is_told_and_changes_nothing(
-    text: str, faults: dict[str, Any], why: str
+    text: str | None, faults: dict[str, Any], why: str
 ) -> None:
     world = World(config_of(algorithm=ALGORITHM, faults=faults))
     world.start()
@@ -225,6 +227,44 @@ def test_the_file_is_read_as_it_is(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     assert quarantine_text(tmp_path) is None
+    file.rmdir()
+    os.mkfifo(file)
+    assert quarantine_text(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["2\n11\n", "2 11", "2,\n11", " 11 , 2\t", "2\r\n11\r\n"])
+def test_ids_may_stand_in_lines_of_their_own(text: str) -> None:
+    world = World(config_of(workers=12, algorithm=ALGORITHM, faults=SKIPS))
+    world.start()
+    world.settle()
+    world.handle(events.QuarantineChanged(text))
+    assert world.federation.engine.quarantined == {2, 11}
+
+
+def test_a_run_that_is_resumed_keeps_its_quarantine_until_the_file_says_otherwise() -> None:
+    world = World(config_of(algorithm=ALGORITHM, faults=SKIPS))
+    world.start()
+    world.settle()
+
+    def until(round_: int) -> None:
+        peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(3)]
+        while world.federation.engine.step.position.round < round_:
+            assert any([*map(world.say, peers), world.answer()])
+
+    until(3)
+    world.handle(events.QuarantineChanged(f"{HOSTILE}"))
+    for round_ in (4, 6, 7):
+        peers = list(world.peers.values())
+        while world.federation.engine.step.position.round < round_:
+            assert any([*map(world.say, peers), world.answer()])
+        world.die_and_resume()
+        assert world.federation.engine.quarantined == {HOSTILE}
+        world.handle(events.QuarantineChanged(None))
+        assert world.federation.engine.quarantined == {HOSTILE}
+        until(round_)
+    world.handle(events.QuarantineChanged(""))
+    world.complete()
+    assert not world.federation.engine.quarantined
 
 
 JOINT: dict[str, Any] = {
@@ -439,3 +479,23 @@ def test_no_worker_says_of_itself_that_it_is_in_quarantine() -> None:
     world.handle(events.ReportBegan(peer.member, report))
     assert peer.goodbye is GoodbyeStatus.REFUSED
     assert world.federation.engine.missing() == [0, 1, 2]
+
+
+def test_a_worker_in_quarantine_does_not_end_the_run() -> None:
+    skips = {"stragglers": {"policy": "skip", "deadline": 30.0}}
+    world = World(config_of(algorithm=ALGORITHM, faults=skips))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(3)]
+    assert all(map(world.say, peers))
+    world.handle(events.QuarantineChanged(f"{HOSTILE}"))
+    for worker, is_fatal in ((HOSTILE, False), (0, True)):
+        told = events.FailureTold(
+            peers[worker].member, worker, Position(1, 0), int(FailureCause.NON_FINITE), "the loss is nan", ""
+        )
+        world.handle(told)
+        while world.answer():
+            pass
+        assert (world.finished is not None) == is_fatal
+    assert world.finished is not None
+    assert world.finished[0] is ExitCode.DIVERGED

@@ -131,6 +131,8 @@ def test_a_file_that_is_not_there_or_no_safetensors_is_told(tmp_path: Path) -> N
     vector = vector_of(nn.Linear(2, 3))
     with pytest.raises(afl.ConfigError, match=r"run\.initial_model: .*none: no such file; only the server"):
         load_initial_model(vector, tmp_path / "none")
+    with pytest.raises(afl.ConfigError, match=r"run\.initial_model: .*: a folder, no safetensors file; only"):
+        load_initial_model(vector, tmp_path)
     (tmp_path / "text").write_text("weights")
     with pytest.raises(afl.DataError, match=r"run\.initial_model: .*text: no safetensors file"):
         load_initial_model(vector, tmp_path / "text")

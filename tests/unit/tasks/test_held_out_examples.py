@@ -121,6 +121,7 @@ def test_one_example_must_be_on_either_side(count: int, share: float, held: int)
 def test_what_is_held_out_is_missing_from_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Numbers, "allow_smaller_batch", False)
     expected = r"worker 0 has 3 training examples besides the 2 that are held out, fewer than task.batch_size"
+    expected += r" \(\d+\); lower task.batch_size or task.held_out, or set"
     with pytest.raises(DataError, match=expected):
         oracle_of(Numbers(), {0: numbers(5)}, held_out=0.4)
 

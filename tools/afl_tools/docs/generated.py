@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from afl_tools.docs import api, commands, protocol, tables
+from afl_tools.docs import api, chart, commands, protocol, tables
 from afl_tools.monitoring import logged, rules
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +24,7 @@ TABLES: Mapping[Path, Tables] = {
     REFERENCE / "exit-codes.md": {"exit codes": tables.exit_codes_table},
     REFERENCE / "events.md": {"events": logged.events_table},
     REFERENCE / "messages.md": {"messages": protocol.messages_sections},
+    ROOT / "docs" / "kubernetes.md": {"values": chart.values_table},
     ROOT / "docs" / "policy.md": {"policy": tables.policy_table},
     ROOT / "docs" / "observability.md": {"alerts": rules.alerts_table},
 }
@@ -38,7 +39,6 @@ def fresh_files() -> Iterator[tuple[Path, str]]:
     """
     for path, made in TABLES.items():
         yield path, with_tables(path.read_text(encoding="utf-8"), made)
-    yield rules.OPERATOR_RULES, rules.operator_rules()
 
 
 def with_tables(text: str, made: Tables) -> str:

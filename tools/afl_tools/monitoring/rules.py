@@ -1,32 +1,14 @@
-"""The alerts of deploy/prometheus: the same for the Prometheus operator, and as a table."""
+"""The alerts of deploy/prometheus, and the same as a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
 RULES = FOLDER / "alerts.yaml"
-OPERATOR_RULES = FOLDER / "prometheus-rule.yaml"
-
-_HEAD: Final = """\
-# Made from alerts.yaml by `make docs`: change that file. A Prometheus of the operator takes it if the labels
-# are those that its ruleSelector asks for.
-"""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Expressions of several lines stay as they are."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def groups() -> list[dict[str, Any]]:
@@ -38,20 +20,6 @@ def groups() -> list[dict[str, Any]]:
 def alerts() -> list[dict[str, Any]]:
     """The alerts, in order."""
     return [rule for group in groups() for rule in group["rules"]]
-
-
-def operator_rules() -> str:
-    """The PrometheusRule with the same groups."""
-    resource = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {
-            "name": "afl",
-            "labels": {"app.kubernetes.io/name": "afl", "app.kubernetes.io/component": "server"},
-        },
-        "spec": {"groups": groups()},
-    }
-    return _HEAD + yaml.dump(resource, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
 
 
 def alerts_table() -> str:

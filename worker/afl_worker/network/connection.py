@@ -36,6 +36,10 @@ HANDSHAKE_HEARTBEAT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 30.0
 """Silence that ends a connection until the Welcome names the run's own limit."""
 
+MOST_WAITING = 8
+"""Steps, each of which may hold a whole model, that have come and are not taken yet; an honest server's next
+but one waits for this worker's report, or costs no longer to take than to send."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -55,6 +59,8 @@ class Broken:
 
 
 Event = pb.Welcome | pb.Roster | CommittedStep | Ack | Ended | Broken
+
+_LARGE = (pb.Welcome, pb.Roster, CommittedStep)
 
 
 class Connection:
@@ -86,6 +92,7 @@ class Connection:
         self.assembler = StepAssembler((), 0)
         """To be replaced by one of the run, before any step is asked for."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._room = threading.Semaphore(MOST_WAITING)
         self._opened = self._heard = time.monotonic()
         self._ended = 0.0
         self._received_bytes = 0
@@ -128,9 +135,12 @@ class Connection:
     def next_event(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the next event; ``None`` if there is none within ``timeout_s``."""
         try:
-            return self._inbox.get(timeout=timeout_s)
+            event = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        if isinstance(event, _LARGE):
+            self._room.release()
+        return event
 
     @property
     def carried(self) -> Carried:
@@ -151,6 +161,7 @@ class Connection:
         if drain_s:
             self._threads[0].join(drain_s)
         self._closed.set()
+        self._room.release()
         self._sending.stop()
         self._hurry.set()
         self._call.cancel()
@@ -193,14 +204,14 @@ class Connection:
     def _handle(self, frame: pb.ServerFrame) -> bool:
         """Turn a frame into events; whether it was the last."""
         if frame.HasField("welcome"):
-            self._inbox.put(frame.welcome)
+            self._put(frame.welcome)
         if frame.HasField("roster"):
-            self._inbox.put(frame.roster)
+            self._put(frame.roster)
         committed = self.assembler.feed(frame)
         if committed is not None:
             if committed.step.kind is not Kind.MODEL:
                 self._sending.all_arrived()
-            self._inbox.put(committed)
+            self._put(committed)
         for message in frame.acks:
             self._inbox.put(ack_of(message))
         if frame.heartbeat.reply_wanted:
@@ -212,6 +223,14 @@ class Connection:
             self._inbox.put(Ended(words(frame.goodbye.reason, MOST_OF_REASON), status, frame.goodbye.run_id))
             return True
         return False
+
+    def _put(self, event: pb.Welcome | pb.Roster | CommittedStep) -> None:
+        """What may be large, once there is room: a server that sends on and on fills no memory."""
+        self._room.acquire()
+        if self._closed.is_set():
+            # Nobody takes it; what still comes must not wait for room.
+            self._room.release()
+        self._inbox.put(event)
 
     def _described(self, error: grpc.RpcError) -> str:
         code = error.code() if isinstance(error, grpc.Call) else None

@@ -88,9 +88,10 @@ class WorkerExamples:
         left = count - held
         if left < batch_size and not allow_smaller:
             besides = f" besides the {held} that are held out" if held else ""
+            lower = "task.batch_size or task.held_out" if held else "task.batch_size"
             raise DataError(
                 f"worker {worker} has {left} training examples{besides}, fewer than task.batch_size "
-                f"({batch_size}); lower it, or set `allow_smaller_batch = True` in the task"
+                f"({batch_size}); lower {lower}, or set `allow_smaller_batch = True` in the task"
             )
         train, test = on_device(own.train, device), Part(on_device(own.test, device), tests, tests)
         if not held:

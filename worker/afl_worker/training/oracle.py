@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,12 +167,12 @@ class TaskOracle:
         return means, own.test.count
 
     def _means(self, worker: int, part: Part) -> dict[str, float]:
-        totals: dict[str, float] = {}
+        found: dict[str, list[tuple[float, int]]] = {}
         for start in range(0, part.count, self._evaluation_batch_size):
             stop = min(start + self._evaluation_batch_size, part.count)
             for name, value in self._metrics(worker, part, start, stop).items():
-                totals[name] = totals.get(name, 0.0) + value * (stop - start)
-        return {name: total / part.count for name, total in totals.items()}
+                found.setdefault(name, []).append((value, stop - start))
+        return {name: _weighted_mean(values, part.count) for name, values in found.items()}
 
     def metrics(self, worker: int, start: int, stop: int) -> dict[str, float]:
         """The task's metrics of the worker's test examples from ``start`` to ``stop``, as one batch."""
@@ -252,6 +253,19 @@ class TaskOracle:
         if module.training is not training:
             module.train(training)
         return module
+
+
+def _weighted_mean(values: Sequence[tuple[float, int]], count: int) -> float:
+    """Of batches' means, each with its number of examples, ``count`` in all."""
+    total = 0.0
+    for value, examples in values:
+        total += value * examples
+    if math.isfinite(total):
+        return total / count
+    # Divided before the sum, which has overflowed; rounding must not lead past the ends.
+    means = [value for value, _ in values]
+    total = sum(value * (examples / count) for value, examples in values)
+    return min(max(total, min(means)), max(means))
 
 
 def _check_names(task: str, metrics: Mapping[str, float]) -> None:

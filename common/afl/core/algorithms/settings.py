@@ -19,6 +19,9 @@ class CompressorChoice:
 
 OPTIMIZERS: Final = ("sgd", "momentum", "adam")
 
+LEAST_EPSILON: Final = 1e-20
+"""The roots of float32's squares are 0 or above 3e-23: beside a smaller epsilon some steps would be 0 / 0."""
+
 
 @dataclass(frozen=True)
 class OptimizerChoice:

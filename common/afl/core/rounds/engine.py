@@ -136,6 +136,8 @@ class RoundEngine:
         self.residual_norm: float | None = None
         """The Euclidean norm of the server's own residual at the last evaluation that this engine closed;
         ``None`` where it keeps none."""
+        self._was_quarantined: frozenset[int] = frozenset()
+        """Those that were, where this engine goes on from."""
         self._left_out: frozenset[int] = frozenset()
         """Those of them that the open step does not ask."""
         self._counted: NDArray[np.int64] = np.full((self.workers, 2), NOWHERE)
@@ -392,6 +394,11 @@ class RoundEngine:
         self.quarantined = frozenset(workers)
         self._leave_quarantined_out()
 
+    def quarantine_again(self) -> None:
+        """After a resume: whoever was in quarantine is, until the operator says otherwise."""
+        if self.policy.leaves_out:
+            self.quarantine(self._was_quarantined)
+
     def _leave_quarantined_out(self) -> None:
         if self.quarantined.issuperset(self._participants):
             # A step that was drawn before, and asks nobody else: the next draw is among the others.
@@ -495,6 +502,7 @@ class RoundEngine:
         if outcome.payload is not None:
             # Whatever the policy is now: another may have closed the step.
             self.algorithm.undrawn = frozenset(outcome.unsent.get(_UNDRAWN, np.zeros(0)).tolist())
+            self._was_quarantined = self.algorithm.undrawn
             losses = with_stand_ins(outcome.losses, outcome.unsent).clip(-self.losses.cap, self.losses.cap)
             self.collector.replay(losses, outcome.payload, outcome.unsent)
         return self._follow(outcome)
@@ -517,6 +525,8 @@ class RoundEngine:
             arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
+        if self.quarantined:
+            values["quarantined"] = sorted(self.quarantined)
         values["highest_median"] = self.losses.highest_median
         if self.patience is not None:
             values["patience"] = self.patience.state()
@@ -552,6 +562,7 @@ class RoundEngine:
         if self._bound is not None:
             self._bound.gradients = arrays["bound.gradients"].copy()
             self._bound.reach = arrays["bound.reach"].copy()
+        self._was_quarantined = frozenset(values.get("quarantined", ()))
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])
         # States of before it was watched have none.

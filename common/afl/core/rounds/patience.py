@@ -14,7 +14,8 @@ HELD_OUT = "held_out_"
 class Patience:
     """Counts evaluations without a better worst site: ``evaluation.patience``.
 
-    One that workers were absent from says nothing, since any of them may be the worst.
+    One that workers were absent from says nothing, since any of them may be the worst. A site that does not
+    report the metric is not ranked; if none does at the first that counts, the loss counts from there on.
 
     Attributes:
         best: the best of the worst sites' values so far; ``None`` before the first.
@@ -30,6 +31,7 @@ class Patience:
         self._evaluations = evaluations
         self._metric = HELD_OUT + ("loss" if by is None else by.metric.removeprefix(HELD_OUT))
         self._higher_is_better = by is not None and by.higher_is_better
+        self._is_ranked_otherwise = False
         self.best: float | None = None
         self.best_round = 0
         self.since = 0
@@ -47,22 +49,20 @@ class Patience:
             f"round {self.best_round} (evaluation.patience)"
         )
 
-    def worst(self, metrics: Sequence[Mapping[str, float]]) -> float | None:
-        """The worst site's value of an evaluation; ``None`` unless all sites have one."""
-        if not all(self._metric in site for site in metrics):
-            return None
-        values = [site[self._metric] for site in metrics]
-        return min(values) if self._higher_is_better else max(values)
-
     def see(self, round_: int, metrics: Sequence[Mapping[str, float]]) -> bool:
         """Take the next evaluation, after so many update rounds; whether it is the best so far.
 
         Args:
             metrics: of each worker; those of an absent one are empty.
         """
-        worst = self.worst(metrics)
-        if worst is None:
+        if not all(metrics):
             return False
+        if self.best is None and not any(self._metric in site for site in metrics):
+            self._go_by_loss()
+        values = [site[self._metric] for site in metrics if self._metric in site]
+        if not values:
+            return False
+        worst = min(values) if self._higher_is_better else max(values)
         sign = -1.0 if self._higher_is_better else 1.0
         if sign * worst < (math.inf if self.best is None else sign * self.best):
             self.best, self.best_round, self.since = worst, round_, 0
@@ -70,11 +70,16 @@ class Patience:
         self.since += 1
         return False
 
+    def _go_by_loss(self) -> None:
+        self._metric, self._higher_is_better, self._is_ranked_otherwise = HELD_OUT + "loss", False, True
+
     def state(self) -> list[float | int | None]:
-        """For :meth:`restore`, as JSON."""
-        return [self.best, self.best_round, self.since]
+        """For :meth:`restore`, as JSON; with a 1 more where the loss counts for an unreported metric."""
+        return [self.best, self.best_round, self.since, *[1] * self._is_ranked_otherwise]
 
     def restore(self, state: Sequence[float | int | None]) -> None:
         """Go on from a :meth:`state`."""
-        best, round_, since = state
+        best, round_, since, *otherwise = state
+        if otherwise:
+            self._go_by_loss()
         self.best, self.best_round, self.since = best, int(round_ or 0), int(since or 0)

@@ -44,7 +44,12 @@ def predict(*tensors, **named):
 
 
 def main(batch, answers=None):
-    inputs = torch.load(batch, weights_only=True)
+    try:
+        inputs = torch.load(batch, weights_only=True)
+    except OSError as error:
+        raise SystemExit(f"{{batch}}: {{error.strerror}}")
+    except Exception:  # PyTorch's own advice is to run what the file says
+        raise SystemExit(f"{{batch}}: no tensors as torch.save writes them")
     if isinstance(inputs, dict):
         found = predict(**inputs)
     else:
