@@ -123,5 +123,5 @@ def test_an_image_is_small_and_a_change_of_afl_ships_little(
     assert "afl-server" in buildah(*inside, "afl-server", "--version")
     bill = json.loads(buildah(*inside, "cat", "/opt/afl/share/afl/sbom.cdx.json"))
     assert "torch" in {one["name"] for one in bill["components"]}
-    imported = "import afl_server.process, importlib.util as u; print(u.find_spec('pip'))"
+    imported = "import afl_server.runner.run, importlib.util as u; print(u.find_spec('pip'))"
     assert buildah(*inside, "/opt/afl/bin/python", "-c", imported) == "None"
