@@ -15,7 +15,7 @@ from afl_cli.federation.served import Served
 from afl_cli.simulate import positive
 from afl_cli.theory import positive as above_zero
 
-HELP = "search for the settings that serve the worst worker best, on records that are held out"
+HELP = "find the settings that serve the worst worker best"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

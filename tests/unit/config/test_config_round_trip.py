@@ -68,7 +68,7 @@ def algorithms(draw: st.DrawFn) -> dict[str, Any]:
         "name": draw(st.sampled_from(["afl-br", "afl-com"])),
         "rounds": draw(COUNTS),
         "block": draw(COUNTS | st.just("auto")),
-        "eta_w": draw(st.floats(0, 1e12, exclude_min=True) | st.just("theory")),
+        "eta_w": draw(st.floats(1e-44, 1e12) | st.just("theory")),
         "eta_q": draw(st.floats(0, 1e12) | st.just("theory")),
     }
     if algorithm["eta_w"] == "theory":

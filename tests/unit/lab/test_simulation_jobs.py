@@ -195,6 +195,7 @@ def test_a_run_without_models_is_enough_only_where_none_are_wanted(tmp_path: Pat
         "config.yaml",
         "metrics.jsonl",
         "summary.json",
+        "versions.json",
     ]
     assert bare.summary() is not None
     full = job_of(tmp_path / "run")
