@@ -258,8 +258,11 @@ def test_all_floods_at_once_change_no_bit(
     assert server.text.replace("\n", "").isprintable()
     assert not server.logged("forged")
     check_outcomes(rough.counts)
-    # Of those that only watch, the first are cut after ten seconds, unless there is a crowd before.
-    assert rough.counts["watchers"]["cut"] or not is_timed, figures
+    if is_timed:
+        # Of those that only watch, the first are cut after ten seconds, unless there is a crowd before; pages
+        # hang up on those that ask slowly, also after some seconds.
+        assert rough.counts["watchers"]["cut"], figures
+        assert rough.counts["askers"]["hung up"], figures
 
 
 def check_outcomes(counts: Mapping[str, Counter[str]]) -> None:
@@ -267,7 +270,6 @@ def check_outcomes(counts: Mapping[str, Counter[str]]) -> None:
     for name, count in counts.items():
         assert not count["welcome"], (name, count)
     assert counts["streams"]["cut"], counts
-    assert counts["askers"]["hung up"], counts
     assert counts["rebinders"]["answered 403"], counts
     assert not {"answered 200", "answered 500"} & counts["rebinders"].keys(), counts
     assert counts["insiders"][f"worker {CLAIMED} is taken:"], counts
