@@ -111,9 +111,7 @@ def cases_of(path: str, why: str) -> dict[str, Case]:
         "simulate into": afl(
             "simulate", "c.yaml", "--out", path, said=f"afl simulate: {path}/c/seed-3/config.yaml: {why}; "
         ),
-        "run": afl(
-            "run", "c.yaml", "--set", directory, said=f"run.directory: {path} cannot be written: {why}"
-        ),
+        "run": afl("run", "c.yaml", "--set", directory, said=f"afl run: {path}/state: {why}"),
         "demo": afl("demo", "--keep", path, said=f"afl demo: --keep {path}: {why}"),
         "theory": afl("theory", "--config", path, said=f"{path} cannot be used"),
     }

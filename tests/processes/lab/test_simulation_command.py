@@ -131,6 +131,7 @@ def test_configurations_times_seeds_and_again(simulate: Simulate, folder: Path) 
             "metrics.jsonl",
             *[f"model-{name}.safetensors" for name in ("best", "final", "random")],
             "summary.json",
+            "versions.json",
         ]
     for seed in (1, 2):
         assert summary(folder, "br", seed)["algorithm"] == "afl-br"
