@@ -60,12 +60,16 @@ class Judge:
 
     def with_floor(self, evaluations: Sequence[Mapping[str, Any]], end: int, most_lost: float) -> Judge:
         """With a floor of what each worker has in a run up to round ``end``, less the share ``most_lost``."""
-        rounds = [line["round"] for line in evaluations]
-        if end not in rounds:
+        if all(line["round"] != end for line in evaluations):
             return self
-        last = rounds.index(end) + 1
-        window = [self.values(line["workers"]) for line in evaluations[max(0, last - WINDOW) : last]]
-        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means_of(window)))
+        means = self.means_at(evaluations, end)
+        return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means))
+
+    def means_at(self, evaluations: Sequence[Mapping[str, Any]], round_: int) -> list[float]:
+        """Each worker's mean of :meth:`values` over the last :data:`WINDOW` evaluations up to that of a
+        round, which there must be."""
+        last = [line["round"] for line in evaluations].index(round_) + 1
+        return means_of([self.values(line["workers"]) for line in evaluations[max(0, last - WINDOW) : last]])
 
 
 @dataclass

@@ -19,7 +19,7 @@ from afl.runs.metrics import Ranked, number_of
 from afl_lab.simulation.baselines import Standing, baselines, comparison_table
 from afl_lab.simulation.jobs import Job
 from afl_lab.simulation.pool import Outcome
-from afl_lab.tuning.curve import WINDOW, Curve, Judge, means_of
+from afl_lab.tuning.curve import Curve, Judge
 from afl_lab.tuning.search import Trial
 from afl_lab.tuning.space import Params, can_be_cut
 
@@ -42,8 +42,7 @@ def shown_worst(judge: Judge, trial: Trial, directory: Path) -> str:
     assert trial.score is not None
     lines = evaluations_of(directory)
     by = judge.ranking(lines[0]["workers"])
-    last = [line["round"] for line in lines].index(trial.round) + 1
-    worst = min(means_of([judge.values(line["workers"]) for line in lines[max(0, last - WINDOW) : last]]))
+    worst = min(judge.means_at(lines, trial.round))
     lost = " (a site lost more than it may)" if trial.score < worst - abs(worst) * 1e-9 else ""
     return f"{number_of(by.metric, worst if by.higher_is_better else -worst, 4)}{lost}"
 
@@ -123,12 +122,9 @@ def write_choice(path: Path, config: Config, about: Sequence[str]) -> None:
     Raises:
         StorageError: if it cannot be written.
     """
-    head = "\n".join(f"# {line}" for line in about)
+    head = "\n# ".join(about)
     try:
-        write_whole(
-            path,
-            f"{FIRST_LINE}: {head.removeprefix('# ')}\n\n{dump_config(config, only_given=True)}".encode(),
-        )
+        write_whole(path, f"{FIRST_LINE}: {head}\n\n{dump_config(config, only_given=True)}".encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {why_unwritable(error)}") from error
 

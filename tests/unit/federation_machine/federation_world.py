@@ -469,6 +469,25 @@ class World:
         return engine.model.numpy().copy(), engine.dual_weights.copy(), losses
 
 
+def ended(config: Config, *, resumes_at: Position | None = None) -> World:
+    """A run to its end, put back once to its last checkpoint."""
+    world = World(config)
+    world.start()
+    world.settle()
+    peers = [Peer((worker,), bytes([65 + worker])) for worker in range(3)]
+    for peer in peers:
+        world.connect(peer)
+    while world.finished is None:
+        if world.federation.engine.step.position == resumes_at:
+            world.die_and_resume()
+            world.complete()
+            break
+        assert any([*map(world.say, peers), world.answer()])
+    assert world.finished is not None
+    assert world.finished[0] is ExitCode.OK, world.finished
+    return world
+
+
 def _own(outcome: Outcome) -> Outcome:
     """The same, in memory of its own, as a disk has it."""
     return replace(

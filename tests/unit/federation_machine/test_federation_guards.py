@@ -10,7 +10,7 @@ from typing import Any
 import federation_world
 import numpy as np
 import pytest
-from federation_world import Peer, World, config_of
+from federation_world import Peer, World, config_of, ended
 
 from afl.core.codecs.integers import integers
 from afl.core.messages import FailureCause, GoodbyeStatus, Kind, Payload, PayloadHeader, Position, Report
@@ -22,6 +22,7 @@ from afl_server.runner.run import quarantine_text
 
 HOSTILE = 2
 ALGORITHM: dict[str, Any] = {"name": "afl-br", "rounds": 8, "eta_w": 0.1, "eta_q": 0.1, "block": 100}
+RESUMED = Position(6, 0)
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, loss: float, worker: int = HOSTILE) -> None:
@@ -32,25 +33,6 @@ def lying(monkeypatch: pytest.MonkeyPatch, loss: float, worker: int = HOSTILE) -
         return loss if of == worker and position.round in {3, 4} else honest(of, position)
 
     monkeypatch.setattr(federation_world, "loss_of", told)
-
-
-def ended(config: Any, *, resumes: bool = False) -> World:
-    """A run to its end, put back once to its last checkpoint in round 6."""
-    world = World(config)
-    world.start()
-    world.settle()
-    peers = [Peer((worker,), bytes([65 + worker])) for worker in range(3)]
-    for peer in peers:
-        world.connect(peer)
-    while world.finished is None:
-        if resumes and world.federation.engine.step.position == Position(6, 0):
-            world.die_and_resume()
-            world.complete()
-            break
-        assert any([*map(world.say, peers), world.answer()])
-    assert world.finished is not None
-    assert world.finished[0] is ExitCode.OK, world.finished
-    return world
 
 
 def logged(world: World, name: str) -> list[effects.Log]:
@@ -68,7 +50,7 @@ def test_a_loss_beyond_the_cap_counts_as_the_cap(
     config = config_of(algorithm=ALGORITHM, faults={"loss_cap": 20.0})
     with monkeypatch.context() as patch:
         lying(patch, loss)
-        capped, resumed = ended(config), ended(config, resumes=True)
+        capped, resumed = ended(config), ended(config, resumes_at=RESUMED)
     with monkeypatch.context() as patch:
         lying(patch, counts)
         told_the_cap = ended(config_of(algorithm=ALGORITHM))
@@ -101,7 +83,7 @@ def test_a_loss_far_above_the_others_is_told_when_it_comes_and_when_it_goes(
 def test_honest_losses_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # Three times as high as the others', all along: what a worker unlike the others has.
     lying(monkeypatch, 4.0)
-    world = ended(config_of(algorithm=ALGORITHM, faults={"loss_cap": 20.0}), resumes=True)
+    world = ended(config_of(algorithm=ALGORITHM, faults={"loss_cap": 20.0}), resumes_at=RESUMED)
     assert not logged(world, "loss_far_above")
     assert not logged(world, "loss_capped")
     assert np.isfinite(world.federation.engine.dual_weights).all()
@@ -126,7 +108,7 @@ def test_an_update_that_is_too_large_is_left_out_and_its_worker_told(
     if algorithm is ALGORITHM:
         monkeypatch.setattr(federation_world, "payload_of", sent)
     config = config_of(algorithm=algorithm, faults={"update_norm": {"times": 10}})
-    world, resumed = ended(config), ended(config, resumes=True)
+    world, resumed = ended(config), ended(config, resumes_at=RESUMED)
     told = [line.event.extra for line in logged(world, "update_too_large")]
     expected = [1, 4] if algorithm is ALGORITHM else []
     assert [(entry["worker"], entry["round"]) for entry in told] == [(HOSTILE, round_) for round_ in expected]

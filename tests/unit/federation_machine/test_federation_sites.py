@@ -6,29 +6,12 @@ from typing import Any
 
 import federation_world
 import pytest
-from federation_world import Peer, World, config_of
+from federation_world import config_of, ended
 
 from afl.core.messages import EVALUATION_PHASE, Position
-from afl_server.pages.page_data import phase_of
+from afl_server.pages.progress import phase_of
 
 ALGORITHM: dict[str, Any] = {"name": "afl-br", "rounds": 16, "eta_w": 0.1, "eta_q": 0.5, "block": 100}
-
-
-def ended(config: Any, *, resumes_at: Position | None = None) -> World:
-    """A run to its end, put back once to its last checkpoint."""
-    world = World(config)
-    world.start()
-    world.settle()
-    peers = [Peer((worker,), bytes([65 + worker])) for worker in range(3)]
-    for peer in peers:
-        world.connect(peer)
-    while world.finished is None:
-        if world.federation.engine.step.position == resumes_at:
-            world.die_and_resume()
-            world.complete()
-            break
-        assert any([*map(world.say, peers), world.answer()])
-    return world
 
 
 @pytest.mark.parametrize("resumes_at", [None, Position(13, 0)])

@@ -59,6 +59,10 @@ def _ack(report: Report, status: AckStatus, reason: str = "") -> Ack:
     return Ack(report.worker, report.position, status, reason, report.workers[1:])
 
 
+def _below(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 class RoundEngine:
     """Drives a server algorithm through its rounds and the evaluations between them.
 
@@ -522,7 +526,7 @@ class RoundEngine:
         arrays["trained"] = self._trained.copy()
         arrays |= {f"watch.{name}": array for name, array in self._watch.state().items()}
         if self._bound is not None:
-            arrays["bound.gradients"], arrays["bound.reach"] = self._bound.gradients, self._bound.reach
+            arrays |= {f"bound.{name}": array for name, array in self._bound.state().items()}
         values["buffers_averaged"] = list(self.buffers_averaged)
         values["absent"] = list(self._absent)
         if self.quarantined:
@@ -546,22 +550,19 @@ class RoundEngine:
     def restore(self, values: Mapping[str, Any], arrays: Arrays) -> None:
         """Go on from a :meth:`state`; the algorithm's parameters have been put back."""
         position = Position(*values["position"])
-        prefix = "algorithm."
-        own = {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
         # Evaluations come behind the algorithm's own phases: it has opened its next round by then.
         is_ahead = position.phase >= BUFFERS_PHASE
-        self.algorithm.restore(own, Position(position.round + 1, 0) if is_ahead else position)
+        opened = Position(position.round + 1, 0) if is_ahead else position
+        self.algorithm.restore(_below("algorithm.", arrays), opened)
         self._told_losses = arrays["losses"].copy()
         self.losses.last = arrays["last_losses"].copy()
         self._counted = arrays["counted"].copy()
         self._trained = arrays["trained"].copy()
-        prefix = "watch."
         # States of before sites were watched have none.
-        if watch := {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}:
+        if watch := _below("watch.", arrays):
             self._watch.restore(watch)
         if self._bound is not None:
-            self._bound.gradients = arrays["bound.gradients"].copy()
-            self._bound.reach = arrays["bound.reach"].copy()
+            self._bound.restore(_below("bound.", arrays))
         self._was_quarantined = frozenset(values.get("quarantined", ()))
         self.buffers_averaged = Position(*values["buffers_averaged"])
         self._absent = tuple(values["absent"])

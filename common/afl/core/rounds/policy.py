@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from afl.core.algorithms.base import Arrays
 from afl.errors import DivergedError
 
 DEFAULT_QUORUM = 0.5
@@ -152,6 +153,14 @@ class UpdateBound:
         present = np.flatnonzero(~np.isnan(norms)).tolist()
         self.gradients, self.reach = self._with(dict(zip(present, norms[present], strict=True)), weights)
         self.reset()
+
+    def state(self) -> Arrays:
+        """What is remembered of closed rounds, for :meth:`restore`."""
+        return {"gradients": self.gradients, "reach": self.reach}
+
+    def restore(self, state: Arrays) -> None:
+        """Go on from a :meth:`state`."""
+        self.gradients, self.reach = state["gradients"].copy(), state["reach"].copy()
 
     def reset(self) -> None:
         """The open round begins, or begins again."""
