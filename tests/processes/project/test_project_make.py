@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
+MAKES = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+
 PYTHON = """#!/bin/sh
 echo "$@" >> "{calls}"
 case "$*" in *--index-url*) exit {code} ;; esac
@@ -28,8 +30,8 @@ def _installed(folder: Path, *arguments: str, code: int = 0, path: str = "") -> 
     calls = folder / "calls"
     _executable(folder / "venv" / "bin" / "python", PYTHON.format(calls=calls, code=code))
     _executable(folder / "venv" / "bin" / "afl", "#!/bin/sh\necho the demo\n")
-    # The options of a make that runs these tests are its own.
-    outside = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS"}}
+    # The options and the depth of a make that runs these tests are its own.
+    outside = {name: value for name, value in os.environ.items() if name not in MAKES}
     answer = subprocess.run(
         ["make", "demo", f"VENV={folder / 'venv'}", *arguments],
         cwd=ROOT,
