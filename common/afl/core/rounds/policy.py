@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afl.core.algorithms.base import Arrays
 from afl.errors import DivergedError
+
+if TYPE_CHECKING:
+    # Commands that only read a configuration start without PyTorch.
+    from afl.core.algorithms.base import Arrays
 
 DEFAULT_QUORUM = 0.5
 
