@@ -15,8 +15,15 @@ from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
 from afl.core.algorithms.schedule import LEAST_FACTOR, MOST_STEPS, SHAPES, Schedule
-from afl.core.algorithms.settings import OPTIMIZERS, AlgorithmSettings, CompressorChoice, OptimizerChoice
+from afl.core.algorithms.settings import (
+    OPTIMIZERS,
+    AlgorithmSettings,
+    CompressorChoice,
+    DualChoice,
+    OptimizerChoice,
+)
 from afl.core.codecs.plain import VALUE_BYTES
+from afl.core.dual.registry import is_rule, rule_named
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
 from afl.security.identity import LARGEST_WORKER_ID
@@ -86,6 +93,7 @@ class RunSettings:
                 local_steps=algorithm.local_steps or 1,
                 sampled=algorithm.sampled,
                 largest_weight=algorithm.largest_weight,
+                dual=algorithm.dual_choice,
                 weigh_by_samples=algorithm.weighting == "samples",
                 schedule=algorithm.step_schedule,
                 optimizer=algorithm.optimizer_choice,
@@ -152,7 +160,8 @@ class RunSettings:
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
         for name in _WHERE_SET:
-            if shared[name] == getattr(_DEFAULTS, name):
+            # The dual rule is the server's own business where it alone knows the weights.
+            if shared[name] == getattr(_DEFAULTS, name) or (name == "dual" and not parameters.hides_losses):
                 # A worker of a version that does not know it need not.
                 del shared[name]
         return pb.RunSettings(
@@ -238,6 +247,8 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
         if name in shared:
             values = {key: tuple(v) if isinstance(v, list) else v for key, v in shared[name].items()}
             shared[name] = kind(**values)
+    if "dual" in shared:
+        shared["dual"] = DualChoice(**shared["dual"])
     return {**shared, "eta_q": float(shared["eta_q"]), "own": given}
 
 
@@ -251,6 +262,18 @@ def _is_step_size(value: Any) -> bool:
 
 def _is_share(value: Any) -> bool:
     return _is_step_size(value) and value <= 1
+
+
+def _is_dual(value: Any) -> bool:
+    """Whether it is a rule by which a worker can follow its own weight, with that rule's options."""
+    if not (isinstance(value, dict) and value.keys() == {"name", "options"}):
+        return False
+    name, given = value["name"], value["options"]
+    if not (isinstance(name, str) and is_rule(name) and isinstance(given, dict)):
+        return False
+    options = rule_named(name).options
+    is_complete = given.keys() == {option.name for option in options}
+    return is_complete and all(option.takes(given[option.name]) for option in options)
 
 
 _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool]]]] = {
@@ -296,6 +319,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
     "largest_weight": (lambda value: _is_share(value) and value > 0, "a share above 0"),
+    "dual": (_is_dual, "a dual rule with its options"),
     "held_out": (lambda value: _is_share(value) and value < 1, "a share below 1"),
     "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
     "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
@@ -306,7 +330,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
 _WHERE_SET = (
-    *("largest_weight", "held_out", "dual_loss_held_out"),
+    *("largest_weight", "dual", "held_out", "dual_loss_held_out"),
     *("schedule", "optimizer", "weight_decay", "clip_norm"),
 )
 """Those that it has only where they are not at their defaults."""

@@ -17,6 +17,18 @@ class CompressorChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+KL_RESTARTS: Final = "kl-restarts"
+"""The dual rule of the paper."""
+
+
+@dataclass(frozen=True)
+class DualChoice:
+    """The rule that moves the dual weights, and its own options."""
+
+    name: str = KL_RESTARTS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 OPTIMIZERS: Final = ("sgd", "momentum", "adam")
 
 LEAST_EPSILON: Final = 1e-20
@@ -51,6 +63,7 @@ class AlgorithmSettings:
         eta_w: primal step size.
         eta_q: dual step size (DRFA: gamma); only the server uses it.
         largest_weight: alpha, the most that a dual weight may be (AFL-BR, AFL-Com); ``None`` for no cap.
+        dual: the rule that moves the dual weights (AFL-BR, AFL-Com).
         uplink: C for the workers' messages (AFL-Com).
         downlink: C for the broadcast (AFL-Com).
         name: the algorithm.
@@ -82,6 +95,7 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     largest_weight: float | None = None
+    dual: DualChoice = DualChoice()
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False
