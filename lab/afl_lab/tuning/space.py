@@ -17,6 +17,7 @@ from optuna.distributions import (
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.dual.registry import rule_named
 from afl.core.messages import BITS
 from afl.errors import ConfigError
 
@@ -33,6 +34,9 @@ DECAY: Final = (1e-5, 0.1)
 
 OFTEN_BETTER: Final = {"schedule": "cosine", "weight_decay": 0.01}
 """Is tried before any trial is drawn."""
+
+_DUAL: Final = "dual."
+"""Before the name of an option of the dual rule."""
 
 Params: TypeAlias = Mapping[str, Any]
 """A trial's values, by the names of :func:`space_of`."""
@@ -77,6 +81,11 @@ def space_of(config: Config) -> dict[str, BaseDistribution]:
             max(min(own.rounds, 10 * block), own.block_length),
         )
         space["block"] = IntDistribution(least, most, log=True)
+    for option in rule_named(own.dual_choice.name).options:
+        value = own.dual_choice.options[option.name]
+        if option.kind == "number" and value > 0:
+            least, most = max(value / 10, option.least), min(value * 10, option.most)
+            space[f"{_DUAL}{option.name}"] = FloatDistribution(least, most, log=True)
     if own.takes("dual_loss"):
         space["dual_loss"] = CategoricalDistribution(["training", "held-out"])
     if own.takes("uplink") and _takes_bits(config):
@@ -100,6 +109,7 @@ def own_params(config: Config) -> dict[str, Any]:
         "bits": _bits(config),
         "weight_decay": min(max(decay, DECAY[0]), DECAY[1]),
         "schedule": "constant",
+        **{_DUAL + name: value for name, value in own.dual_choice.options.items()},
     }
     return {name: values[name] for name in space_of(config)}
 

@@ -49,7 +49,7 @@ def hidden(dual: Any, **algorithm: Any) -> Config:
         ),
         (SHARE, {}, r"algorithm\.eta_q(?s:.*)afl-com needs it"),
         ({"name": "kl-regularized"}, {}, r"dual\.temperature(?s:.*)nothing(?s:.*)kl-regularized needs it"),
-        ({**REGULARIZED, "beta": 1}, {}, r"dual\.beta(?s:.*)a number from 0 to 0.9999"),
+        ({**REGULARIZED, "beta": 1}, {}, r"dual\.beta(?s:.*)a number from 0 to 0.999"),
         ({**REGULARIZED, "temprature": 1}, {}, r"dual\.temprature(?s:.*)nearest:   temperature"),
         ({"name": "projected", "uniform": 0.1}, {"eta_q": 0.1}, "only name with projected"),
         ({"name": "fixed_share"}, {"eta_q": 0.1}, r"dual\.name(?s:.*)nearest:   fixed-share"),

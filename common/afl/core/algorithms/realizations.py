@@ -48,13 +48,13 @@ class Realizations:
         device: torch.device | str = "cpu",
     ) -> None:
         self.uplink = create(settings.uplink.name, dim, settings.uplink.options)
-        # What is additive and idempotent loses nothing on its second way, with one realization (Theorem 3).
+        # What is additive and idempotent loses nothing on its second way with one realization (Theorem 3).
         is_one = settings.downlink == settings.uplink and self.uplink.additive_idempotent
         self.downlink = (
             self.uplink if is_one else create(settings.downlink.name, dim, settings.downlink.options)
         )
-        # Earlier versions drew a user's own once in that case, and must not be taken for alike. Those built in
-        # that are not additive draw nothing at all.
+        # Earlier versions drew a user's own once in that case, and must not be taken for alike. Those built
+        # in that are not additive draw nothing at all.
         is_own = not type(self.uplink).__module__.startswith("afl.")
         self._is_apart = settings.downlink == settings.uplink and not is_one and is_own
         # Only the sum of messages that all lie on one grid is known to all copies of the model.

@@ -42,7 +42,7 @@ class KlRegularized(DualRule):
             "how much of the average of the losses stays each round",
             default=0.9,
             least=0.0,
-            most=0.9999,
+            most=0.999,
         ),
     )
     proven = (
