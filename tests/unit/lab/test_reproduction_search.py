@@ -114,6 +114,34 @@ def test_a_shipped_experiment_is_whole_and_fair(name: str, tmp_path: Path) -> No
             assert len(set(grid.trials)) == len(grid.trials)
 
 
+@pytest.mark.parametrize(
+    ("given", "overrides", "block"),
+    [
+        ({}, [], 20),
+        ({}, ["algorithm.rounds=900"], 30),
+        ({"rounds": 100}, [], 10),
+        ({"block": 7}, [], 7),
+        ({"block": "auto"}, [], 20),
+    ],
+)
+def test_a_trial_restarts_the_dual_weights_as_often_as_the_final_run(
+    given: dict[str, object], overrides: list[str], block: int, tmp_path: Path
+) -> None:
+    grids = "a: {eta_w: [0.1], eta_q: [0.1]}, b: {eta_w: [0.1], eta_q: [0.1]}"
+    experiment = load_experiment(str(write(tmp_path, HEAD + searching(grids))))
+    for method, name, own in (("a", "afl-br", given), ("b", "sgda", {})):
+        algorithm = {"name": name, "rounds": 400, "eta_w": 0.1, "eta_q": 0.1, **own}
+        config = {"workers": 2, "task": {"name": "synthetic"}, "algorithm": algorithm}
+        (tmp_path / f"{method}.yaml").write_text(json.dumps(config))
+    trials = {
+        method: job.config.algorithm for method, job in trial_jobs(experiment, "p", overrides, tmp_path)
+    }
+    assert {algorithm.rounds for algorithm in trials.values()} == {5}
+    assert trials["a"].block == block
+    # Projected ascent never restarts, and takes no B.
+    assert trials["b"].block is None
+
+
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
 def test_the_papers_methods(name: str) -> None:
     experiment = load_experiment(name)
