@@ -1,4 +1,4 @@
-"""The dashboards: every query is of the chosen server or workers, and of metrics and labels that they have."""
+"""The dashboards: every query is of the chosen server or workers, and of what they have."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import pytest
 
 from afl_tools.monitoring import rules
 from support import Federation, expressions
-from support.identities import Identities, tls
 from support.federation import free_port
+from support.identities import Identities, tls
 from support.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(400)]

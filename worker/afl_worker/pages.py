@@ -36,8 +36,8 @@ FAMILIES = families(
         "process last got further",
         "afl_site_residual_norm{worker}": "Euclidean norm of each hosted worker's residual at the last "
         "evaluation; where one is kept, and not with privacy.secure_aggregation",
-        "afl_site_policy_rounds_left": "synchronization rounds that the hosted workers may still answer by the "
-        "max_rounds of the site's policy; where it has one",
+        "afl_site_policy_rounds_left": "synchronization rounds that the hosted workers may still answer by "
+        "the max_rounds of the site's policy; where it has one",
         "afl_site_disk_free_bytes": "free bytes of the journal's file system",
         "afl_site_disk_size_bytes": "size of the journal's file system",
         "afl_site_certificate_expiry_seconds": "when the certificate of --certificate expires, in Unix time",
