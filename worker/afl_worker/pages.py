@@ -32,6 +32,8 @@ FAMILIES = families(
         "process last got further",
         "afl_site_residual_norm{worker}": "Euclidean norm of each hosted worker's residual at the last "
         "evaluation; where one is kept, and not with privacy.secure_aggregation",
+        "afl_site_epsilon{worker}": "privacy loss of each record of a hosted worker so far, at the run's "
+        "delta; only with privacy.records",
         "afl_site_certificate_expiry_seconds": "when the certificate of --certificate expires, in Unix time",
     }
 )
@@ -85,6 +87,10 @@ class WorkerPages(HttpPages):
             "afl_site_failed_tries": progress.failed_tries,
             "afl_site_residual_norm": {
                 (str(worker),): norm for worker, norm in sorted(progress.residual_norms.items())
+            }
+            or None,
+            "afl_site_epsilon": {
+                (str(worker),): epsilon for worker, epsilon in sorted(progress.epsilons.items())
             }
             or None,
             "afl_site_certificate_expiry_seconds": self._options.credentials.certificate_expiry,

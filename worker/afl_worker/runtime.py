@@ -65,6 +65,7 @@ class Progress:
         sessions: that the server has welcomed.
         failed_tries: to reach it, since this process last got further.
         residual_norms: by worker, at the last evaluation.
+        epsilons: by worker, what has been spent on each of its records, where that is accounted for.
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class Progress:
     sessions: int
     failed_tries: int
     residual_norms: Mapping[int, float]
+    epsilons: Mapping[int, float]
 
 
 class Runtime:
@@ -179,6 +181,7 @@ class Runtime:
             sessions=self._sessions,
             failed_tries=self._reconnection.tries,
             residual_norms=conversation.residual_norms,
+            epsilons=conversation.epsilons,
         )
 
     def _carried(self) -> Carried:
