@@ -568,6 +568,18 @@ class Privacy(Section):
         """``privacy.records`` as the workers are told it."""
         return None if self.records is None else RecordPrivacy(**self.records.model_dump())
 
+    @property
+    def record_words(self) -> str:
+        """What to know wherever an epsilon is shown; empty without ``records``."""
+        if self.records is None:
+            return ""
+        noise, epsilon, delta = self.records.noise, self.records.epsilon, self.records.delta
+        asked = f"noise {noise:g}" if epsilon is None else f"epsilon {epsilon:g}"
+        return (
+            f"{asked} at delta {delta:g}, for one record that is replaced; what is measured on test data has "
+            "no noise"
+        )
+
 
 class Config(Section):
     """A whole configuration."""
