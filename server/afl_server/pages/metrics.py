@@ -11,8 +11,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from afl.daemon.metrics import Value, families, registry_of
 from afl.core.record_privacy import METRIC as PRIVACY_EPSILON
+from afl.daemon.metrics import Value, families, registry_of
 from afl.runs.metrics import Ranked, ranked
 from afl.wire.accounting import Direction, Part, Traffic
 from afl_server.federation.evaluation_summary import train_loss_of
