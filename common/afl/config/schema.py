@@ -249,7 +249,7 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
     ] = None
-    """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
+    """step size on the dual weights, required except for fedavg and kl-regularized; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
     and needs sigma_q"""
     largest_weight: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
