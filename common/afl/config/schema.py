@@ -36,7 +36,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
 from afl.core.algorithms.settings import KL_RESTARTS, LEAST_EPSILON, DualChoice, OptimizerChoice
-from afl.core.dual.registry import is_rule, rule_named, rule_names
+from afl.core.dual import is_rule, rule_named, rule_names
 from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
@@ -249,8 +249,8 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
     ] = None
-    """step size on the dual weights, required except for fedavg and kl-regularized; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
-    and needs sigma_q"""
+    """step size on the dual weights, required except for fedavg and kl-regularized; theory is
+    2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"""
     largest_weight: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
     ] = None
