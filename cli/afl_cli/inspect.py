@@ -272,6 +272,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
         **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
+        **({"records": words} if (words := config.privacy.record_words) else {}),
         "seed": "a fresh one" if config.run.seed is None else str(config.run.seed),
         "listens": f"{_listening(server.listen)}; {http}",
     }

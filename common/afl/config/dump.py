@@ -56,6 +56,7 @@ def config_digest(config: Config) -> str:
         "seed": config.run.seed,
         "threads": config.worker.threads,
         **({"batch_oracles": True} if config.worker.batch_oracles else {}),
+        **({"records": config.privacy.records.model_dump()} if config.privacy.records else {}),
     }
     text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

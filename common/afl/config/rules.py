@@ -223,6 +223,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
         yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
+    yield from _records(values, algorithm_, about)
     yield from _patience(values)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
@@ -315,6 +316,46 @@ def _privacy(
         yield Problem(("faults", "stragglers", "policy"), "skip", f"wait; {why}")
     if faults_.get("non_finite") == "skip":
         yield Problem(("faults", "non_finite"), "skip", f"abort; {why}")
+
+
+def _records(
+    values: Mapping[str, Any], algorithm_: Mapping[str, Any], about: Algorithm | None
+) -> Iterator[Problem]:
+    """Either noise or epsilon; and nothing beside that tells of training records without noise, or anew."""
+    privacy, task, worker = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("privacy", "task", "worker")
+    )
+    records = privacy.get("records")
+    if not isinstance(records, Mapping):
+        return
+    key = ("privacy", "records")
+    noise, epsilon = (records.get(name) for name in ("noise", "epsilon"))
+    if noise is None and epsilon is None:
+        accepted = "a number, such as 1.1; or epsilon in its place, such as 8: the noise is then computed"
+        yield Problem((*key, "noise"), "nothing", accepted)
+    if epsilon is not None:
+        for name in ("noise", "loss_noise"):
+            if records.get(name) is not None:
+                accepted = f"no {name}; the noise follows from epsilon"
+                yield Problem((*key, name), shown(records[name]), accepted)
+    if about is not None and "local_steps" in about.takes:
+        accepted = f"no section; {about.name} takes local steps, which are not accounted for"
+        yield Problem(key, "a section", accepted)
+    if algorithm_.get("clip_norm") is not None:
+        accepted = "no clip_norm; privacy.records.clip shortens each record's gradient"
+        yield Problem(("algorithm", "clip_norm"), shown(algorithm_["clip_norm"]), accepted)
+    if task.get("held_out", 0) != 0:
+        accepted = "0; evaluations tell the metrics of held-out records, which privacy.records protects too"
+        yield Problem(("task", "held_out"), shown(task["held_out"]), accepted)
+    if worker.get("journal", "process") != "machine":
+        accepted = (
+            "machine: with privacy.records, what was sent is sent again after a power failure, not drawn anew"
+        )
+        yield Problem(("worker", "journal"), shown(worker.get("journal", "process")), accepted)
+    if worker.get("batch_oracles") is True:
+        accepted = "false; with privacy.records each worker's gradients are taken record by record"
+        yield Problem(("worker", "batch_oracles"), "true", accepted)
 
 
 def least_bits(workers: int) -> int:

@@ -37,6 +37,7 @@ from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_in
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
 from afl.core.algorithms.settings import KL_RESTARTS, LEAST_EPSILON, DualChoice, OptimizerChoice
 from afl.core.dual import is_rule, rule_named, rule_names
+from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.core.rounds.patience import Patience
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
@@ -94,6 +95,10 @@ def installed_rule(name: str) -> str:
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+Noise: TypeAlias = Annotated[float, Field(gt=0, le=MOST_NOISE, allow_inf_nan=False)]
 
 Wait: TypeAlias = Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))]
 
@@ -563,6 +568,26 @@ class Faults(Section):
     refuse the worker"""
 
 
+class Records(Section):
+    """How each site protects each of its records, against everybody."""
+
+    clip: Positive = 1.0
+    """the largest norm of a record's gradient; a longer one is shortened to it"""
+    noise: Annotated[Noise | None, Null("by epsilon")] = None
+    """standard deviation of the noise on a minibatch's sum of gradients, in units of clip"""
+    loss_clip: Annotated[Positive, Unit("loss")] = 5.0
+    """the largest loss of a record that counts; one below 0 counts as 0"""
+    loss_noise: Annotated[Noise | None, Null("1.5 times noise")] = None
+    """standard deviation of the noise on a minibatch's sum of losses, in units of loss_clip; with noise
+    only"""
+    epsilon: Annotated[
+        Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None, Null("by noise")
+    ] = None
+    """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
+
+
 class Privacy(Section):
     """What the server does not learn."""
 
@@ -571,6 +596,27 @@ class Privacy(Section):
     losses: Literal["shown", "hidden"] = "shown"
     """whether the server learns each worker's loss, dual weight and metrics, or only sums of them; hidden
     needs secure_aggregation"""
+    records: Annotated[
+        Annotated[Records, Accepts("a section with delta and either noise or epsilon")] | None, Null("off")
+    ] = None
+    """record-level differential privacy, accounted at each site; its metrics on test data are told in full"""
+
+    @property
+    def record_privacy(self) -> RecordPrivacy | None:
+        """``privacy.records`` as the workers are told it."""
+        return None if self.records is None else RecordPrivacy(**self.records.model_dump())
+
+    @property
+    def record_words(self) -> str:
+        """What to know wherever an epsilon is shown; empty without ``records``."""
+        if self.records is None:
+            return ""
+        noise, epsilon, delta = self.records.noise, self.records.epsilon, self.records.delta
+        asked = f"noise {noise:g}" if epsilon is None else f"epsilon {epsilon:g}"
+        return (
+            f"{asked} at delta {delta:g}, for one record that is replaced; what is measured on test data has "
+            "no noise"
+        )
 
 
 class Config(Section):

@@ -24,6 +24,7 @@ from afl.core.algorithms.settings import (
 )
 from afl.core.codecs.plain import VALUE_BYTES
 from afl.core.dual import is_rule, rule_named
+from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
 from afl.security.identity import LARGEST_WORKER_ID
@@ -105,6 +106,7 @@ class RunSettings:
                 hides_losses=config.privacy.losses == "hidden",
                 held_out=config.task.held_out,
                 dual_loss_held_out=algorithm.dual_loss == "held-out",
+                records=config.privacy.record_privacy,
                 own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
@@ -144,6 +146,17 @@ class RunSettings:
                 raise PeerError(
                     f"the server's settings: {what} is {found}; it must be from {least} to {most}"
                 )
+        records = parameters.records
+        if records is None:
+            return
+        if (records.noise is None) is (records.epsilon is None):
+            raise PeerError("the server's settings: privacy.records has either noise or epsilon")
+        if max(records.noise or 0.0, records.loss_noise or 0.0) > MOST_NOISE:
+            raise PeerError(f"the server's settings: noise above {MOST_NOISE:g} in privacy.records")
+        if self.journal != "machine" or parameters.held_out:
+            raise PeerError(
+                "the server's settings: with privacy.records, worker.journal is machine, and task.held_out 0"
+            )
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
@@ -260,6 +273,10 @@ def _is_step_size(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value <= sys.float_info.max
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_step_size(value) and value > 0
+
+
 def _is_share(value: Any) -> bool:
     return _is_step_size(value) and value <= 1
 
@@ -296,7 +313,17 @@ _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool
             "name": lambda value: value in OPTIMIZERS,
             "beta_1": lambda value: _is_share(value) and value < 1,
             "beta_2": lambda value: _is_share(value) and value < 1,
-            "epsilon": lambda value: _is_step_size(value) and value > 0,
+            "epsilon": _is_positive,
+        },
+    ),
+    "records": (
+        RecordPrivacy,
+        {
+            **dict.fromkeys(("clip", "loss_clip"), _is_positive),
+            "delta": lambda value: _is_share(value) and 0 < value < 1,
+            **dict.fromkeys(
+                ("noise", "loss_noise", "epsilon"), lambda value: value is None or _is_positive(value)
+            ),
         },
     ),
 }
@@ -325,13 +352,14 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
     "optimizer": (_has_parts("optimizer"), "an optimizer and its constants"),
     "weight_decay": (_is_step_size, "a number from 0"),
-    "clip_norm": (lambda value: _is_step_size(value) and value > 0, "a norm above 0"),
+    "clip_norm": (_is_positive, "a norm above 0"),
+    "records": (_has_parts("records"), "clips, noise or epsilon, and delta"),
 }
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
 _WHERE_SET = (
     *("largest_weight", "dual", "held_out", "dual_loss_held_out"),
-    *("schedule", "optimizer", "weight_decay", "clip_norm"),
+    *("schedule", "optimizer", "weight_decay", "clip_norm", "records"),
 )
 """Those that it has only where they are not at their defaults."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from afl.core.algorithms.schedule import CONSTANT, Schedule
+from afl.core.record_privacy import RecordPrivacy
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class AlgorithmSettings:
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
         held_out: the share of each worker's training records that gives no gradients.
         dual_loss_held_out: whether the losses that move the dual weights are of held-out records.
+        records: what protects each record of a worker's; ``None`` for nothing.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -105,6 +107,7 @@ class AlgorithmSettings:
     clip_norm: float | None = None
     held_out: float = 0.0
     dual_loss_held_out: bool = False
+    records: RecordPrivacy | None = None
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 

@@ -57,7 +57,7 @@ def card_of(
         "data": {"description": description or config.run.description, "workers": config.workers},
         "task": config.task.model_dump(mode="json", include={"name", "options", "batch_size"}),
         "algorithm": _settings(config),
-        "privacy": config.privacy.model_dump(mode="json"),
+        "privacy": config.privacy.model_dump(mode="json", exclude_none=True),
         "evaluation": source.evaluation and _evaluation(source.evaluation, source.rounds),
         "sites": [] if source.sites.hides else [_site(row) for row in source.sites.rows],
         "communication": source.sent and _communication(source.sent, source.synchronizations, whole),
