@@ -200,5 +200,5 @@ def test_a_wrong_experiment_is_explained(parts: str, message: str, tmp_path: Pat
 
 
 def test_an_experiment_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither one of cifar10, fashion-mnist, scaling nor a folder"):
+    with pytest.raises(ConfigError, match="neither one of cifar10, dual-rules, fashion-mnist, scaling nor a folder"):
         load_experiment(str(tmp_path / "none"))
