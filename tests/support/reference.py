@@ -78,6 +78,7 @@ class Reference:
         shared_by = workers if config.get("privacy", {}).get("secure_aggregation") else 1
         grid = IntegerGrid(uplink["bits"], shared_by) if "bits" in uplink else None
         stepper = Stepper(algorithm, dim)
+        mean, counted = np.zeros(dim, dtype=np.float32), 0
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
@@ -106,6 +107,10 @@ class Reference:
             else:
                 update = grid.close(uplink, dim, seed, t)
             w = stepper.step(t, w, update)
+            if algorithm.get("final_model") == "block-mean" and t > rounds - block:
+                counted += 1
+                mean = mean + np.float32(1 / counted) * (w - mean)
+                w = mean if t == rounds else w
             if t % block == 0:
                 q = np.full(workers, 1.0 / workers)
             else:

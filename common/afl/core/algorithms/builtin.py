@@ -25,7 +25,7 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink"}
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink", "final_model"}
     has_theorems = True
 
     def server(
@@ -49,7 +49,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight"}
+    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "final_model"}
 
 
 class Sgda(Algorithm):
