@@ -265,6 +265,8 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     about = [algorithm.name, f"{algorithm.rounds} rounds"]
     about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
+    if dual := algorithm.dual_section:
+        about.append(f"dual weights by {compressor_words(dual.pop('name'), dual)}")
     about += ["the final model is the mean of the last block's"] * (algorithm.final_model == "block-mean")
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
     http = "no http" if server.http is None else f"{server.page_scheme} on {_listening(server.http)}"
@@ -277,6 +279,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
         **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
+        **({"records": words} if (words := config.privacy.record_words) else {}),
         "seed": "a fresh one" if config.run.seed is None else str(config.run.seed),
         "listens": f"{_listening(server.listen)}; {http}",
     }

@@ -43,9 +43,9 @@ def trial_jobs(
                 method,
                 [
                     *own.set,
-                    f"evaluation.every={search.every}",
+                    *([] if search.every is None else [f"evaluation.every={search.every}"]),
                     *overrides,
-                    f"algorithm.rounds={search.rounds}",
+                    *([] if search.rounds is None else [f"algorithm.rounds={search.rounds}"]),
                     *block,
                     "task.options.evaluate_on=validation",
                     *steps.overrides,

@@ -44,8 +44,11 @@ def config_digest(config: Config) -> str:
         "workers": config.workers,
         "task": config.task.model_dump(mode="json", exclude=set() if config.task.held_out else {"held_out"}),
         "algorithm": {
-            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later, *_STEPPING}),
+            **algorithm.model_dump(
+                mode="json", exclude={"block", "dual", "uplink", "downlink", *later, *_STEPPING}
+            ),
             **{key: value for key, value in later.items() if value not in {None, 1, *_DEFAULT_WORDS}},
+            **({"dual": algorithm.dual_section} if algorithm.dual_section else {}),
             **algorithm.stepping,
             **algorithm.own,
             "block": algorithm.block_length,
@@ -55,6 +58,7 @@ def config_digest(config: Config) -> str:
         "seed": config.run.seed,
         "threads": config.worker.threads,
         **({"batch_oracles": True} if config.worker.batch_oracles else {}),
+        **({"records": config.privacy.records.model_dump()} if config.privacy.records else {}),
     }
     text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

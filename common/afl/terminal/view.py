@@ -108,6 +108,8 @@ class RunView:
             rows["warning"] = with_names("\n".join(state["warnings"]), names)
         if hides:
             rows["losses"] = HIDDEN
+        if state.get("record_privacy"):
+            rows["records"] = state["record_privacy"]
         if state.get("integers"):
             rows["integers"] = describe_integers(state["integers"])
         for row in rows.items():
@@ -314,6 +316,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     }
     if hides:
         rows["losses"] = HIDDEN
+    if "record_privacy" in summary:
+        rows["records"] = summary["record_privacy"]
     # A run that faults.divergence has ended says so itself.
     if summary.get("result") != "diverged" and (
         grown := growth(summary.get("first_round"), summary.get("first"), summary["last"])

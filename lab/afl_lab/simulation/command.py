@@ -36,8 +36,10 @@ def execute(options: argparse.Namespace) -> ExitCode:
     console = make_console()
     console.print(table_of(outcomes))
     console.print(where_written(jobs, options.out), soft_wrap=True, highlight=False)
-    if any(job.config.privacy.secure_aggregation for job in jobs):
+    if any(job.config.privacy.secure_aggregation or job.config.privacy.records for job in jobs):
         console.print("A simulation is not private: one process has the data and messages of all workers.")
+    if any(job.config.privacy.records for job in jobs):
+        console.print("Noise is drawn as a site would: these runs cannot be repeated to the bit.")
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
         print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)

@@ -139,6 +139,7 @@ class _Run:
                 is_compressed=whole is not None and config.algorithm.takes("uplink"),
                 keeps_residuals=False,
                 hides_losses=config.privacy.losses == "hidden",
+                record_privacy=config.privacy.record_words,
             ),
             began_at=now - seconds,
             ending=_ending(self.state, self.state_words),

@@ -69,6 +69,7 @@ def build(
         is_compressed=config.algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
         hides_losses=engine.algorithm.settings.hides_losses,
+        record_privacy=config.privacy.record_words,
     )
     run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
     return Federation(run, ranking), vector

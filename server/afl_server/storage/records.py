@@ -446,6 +446,7 @@ class RunRecords:
             "task": self.config.task.name,
             "workers": self.config.workers,
             **self._sites(),
+            **({"record_privacy": words} if (words := self.config.privacy.record_words) else {}),
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
             # Its losses are of a model that nobody has trained.
