@@ -589,7 +589,7 @@ class Records(Section):
         Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None, Null("by noise")
     ] = None
     """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)]
     """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
 
 
