@@ -79,6 +79,7 @@ class Reference:
         shared_by = workers if config.get("privacy", {}).get("secure_aggregation") else 1
         grid = IntegerGrid(uplink["bits"], shared_by) if "bits" in uplink else None
         stepper = Stepper(algorithm, dim)
+        mean, counted = np.zeros(dim, dtype=np.float32), 0
         dual = algorithm.get("dual", {"name": "kl-restarts"})
         largest = algorithm.get("largest_weight")
         if dual["name"] == "cvar":
@@ -112,6 +113,10 @@ class Reference:
             else:
                 update = grid.close(uplink, dim, seed, t)
             w = stepper.step(t, w, update)
+            if algorithm.get("final_model") == "block-mean" and t > rounds - block:
+                counted += 1
+                mean = mean + np.float32(1 / counted) * (w - mean)
+                w = mean if t == rounds else w
             eta_q = algorithm.get("eta_q", 0.0) * stepper.factor_of_eta_q(t)
             if dual["name"] not in {"kl-restarts", "cvar"}:
                 kept = dual.get("beta", 0.9) if t > 1 else 0.0

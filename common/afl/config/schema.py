@@ -36,9 +36,10 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
 from afl.core.algorithms.settings import KL_RESTARTS, LEAST_EPSILON, DualChoice, OptimizerChoice
-from afl.core.dual.registry import is_rule, rule_named, rule_names
+from afl.core.dual import is_rule, rule_named, rule_names
 from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.core.rounds.patience import Patience
+from afl.core.rounds.phases import spread_spacing
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
@@ -254,8 +255,8 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
     ] = None
-    """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
-    and needs sigma_q"""
+    """step size on the dual weights, required except for fedavg and kl-regularized; theory is
+    2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"""
     largest_weight: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
     ] = None
@@ -283,6 +284,9 @@ class Algorithm(Section):
         Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
     ] = None
     """how every copy of the model steps along the update that all receive"""
+    final_model: Annotated[Literal["last", "block-mean"] | None, Null("last")] = None
+    """the model after the last round, or the mean of those after each of the last B rounds, which is then
+    evaluated and saved in its place"""
     weight_decay: Annotated[
         Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None, Null("none")
     ] = None
@@ -386,8 +390,9 @@ class Algorithm(Section):
 class Evaluation(Section):
     """When the model is evaluated at every worker."""
 
-    every: Annotated[Count, Unit("rounds")] = 50
-    """rounds between evaluations; the last round is always evaluated"""
+    every: Annotated[Count | Literal["auto"], Unit("rounds")] = 50
+    """rounds between evaluations; the last round is always evaluated; auto is near T/40, and such that
+    evaluations fall on all places of a block"""
     rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
     """the task's metric that says which worker is served worst and which model is best, and that charts and
     tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
@@ -584,7 +589,7 @@ class Records(Section):
         Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None, Null("by noise")
     ] = None
     """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)]
     """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
 
 
@@ -683,6 +688,12 @@ class Config(Section):
     def loss_cap(self) -> float:
         """``faults.loss_cap``; infinite where there is none."""
         return math.inf if self.faults.loss_cap is None else self.faults.loss_cap
+
+    @property
+    def evaluate_every(self) -> int:
+        """Update rounds between two evaluations."""
+        every, algorithm = self.evaluation.every, self.algorithm
+        return spread_spacing(algorithm.rounds, algorithm.restart_length) if every == "auto" else every
 
     @property
     def eta_q_value(self) -> float:

@@ -23,7 +23,7 @@ from afl.core.algorithms.settings import (
     OptimizerChoice,
 )
 from afl.core.codecs.plain import VALUE_BYTES
-from afl.core.dual.registry import is_rule, rule_named
+from afl.core.dual import is_rule, rule_named
 from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
@@ -98,6 +98,7 @@ class RunSettings:
                 weigh_by_samples=algorithm.weighting == "samples",
                 schedule=algorithm.step_schedule,
                 optimizer=algorithm.optimizer_choice,
+                mean_of_last=algorithm.block_length if algorithm.final_model == "block-mean" else 0,
                 weight_decay=algorithm.weight_decay or 0.0,
                 clip_norm=algorithm.clip_norm,
                 uplink=uplink,
@@ -351,6 +352,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
     "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
     "optimizer": (_has_parts("optimizer"), "an optimizer and its constants"),
+    "mean_of_last": (_is_count, "a count of rounds"),
     "weight_decay": (_is_step_size, "a number from 0"),
     "clip_norm": (_is_positive, "a norm above 0"),
     "records": (_has_parts("records"), "clips, noise or epsilon, and delta"),
@@ -359,7 +361,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 _WHERE_SET = (
     *("largest_weight", "dual", "held_out", "dual_loss_held_out"),
-    *("schedule", "optimizer", "weight_decay", "clip_norm", "records"),
+    *("schedule", "optimizer", "mean_of_last", "weight_decay", "clip_norm", "records"),
 )
 """Those that it has only where they are not at their defaults."""
 

@@ -17,7 +17,7 @@ from optuna.distributions import (
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
-from afl.core.dual.registry import rule_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.errors import ConfigError
 
@@ -55,7 +55,8 @@ def fixed_overrides(config: Config) -> list[str]:
     given += [f"algorithm.eta_w={own.eta_w_value!r}", "algorithm.smoothness=null"]
     if own.takes("eta_q"):
         given += [f"algorithm.eta_q={config.eta_q_value!r}", "algorithm.sigma_q=null"]
-    if own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
+    # A number, since what auto is depends on a trial's block: trials are compared round by round.
+    if config.evaluation.every == "auto" or own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
         given.append(f"evaluation.every={max(1, own.rounds // FEWEST_EVALUATIONS)}")
     return given
 
@@ -137,9 +138,11 @@ def overrides_of(config: Config, params: Params) -> list[str]:
 
 
 def can_be_cut(config: Config) -> bool:
-    """Whether a run's first rounds are those of a shorter run: its step sizes do not look at its length."""
+    """Whether a run's first rounds are those of a shorter run: neither its step sizes nor the model that it
+    ends with look at its length."""
     return (
         getattr(config.algorithm, "schedule", None) is None
+        and config.algorithm.final_model != "block-mean"
         and not algorithm_named(config.algorithm.name).options
     )
 

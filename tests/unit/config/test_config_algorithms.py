@@ -40,6 +40,7 @@ EXAMPLES: dict[str, Any] = {
     "schedule": {"warm_up": 10, "then": "steps", "at": [50], "factor": 0.5, "eta_q": True},
     "optimizer": {"name": "adam", "beta_1": 0.8},
     "weight_decay": 0.01,
+    "final_model": "block-mean",
     "dual": {"name": "kl-restarts"},
     "dual_loss": "training",
 }

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.dual import DualRule
-from afl.core.dual.registry import rule_named
+from afl.core.dual import DualRule, rule_named
 from afl.core.options import AlgorithmOption
 from afl.core.randomness import SharedRandomness
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 SHARED_OPTIONS: Final = frozenset(
     {
         *("block", "dual", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
-        *("uplink", "downlink", "schedule", "optimizer", "weight_decay"),
+        *("uplink", "downlink", "schedule", "optimizer", "weight_decay", "final_model"),
     }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""

@@ -26,7 +26,7 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss", "uplink", "downlink"}
+    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss", "final_model", "uplink", "downlink"}
     has_theorems = True
 
     def server(
@@ -45,7 +45,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss"}
+    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss", "final_model"}
 
 
 class Sgda(Algorithm):

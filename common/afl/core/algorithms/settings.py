@@ -77,6 +77,7 @@ class AlgorithmSettings:
             sums.
         schedule: what the step sizes are multiplied by in each round.
         optimizer: how every copy of the model steps along D.
+        mean_of_last: of how many last rounds' models the final one is the mean; 0 where it is the last.
         weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
         held_out: the share of each worker's training records that gives no gradients.
@@ -103,6 +104,7 @@ class AlgorithmSettings:
     hides_losses: bool = False
     schedule: Schedule = CONSTANT
     optimizer: OptimizerChoice = OptimizerChoice()
+    mean_of_last: int = 0
     weight_decay: float = 0.0
     clip_norm: float | None = None
     held_out: float = 0.0
