@@ -22,7 +22,7 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, DataError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, DataError, ExitCode, StorageError, cannot_begin, why_unwritten
 from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
@@ -109,15 +109,20 @@ class RunRecords:
 
         Raises:
             ConfigError: if it holds a run already, or cannot be written.
+            StorageError: if its disk is full; another try finds the directory as it was.
         """
         cls.claim(directory)
         records = cls(run_id, directory, config)
-        with _making(directory):
+        with _making(directory), contextlib.ExitStack() as failed:
+            # The next try would take them for a run.
+            for name in (CONFIG_FILE, METRICS_FILE):
+                failed.callback((directory / name).unlink, missing_ok=True)
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             write_versions(directory, records.versions)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             (directory / METRICS_FILE).touch(mode=OWNER_ONLY)
             records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+            failed.pop_all()
         return records
 
     @classmethod
@@ -542,6 +547,4 @@ def _making(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-        ) from error
+        raise cannot_begin(directory, error) from error
