@@ -45,6 +45,7 @@ class ExitCode(enum.IntEnum):
     SHORTAGE = 12, "memory ran out, or a helper process of the task's code was killed; the log says where"
     POLICY = 13, "this site's policy forbids what the server asks for; the log names each line of it"
     VERSION = 14, "server and worker had versions that cannot work together for longer than give_up_after"
+    PRIVACY = 15, "this site's records have no privacy left to spend on another step"
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
@@ -167,6 +168,12 @@ class PolicyError(AflError):
     def __init__(self, message: str, keys: Sequence[str]) -> None:
         super().__init__(message)
         self.keys = keys
+
+
+class BudgetError(AflError):
+    """A step that would cost a record more privacy than the run, or the site's policy, allows."""
+
+    exit_code = ExitCode.PRIVACY
 
 
 class LostServerError(AflError):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afl.core.messages import NOWHERE, Kind, Payload, Position, Report
+from afl.core.record_privacy import Account
 from afl.daemon import events
 from afl.errors import StorageError
 from afl.paths import from_start
@@ -38,6 +39,8 @@ class Departures:
         self._policy: SitePolicy = options.policy
         self._run_id = ""
         self._local_steps, self._hides_losses = 1, False
+        self.accounts: Mapping[int, Account] = {}
+        """Of the hosted workers' records, once there is a run that protects them."""
         self._last: dict[tuple[str, str, tuple[int, ...]], Mapping[str, Any]] = {}
         """What each group of workers last sent of each kind, by run."""
         self._answers: Counter[tuple[str, str, int]] = Counter()
@@ -54,6 +57,16 @@ class Departures:
         run = settings.parameters
         self._run_id, self._local_steps, self._hides_losses = run_id, run.local_steps, run.hides_losses
         self._policy.check_run(settings, self._options.task or settings.task)
+
+    def rounds_left(self) -> int | None:
+        """Synchronization rounds of the run that the policy still lets these workers answer; ``None`` where
+        it has no bound."""
+        most = self._policy.most_answers(self._local_steps)
+        kinds = (Kind.TRAIN.name.lower(), Kind.LOSS.name.lower())
+        answered = [
+            self._answers[self._run_id, kind, worker] for kind in kinds for worker in self._options.workers
+        ]
+        return None if most is None else max(0, most - max(answered))
 
     def check_server(self) -> None:
         """Raise PolicyError if the server, or an authority in the file as it now is, is not allowed."""
@@ -121,7 +134,7 @@ class Departures:
             "bytes": sum(map(len, sections)),
             "digest": digest_of(sections) if is_logged and sections else None,
             "told": dict(told),
-            "epsilon": None,
+            "epsilon": max((self.accounts[w].epsilon for w in workers if w in self.accounts), default=None),
         }
         entry["again"] = self._last.get(_group(entry)) == _content(entry)
         if kind in {Kind.TRAIN.name.lower(), Kind.LOSS.name.lower()} and not entry["again"]:

@@ -138,6 +138,7 @@ class Journal:
             "model_digest": kept.report.model_digest.hex(),
             "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
+            **({"private_steps": kept.private_steps} if kept.private_steps else {}),
         }
         head = durable.record_head(values, sections)
         length = len(head) + sum(map(len, sections))
@@ -300,4 +301,5 @@ def _kept(record: Record) -> Kept:
         tuple(Payload(header, (section,)) for header, section in zip(headers, owned, strict=False)),
         {name: array for name, array in arrays.items() if not name.startswith(_BUFFERS)},
         {name.removeprefix(_BUFFERS): array for name, array in arrays.items() if name.startswith(_BUFFERS)},
+        int(values.get("private_steps", 0)),
     )

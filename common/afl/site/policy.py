@@ -23,6 +23,7 @@ from afl.config.load import load_section
 from afl.config.problems import KeyPath, Problem, shown
 from afl.config.schema import Count, Name, PathName, Privacy, Section, installed_algorithm
 from afl.core.algorithms.registry import algorithm_names
+from afl.core.record_privacy import RecordPrivacy
 from afl.errors import AddressError, PolicyError
 from afl.security.certificates import pem_certificates
 from afl.user_code import as_module_path
@@ -124,10 +125,8 @@ class Disclosure:
     """What a run states of what the server learns of a site."""
 
     privacy: Privacy
-    epsilon: float | None = None
-    """The privacy loss of a record at the run's end, and the delta it is stated for; none where the run
-    promises no record-level privacy."""
-    delta: float | None = None
+    records: RecordPrivacy | None = None
+    """What protects each record; ``None`` where nothing does."""
 
     @property
     def metrics(self) -> str:
@@ -139,7 +138,7 @@ def disclosed(settings: RunSettings) -> Disclosure:
     """What the run's settings state: the one place that reads it."""
     run = settings.parameters
     losses: Literal["shown", "hidden"] = "hidden" if run.hides_losses else "shown"
-    return Disclosure(Privacy(secure_aggregation=run.secure_aggregation, losses=losses))
+    return Disclosure(Privacy(secure_aggregation=run.secure_aggregation, losses=losses), run.records)
 
 
 @dataclass(frozen=True)
@@ -183,6 +182,13 @@ class SitePolicy:
             if size < min(fewest, count):
                 self._require([self._of_batch(size, f"worker {worker} has {count} examples")])
 
+    def check_epsilon(self, planned: float, worker: int) -> None:
+        """Raise PolicyError if a run's rounds would cost each of a worker's records more than is allowed."""
+        largest = self.limits.epsilon
+        if largest is not None and planned > largest:
+            found = f"the run's rounds cost worker {worker} {planned:.4g}"
+            self._require([self._of("epsilon", f"at most {largest:g}", found)])
+
     def check_server(self, address: Address, authorities: bytes | None) -> None:
         """Raise PolicyError unless this server may be connected to, with these authorities (PEM)."""
         demands = []
@@ -199,10 +205,16 @@ class SitePolicy:
 
     def check_rounds(self, rounds: int, local_steps: int, worker: int) -> None:
         """Raise PolicyError if a worker would answer more synchronization rounds than the policy allows."""
-        most = self.limits.max_rounds
-        if most is not None and rounds > -(-most // local_steps):
+        most = self.most_answers(local_steps)
+        if most is not None and rounds > most:
             found = f"worker {worker} is asked for its answer no. {rounds} of {local_steps} local steps"
-            self._require([self._of("max_rounds", f"at most {most} rounds, restarts counted", found)])
+            allowed = f"at most {self.limits.max_rounds} rounds, restarts counted"
+            self._require([self._of("max_rounds", allowed, found)])
+
+    def most_answers(self, local_steps: int) -> int | None:
+        """The synchronization rounds that one worker may answer in a run; ``None`` for any number."""
+        most = self.limits.max_rounds
+        return None if most is None else -(-most // local_steps)
 
     def demands(self, settings: RunSettings, task: str) -> list[Demand]:
         """All that the policy says of a run with these settings and this task; met or not."""
@@ -225,11 +237,18 @@ class SitePolicy:
             if getattr(limits, key) == "hidden":
                 right = "privacy.losses: hidden"
                 demands.append(self._of(key, right, f"{key} are {found}", found == "hidden"))
-        for key, value in (("epsilon", stated.epsilon), ("delta", stated.delta)):
-            if (largest := getattr(limits, key)) is not None:
-                right = f"privacy.records with {key} at most {largest:g}"
-                found = "none is stated" if value is None else f"{value:g}"
-                demands.append(self._of(key, right, found, value is not None and value <= largest))
+        records = stated.records
+        for key in ("epsilon", "delta"):
+            if (largest := getattr(limits, key)) is None:
+                continue
+            value = None if records is None else getattr(records, key)
+            is_met, found = value is not None and value <= largest, "none is stated"
+            if value is not None:
+                found = f"{value:g}"
+            elif records is not None:
+                # How much noise is worth depends on how many records there are.
+                is_met, found = True, f"noise {records.noise:g}; the worker computes its epsilon"
+            demands.append(self._of(key, f"privacy.records with {key} at most {largest:g}", found, is_met))
         return demands
 
     def _of(self, key: str | KeyPath, allowed: str, found: str, is_met: bool = False) -> Demand:

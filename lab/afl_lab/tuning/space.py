@@ -17,6 +17,7 @@ from optuna.distributions import (
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.errors import ConfigError
 
@@ -30,6 +31,9 @@ FLOAT_BITS: Final = 32
 
 DECAY: Final = 0.01
 """The weight decay around which is searched, of a configuration that has none."""
+
+_DUAL: Final = "dual."
+"""Before the name of an option of the dual rule."""
 
 Params: TypeAlias = Mapping[str, Any]
 """A trial's values, by the names of :func:`space_of`; empty for the configuration itself."""
@@ -51,7 +55,8 @@ def fixed_overrides(config: Config) -> list[str]:
     given += [f"algorithm.eta_w={own.eta_w_value!r}", "algorithm.smoothness=null"]
     if own.takes("eta_q"):
         given += [f"algorithm.eta_q={config.eta_q_value!r}", "algorithm.sigma_q=null"]
-    if own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
+    # A number, since what auto is depends on a trial's block: trials are compared round by round.
+    if config.evaluation.every == "auto" or own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
         given.append(f"evaluation.every={max(1, own.rounds // FEWEST_EVALUATIONS)}")
     return given
 
@@ -72,6 +77,11 @@ def space_of(config: Config) -> dict[str, BaseDistribution]:
             max(min(own.rounds, 10 * block), own.block_length),
         )
         space["block"] = IntDistribution(least, most, log=True)
+    for option in rule_named(own.dual_choice.name).options:
+        value = own.dual_choice.options[option.name]
+        if option.kind == "number" and value > 0:
+            least, most = max(value / 10, option.least), min(value * 10, option.most)
+            space[f"{_DUAL}{option.name}"] = FloatDistribution(least, most, log=True)
     if own.takes("dual_loss"):
         space["dual_loss"] = CategoricalDistribution(["training", "held-out"])
     if own.takes("uplink") and _takes_bits(config):
@@ -90,6 +100,7 @@ def own_params(config: Config) -> dict[str, Any]:
         "block": own.block_length,
         "dual_loss": own.dual_loss or "training",
         "bits": _bits(config),
+        **{_DUAL + name: value for name, value in own.dual_choice.options.items()},
         "weight_decay": own.weight_decay or DECAY,
     }
     return {name: values[name] for name in space_of(config)}
@@ -127,9 +138,11 @@ def overrides_of(config: Config, params: Params) -> list[str]:
 
 
 def can_be_cut(config: Config) -> bool:
-    """Whether a run's first rounds are those of a shorter run: its step sizes do not look at its length."""
+    """Whether a run's first rounds are those of a shorter run: neither its step sizes nor the model that it
+    ends with look at its length."""
     return (
         getattr(config.algorithm, "schedule", None) is None
+        and config.algorithm.final_model != "block-mean"
         and not algorithm_named(config.algorithm.name).options
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -75,6 +76,28 @@ def test_all_of_the_space_makes_configurations(name: str) -> None:
         }
         tried = with_params(params, *given)
         assert tried.algorithm.eta_w == pytest.approx(params["eta_w"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dual", "searched"),
+    [
+        ({"name": "kl-regularized", "temperature": 0.3}, {"dual.temperature", "dual.beta"}),
+        ({"name": "fixed-share", "uniform": 0.05}, {"eta_q", "dual.uniform"}),
+        ({"name": "cvar", "share": 0.2}, {"eta_q", "block", "dual.share"}),
+        ({"name": "projected"}, {"eta_q"}),
+    ],
+)
+def test_a_dual_rule_s_own_options_are_searched(dual: dict[str, Any], searched: set[str]) -> None:
+    given = [f"algorithm.dual={json.dumps(dual)}"] + (["algorithm.eta_q=null"] * ("eta_q" not in searched))
+    space = space_of(config(*given))
+    assert {name for name in space if name in {"eta_q", "block"} or name.startswith("dual.")} == searched
+    own = with_params(own_params(config(*given)), *given).algorithm
+    assert own.dual_choice == config(*given).algorithm.dual_choice
+    for end in ("low", "high"):
+        params = {name: getattr(space[name], end) for name in searched}
+        tried = with_params(params, *given).algorithm.dual_choice
+        for name in searched & {f"dual.{option}" for option in tried.options}:
+            assert tried.options[name.removeprefix("dual.")] == pytest.approx(params[name], rel=0.01)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12])
