@@ -203,7 +203,6 @@ def test_a_wrong_experiment_is_explained(parts: str, message: str, tmp_path: Pat
 
 
 def test_an_experiment_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="neither one of cifar10, fashion-mnist, many-workers, scaling nor a folder"
-    ):
+    shipped = "cifar10, dual-rules, fashion-mnist, many-workers, scaling"
+    with pytest.raises(ConfigError, match=f"neither one of {shipped} nor a folder"):
         load_experiment(str(tmp_path / "none"))
