@@ -20,8 +20,8 @@ from afl_worker.training.private import MEMORY, make_oracle
 TIMED = 2
 
 MOST_NOISE = 10
-"""How many times as long as the clip the noise in the workers' mean may be: a signal of a tenth of the noise is
-learned from in hundreds of rounds."""
+"""How many times as long as the clip the noise in the workers' mean may be: from a signal of a tenth of the
+noise, models learn in hundreds of rounds."""
 
 
 def check_records(
