@@ -37,7 +37,7 @@ from afl_worker.training.private import make_oracle
 
 WORKERS, BATCH, DELTA = 10, 512, 1e-5
 
-STEPS = {None: (0.1, 0.1), 8.0: (0.1, 0.1), 3.0: (0.05, 0.1)}
+STEPS = {None: (0.3, 0.1), 8.0: (1.0, 0.1), 3.0: (0.5, 0.1)}
 """eta_w and eta_q by epsilon: the best of some that were tried with the first seed."""
 
 UPLINKS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.core.record_privacy import Account
 from afl.errors import AflError, ConfigError, ExitCode
@@ -222,6 +223,17 @@ def _warnings(config: Config) -> list[str]:
     algorithm = config.algorithm
     if not algorithm_named(algorithm.name).has_theorems:
         return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
+    if section := algorithm.dual_section:
+        rule = rule_named(section.pop("name"))
+        about = f"the dual weights follow {compressor_words(rule.name, section)}: {rule.proven}"
+        if not rule.has_theorems:
+            return [f"{about}; what follows is about kl-restarts, the paper's rule"]
+        return [about, *_other_steps(config)]
+    return _other_steps(config)
+
+
+def _other_steps(config: Config) -> list[str]:
+    algorithm = config.algorithm
     steps = {"eta_w": algorithm.eta_w, "eta_q": algorithm.eta_q}
     own = [f"{step} = {value}" for step, value in steps.items() if value != THEORY]
     if algorithm.block_length != paper.block_length(algorithm.rounds):

@@ -488,16 +488,22 @@ def test_a_configuration_from_a_file_is_as_it_was_written(tmp_path: Path) -> Non
     assert found["data"]["server.yaml"] == text
 
 
-def test_rules_and_dashboard_are_those_of_deploy() -> None:
-    documents = rendered("cluster, issued")
+@pytest.mark.parametrize(("name", "part"), [("cluster, issued", "server"), ("site, full", "worker")])
+def test_rules_and_dashboards_are_those_of_deploy(name: str, part: str) -> None:
+    documents = rendered(name)
     (resource,) = of_kind(documents, "PrometheusRule")
     assert resource["apiVersion"] == "monitoring.coreos.com/v1"
     assert resource["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text("utf-8"))
     assert resource["metadata"]["labels"]["release"] == "prometheus"
     board = the(documents, "ConfigMap", "afl-dashboard")
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
-    dashboard = json.loads((ROOT / "deploy/grafana/afl.json").read_text("utf-8"))
-    assert json.loads(board["data"]["afl.json"]) == dashboard
+    for each in (resource, board):
+        assert each["metadata"]["labels"]["app.kubernetes.io/component"] == part
+    dashboards = {"afl.json", "afl-site.json"}
+    assert board["data"].keys() == dashboards
+    for file in dashboards:
+        dashboard = json.loads((ROOT / "deploy/grafana" / file).read_text("utf-8"))
+        assert json.loads(board["data"][file]) == dashboard
     assert not of_kind(rendered("cluster"), "PrometheusRule", "ServiceMonitor")
 
 

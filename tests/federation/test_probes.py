@@ -92,7 +92,9 @@ def test_a_worker_serves_metrics_of_its_own_process(tmp_path: Path) -> None:
     config["algorithm"] = {**CONFIG["algorithm"], "uplink": {"name": "top-k", "ratio": 0.1}}
     http = free_port()
     with Federation(config, tmp_path / "run") as federation:
-        worker = federation.start("0-1", "--http", f"127.0.0.1:{http}", "--stay")
+        policy = tmp_path / "policy.yaml"
+        policy.write_text("max_rounds: 20\n", encoding="utf-8")
+        worker = federation.start("0-1", "--http", f"127.0.0.1:{http}", "--policy", str(policy), "--stay")
         worker.wait_for("staying")
         lines = asked(http, "/metrics")[1].splitlines()
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -103,6 +105,9 @@ def test_a_worker_serves_metrics_of_its_own_process(tmp_path: Path) -> None:
         assert served['afl_site_state{state="over"}'] == 1
         assert served['afl_site_state{state="in session"}'] == 0
         assert served["afl_site_round"] == 12
+        assert served["afl_site_rounds"] == 12
+        assert served["afl_site_policy_rounds_left"] == 8
+        assert 0 < served["afl_site_disk_free_bytes"] < served["afl_site_disk_size_bytes"]
         assert served["afl_site_steps_total"] > 12, "evaluations are steps too"
         assert served["afl_site_sessions_total"] == 1
         assert served["afl_site_failed_tries"] == 0

@@ -62,3 +62,42 @@ def test_trials_over_a_federation_whose_workers_stay(tmp_path: Path) -> None:
     simulate(config, tmp_path / "simulated", saves_models=False)
     assert evaluations(folder / "trials" / "0001") == evaluations(tmp_path / "simulated")
     assert load_config(tmp_path / "server.tuned.yaml").server.listen.port == port
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_over_a_federation_that_was_killed_in_a_trial_goes_on(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "server.yaml").write_text(CONFIG.format(port=port).replace("rounds: 12", "rounds: 200"))
+    arguments = ["-m", "afl_worker", "--id", "0-2", "--server", f"127.0.0.1:{port}", "--min-batch", "1"]
+    worker = Process("worker", [*arguments, "--again", "--give-up-after", "100s"], folder=tmp_path)
+
+    def search(name: str) -> Process:
+        files = ["--out", name, "--output", f"{name}.yaml"]
+        tune = ["-m", "afl_cli", "tune", "server.yaml", "--federation", "--trials", "5", *files]
+        return Process("afl tune", tune, folder=tmp_path)
+
+    def folder_of(name: str) -> Path:
+        return tmp_path / name / "server"
+
+    try:
+        killed = search("killed")
+        # FedAvg, a group of four trials, and the one in which it is killed.
+        worker.wait_for("joined", count=6)
+        killed.kill()
+        killed.close()
+        held = folder_of("killed")
+        assert len((held / "trials.jsonl").read_text().splitlines()) == 5
+        assert (held / "trials" / "0004").is_dir()
+        for name in ("killed", "whole"):
+            command = search(name)
+            command.expect(ExitCode.OK, 200)
+            command.close()
+        worker.terminate()
+        worker.expect(ExitCode.INTERRUPTED)
+    finally:
+        worker.close()
+    trials = [(folder_of(name) / "trials.jsonl").read_bytes() for name in ("killed", "whole")]
+    assert trials[0] == trials[1]
+    assert len(trials[0].splitlines()) == 6
+    assert (tmp_path / "killed.yaml").read_bytes() == (tmp_path / "whole.yaml").read_bytes()

@@ -13,6 +13,7 @@ import yaml
 
 from afl_server.pages.metrics import FAMILIES
 from afl_tools.monitoring import rules
+from afl_worker.pages import FAMILIES as WORKER_FAMILIES
 from support import expressions
 from support.prometheus import needs_promtool
 
@@ -32,6 +33,11 @@ REQUIRED = {
     "AflServerRestarting",
     "AflNonFinite",
     "AflDigestMismatch",
+    "AflSiteDown",
+    "AflSiteStalled",
+    "AflSiteReconnecting",
+    "AflSitePolicyEnds",
+    "AflSiteDiskNearlyFull",
 }
 """What an operator must hear of."""
 
@@ -48,9 +54,15 @@ def cases() -> list[dict[str, Any]]:
 
 @functools.cache
 def served() -> dict[str, set[str]]:
-    """The labels of each metric of the server, as Prometheus has them."""
+    """The labels of each metric of the server and of workers, as Prometheus has them."""
     own = {"job", "instance"}
-    return {**{name: own | set(family.labels) for name, family in FAMILIES.items()}, "up": own}
+    labels = {name: own | set(family.labels) for name, family in {**FAMILIES, **WORKER_FAMILIES}.items()}
+    return {**labels, "up": own, "process_start_time_seconds": own}
+
+
+def about(name: str) -> str:
+    """The metric by which an alert knows whom it is about: the run, or a site's worker process."""
+    return "afl_site_process_info" if name.startswith("AflSite") else "afl_run_info"
 
 
 @needs_promtool
@@ -99,25 +111,29 @@ def vanishing(name: str) -> dict[str, Any]:
     case, check = FIRES[name]
     at = minutes(check["eval_time"])
     told = {each["series"]: expanded(each["values"]) for each in case["input_series"]}
-    own = {f"up{RUN}": ["1"], f"afl_round{RUN}": ["1"], f"afl_rounds{RUN}": ["100"]}
-    info = next(series for series in told if series.startswith("afl_run_info"))
-    healthy = {f"up{RUN}": "1", f"afl_round{RUN}": "1", f"afl_rounds{RUN}": "100", info: "1"}
+    is_site = about(name) == "afl_site_process_info"
+    prefix = "afl_site_" if is_site else "afl_"
+    own = {f"up{RUN}": ["1"], f"{prefix}round{RUN}": ["1"], f"{prefix}rounds{RUN}": ["100"]}
+    info = next(series for series in told if series.startswith(about(name)))
+    healthy = {**{key: value[0] for key, value in own.items()}, info: "1"}
     series = []
     for key, values in {**{key: value * (at + 1) for key, value in own.items()}, **told}.items():
         back = f" _x20 {healthy[key]}x80" if key in healthy else ""
         series.append({"series": key, "values": " ".join(values[: at + 1]) + " stale" + back})
+    gone = "AflSiteDown" if is_site else "AflServerDown"
+    who = "the process of workers 0-1" if is_site else "its server"
     down = {
         "exp_labels": {**labels_of(info), "severity": "critical"},
         "exp_annotations": {
-            "summary": "run r1: its server at s:9090 does not answer, "
+            "summary": f"run r1: {who} at s:9090 does not answer, "
             "and was last seen before the run's last round",
-            "runbook_url": ALERTS["AflServerDown"]["annotations"]["runbook_url"],
+            "runbook_url": ALERTS[gone]["annotations"]["runbook_url"],
         },
     }
     checks = [
         check,
-        {"eval_time": f"{at + 18}m", "alertname": "AflServerDown", "exp_alerts": [down]},
-        {"eval_time": f"{at + 24}m", "alertname": "AflServerDown", "exp_alerts": []},
+        {"eval_time": f"{at + 18}m", "alertname": gone, "exp_alerts": [down]},
+        {"eval_time": f"{at + 24}m", "alertname": gone, "exp_alerts": []},
     ]
     if (
         name != "AflServerRestarting"
@@ -133,10 +149,10 @@ def labels_of(series: str) -> dict[str, str]:
 
 @needs_promtool
 @pytest.mark.timeout(400)
-def test_every_alert_clears_with_its_target_and_the_servers_own_fires_instead(tmp_path: Path) -> None:
+def test_every_alert_clears_with_its_target_and_that_it_is_gone_fires_instead(tmp_path: Path) -> None:
     file = tmp_path / "vanishing.test.yaml"
-    tests = [vanishing(name) for name in ALERTS if name != "AflServerDown"]
-    assert len(tests) > 20
+    tests = [vanishing(name) for name in ALERTS if name not in {"AflServerDown", "AflSiteDown"}]
+    assert len(tests) > 30
     whole = {"rule_files": [str(rules.RULES)], "evaluation_interval": "1m", "tests": tests}
     file.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
     promtool("test", "rules", str(file))
@@ -150,8 +166,8 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not(name: str) -> N
         for check in case["alert_rule_test"]:
             if check["alertname"] != name:
                 continue
-            about = expressions.metrics(ALERTS[name]["expr"]) - {"afl_run_info"}
-            assert about & told, f"{case['name']}: no series of what the alert looks at"
+            looked_at = expressions.metrics(ALERTS[name]["expr"]) - {about(name)}
+            assert looked_at & told, f"{case['name']}: no series of what the alert looks at"
             fires[bool(check["exp_alerts"])] += 1
     assert fires[True], name
     assert fires[False], name
@@ -162,7 +178,7 @@ def test_no_case_is_of_an_alert_that_there_is_not() -> None:
     assert ALERTS.keys() >= REQUIRED
 
 
-def test_the_cases_have_series_as_the_server_has_them() -> None:
+def test_the_cases_have_series_as_they_are_served() -> None:
     for case in cases():
         for series in case["input_series"]:
             name, _, rest = series["series"].partition("{")
@@ -174,7 +190,8 @@ def test_an_alert_says_how_bad_it_is_of_whom_and_what_to_do(rule: dict[str, Any]
     assert rule["labels"]["severity"] in {"warning", "critical"}
     summary, expression = rule["annotations"]["summary"], rule["expr"]
     assert "{{ $labels.run_id }}" in summary
-    assert "afl_run_info" in expression
+    assert about(rule["alert"]) in expression
+    assert about(rule["alert"]) == "afl_run_info" or "{{ $labels.ids }}" in summary
     if any("worker" in served()[name] for name in expressions.metrics(expression)):
         # By its label, or by a query where one alert is about several.
         assert re.search(r"labels\.worker|Labels\.Worker|\.Labels\.worker", summary), rule["alert"]

@@ -12,12 +12,13 @@ import pytest
 
 from afl_tools.monitoring import rules
 from support import Federation, expressions
+from support.federation import free_port
 from support.identities import Identities, tls
 from support.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(400)]
 
-DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "afl.json"
+DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana"
 SCRAPES = 12
 PATIENCE_S = 100.0
 
@@ -33,17 +34,17 @@ OF_OTHER_RUNS = {
 class ReloadedFiles:
     """A run with all that there is to see, and the Prometheus that scrapes it."""
 
-    def __init__(self, federation: Federation, prometheus: Prometheus) -> None:
+    def __init__(self, federation: Federation, prometheus: Prometheus, worker: str) -> None:
         self.prometheus = prometheus
         listening = federation.server.wait_for("listening")
-        self.instance = f"127.0.0.1:{listening['http_port']}"
+        self.instances = {"afl": f"127.0.0.1:{listening['http_port']}", "afl-site": worker}
         self.run_id = listening["run_id"]
 
-    def filled(self, expression: str) -> str:
-        """An expression of the dashboard, with what Grafana would put for its variables."""
+    def filled(self, expression: str, dashboard: str) -> str:
+        """An expression of a dashboard, with what Grafana would put for its variables."""
         values = {
             "$job": "afl",
-            "$instance": self.instance,
+            "$instance": self.instances[dashboard],
             "$run": self.run_id,
             "$__rate_interval": "10s",
         }
@@ -79,7 +80,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadedFiles]
         "server": {"tls": tls(pki.server(), pki.ca)},
     }
     with Federation(config, folder / "federation") as federation:
-        federation.start("0-1", "--ca", str(pki.ca), *pki.worker("0-1").worker_options)
+        policy = folder / "policy.yaml"
+        policy.write_text(f"max_rounds: {config['algorithm']['rounds']}\n", encoding="utf-8")
+        worker = f"127.0.0.1:{free_port()}"
+        options = ["--ca", str(pki.ca), "--http", worker, "--policy", str(policy)]
+        federation.start("0-1", *options, *pki.worker("0-1").worker_options)
         federation.wait_until(lambda status: status["best"] is not None)
         target = f"127.0.0.1:{federation.server.wait_for('listening')['http_port']}"
         scraping = {
@@ -89,47 +94,53 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadedFiles]
                 "evaluation_interval": "1s",
             },
             "rule_files": [str(rules.RULES)],
-            "scrape_configs": [{"job_name": "afl", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "afl", "static_configs": [{"targets": [target, worker]}]}],
         }
         with Prometheus(scraping, folder / "prometheus") as prometheus:
-            run = ReloadedFiles(federation, prometheus)
+            run = ReloadedFiles(federation, prometheus, worker)
             prometheus.wait_until(run.has_been_scraped, PATIENCE_S)
             yield run
 
 
-def panels() -> list[dict[str, Any]]:
-    found = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    return [inner for panel in found for inner in (panel, *panel.get("panels", ()))]
+def board_of(name: str) -> dict[str, Any]:
+    board: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
+    return board
 
 
-def test_every_query_of_the_dashboard_has_data(watched: ReloadedFiles) -> None:
+def panels(name: str) -> list[dict[str, Any]]:
+    return [inner for panel in board_of(name)["panels"] for inner in (panel, *panel.get("panels", ()))]
+
+
+@pytest.mark.parametrize(("name", "least"), [("afl", 50), ("afl-site", 15)])
+def test_every_query_of_a_dashboard_has_data(watched: ReloadedFiles, name: str, least: int) -> None:
     empty, asked = [], 0
-    for panel in panels():
+    for panel in panels(name):
         for target in panel.get("targets", ()):
             if expressions.metrics(target["expr"]) <= OF_OTHER_RUNS:
                 continue
-            series = watched.prometheus.query_range(watched.filled(target["expr"]), seconds=60, step=1)
+            series = watched.prometheus.query_range(watched.filled(target["expr"], name), seconds=60, step=1)
             asked += 1
             wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             if not series or not all(wanted <= entry["metric"].keys() for entry in series):
                 empty.append((panel["title"], target["expr"]))
-    assert asked > 50
+    assert asked > least
     assert not empty, empty
 
 
-def test_every_variable_of_the_dashboard_has_a_value(watched: ReloadedFiles) -> None:
-    variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
+@pytest.mark.parametrize("name", ["afl", "afl-site"])
+def test_every_variable_of_a_dashboard_has_a_value(watched: ReloadedFiles, name: str) -> None:
+    variables = board_of(name)["templating"]["list"]
     values = {"source": "prometheus"}
     for variable in variables:
         if variable["type"] == "query":
             selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()
-            series = watched.prometheus.query(watched.filled(selector))
+            series = watched.prometheus.query(watched.filled(selector, name))
             values[variable["name"]] = {entry["metric"][label] for entry in series}
     assert values == {
         "source": "prometheus",
         "run": {watched.run_id},
         "job": {"afl"},
-        "instance": {watched.instance},
+        "instance": {watched.instances[name]},
     }
 
 
@@ -139,7 +150,7 @@ def test_every_part_of_every_alert_has_data(watched: ReloadedFiles) -> None:
         told = [rule["expr"], *re.findall(r'printf "(.*?%q.*?)" ', rule["annotations"]["summary"])]
         for expression in told:
             filled = expression.replace("job=%q", 'job="afl"').replace(
-                "instance=%q", f'instance="{watched.instance}"'
+                "instance=%q", f'instance="{watched.instances["afl"]}"'
             )
             for selector in set(expressions.selectors(filled)) - OF_OTHER_RUNS:
                 assert watched.prometheus.query(selector), f"{rule['alert']}: {selector} has no data"

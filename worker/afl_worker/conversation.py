@@ -128,6 +128,16 @@ class Conversation:
         """The synchronization round of the last step; 0 before the first."""
         return 0 if self._training is None else self._training.participant.applied.round
 
+    @property
+    def rounds(self) -> int | None:
+        """The synchronization rounds of the run; ``None`` before the first session."""
+        return None if self._training is None else self._settings.parameters.synchronizations
+
+    @property
+    def policy_rounds_left(self) -> int | None:
+        """As :meth:`Departures.rounds_left`; ``None`` before the first session too."""
+        return None if self._training is None else self._departures.rounds_left()
+
     def check_server(self) -> None:
         """Raise PolicyError if the server may not be connected to."""
         self._departures.check_server()

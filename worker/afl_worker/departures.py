@@ -58,6 +58,16 @@ class Departures:
         self._run_id, self._local_steps, self._hides_losses = run_id, run.local_steps, run.hides_losses
         self._policy.check_run(settings, self._options.task or settings.task)
 
+    def rounds_left(self) -> int | None:
+        """Synchronization rounds of the run that the policy still lets these workers answer; ``None`` where
+        it has no bound."""
+        most = self._policy.most_answers(self._local_steps)
+        kinds = (Kind.TRAIN.name.lower(), Kind.LOSS.name.lower())
+        answered = [
+            self._answers[self._run_id, kind, worker] for kind in kinds for worker in self._options.workers
+        ]
+        return None if most is None else max(0, most - max(answered))
+
     def check_server(self) -> None:
         """Raise PolicyError if the server, or an authority in the file as it now is, is not allowed."""
         credentials = self._options.credentials

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Final
 
 from afl._version import __version__
@@ -9,6 +11,7 @@ from afl.config.address import Address
 from afl.daemon.hosts import OwnNames
 from afl.daemon.http import OVER, Answer, Environ, HttpPages, text
 from afl.daemon.metrics import Value, families, registry_of, scraped
+from afl.paths import from_start
 from afl.security.identity import WorkerIds
 from afl_worker.options import WorkerOptions
 from afl_worker.runtime import Runtime
@@ -21,6 +24,7 @@ FAMILIES = families(
         "run's id (empty before the first session) and the version of afl",
         "afl_site_state{state}": "1 for the state that the process is in, 0 for the others",
         "afl_site_round": "the synchronization round of the last step that the process has taken",
+        "afl_site_rounds": "the synchronization rounds of the run",
         "afl_site_steps_total": "steps that the process has taken",
         "afl_site_seconds_total{phase}": "where the time went up to the last step: in the task's code "
         "(compute), in error feedback and coding (codec), in the next round's randomness (prepare), and "
@@ -32,6 +36,10 @@ FAMILIES = families(
         "process last got further",
         "afl_site_residual_norm{worker}": "Euclidean norm of each hosted worker's residual at the last "
         "evaluation; where one is kept, and not with privacy.secure_aggregation",
+        "afl_site_policy_rounds_left": "synchronization rounds that the hosted workers may still answer by "
+        "the max_rounds of the site's policy; where it has one",
+        "afl_site_disk_free_bytes": "free bytes of the journal's file system",
+        "afl_site_disk_size_bytes": "size of the journal's file system",
         "afl_site_epsilon{worker}": "privacy loss of each record of a hosted worker so far, at the run's "
         "delta; only with privacy.records",
         "afl_site_certificate_expiry_seconds": "when the certificate of --certificate expires, in Unix time",
@@ -77,6 +85,7 @@ class WorkerPages(HttpPages):
             "afl_site_process_info": {(ids, progress.run_id, __version__): 1},
             "afl_site_state": {(each,): each == state for each in STATES},
             "afl_site_round": progress.round,
+            "afl_site_rounds": progress.rounds,
             "afl_site_steps_total": progress.steps,
             "afl_site_seconds_total": {(phase,): spent for phase, spent in progress.seconds.items()},
             "afl_site_bytes_total": {
@@ -89,9 +98,21 @@ class WorkerPages(HttpPages):
                 (str(worker),): norm for worker, norm in sorted(progress.residual_norms.items())
             }
             or None,
+            "afl_site_policy_rounds_left": progress.policy_rounds_left,
+            **_disk_of(self._options.journal),
             "afl_site_epsilon": {
                 (str(worker),): epsilon for worker, epsilon in sorted(progress.epsilons.items())
             }
             or None,
             "afl_site_certificate_expiry_seconds": self._options.credentials.certificate_expiry,
         }
+
+
+def _disk_of(folder: Path) -> dict[str, Value]:
+    """Of a folder that may not have been made yet; nothing where the system does not say."""
+    path = from_start(folder)
+    try:
+        disk = shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists()))
+    except OSError:
+        return {}
+    return {"afl_site_disk_free_bytes": disk.free, "afl_site_disk_size_bytes": disk.total}

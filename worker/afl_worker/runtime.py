@@ -61,15 +61,18 @@ class Progress:
     Attributes:
         run_id: empty before the first session.
         round: the synchronization round of the last step; 0 before the first.
+        rounds: the run's, in synchronizations; ``None`` before the first session.
         seconds: of wall-clock time, by phase.
         sessions: that the server has welcomed.
         failed_tries: to reach it, since this process last got further.
         residual_norms: by worker, at the last evaluation.
+        policy_rounds_left: synchronization rounds that the site's policy still lets these workers answer.
         epsilons: by worker, what has been spent on each of its records, where that is accounted for.
     """
 
     run_id: str
     round: int
+    rounds: int | None
     steps: int
     seconds: Mapping[str, float]
     sent_bytes: int
@@ -77,6 +80,7 @@ class Progress:
     sessions: int
     failed_tries: int
     residual_norms: Mapping[int, float]
+    policy_rounds_left: int | None
     epsilons: Mapping[int, float]
 
 
@@ -174,6 +178,7 @@ class Runtime:
         return Progress(
             run_id=conversation.run_id,
             round=conversation.round,
+            rounds=conversation.rounds,
             steps=self._timings.steps,
             seconds=self._timings.shown,
             sent_bytes=carried.sent,
@@ -181,6 +186,7 @@ class Runtime:
             sessions=self._sessions,
             failed_tries=self._reconnection.tries,
             residual_norms=conversation.residual_norms,
+            policy_rounds_left=conversation.policy_rounds_left,
             epsilons=conversation.epsilons,
         )
 

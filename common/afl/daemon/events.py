@@ -279,6 +279,12 @@ class Evaluation(Event):
     worst_value: Annotated[float | None, "the worst worker's of it; null if it is hidden"]
 
 
+class ConfigurationAdvice(Event):
+    """The configuration is allowed and probably not what is meant; told at each start."""
+
+    key: Annotated[str, "the key whose value it is about"]
+
+
 class NotRanked(Event):
     """No worker reports the metric of evaluation.rank_by: accuracy ranks, or loss; told once."""
 

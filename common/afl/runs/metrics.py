@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from afl.core.record_privacy import METRIC as PRIVACY_EPSILON
+from afl.core.rounds.phases import FEWEST_PHASES
 
 # How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
 # that go well also end above their first evaluation now and then, by a third, and at up to three times their
@@ -46,6 +47,37 @@ class Ranked(NamedTuple):
     def shown(self, value: float | None, digits: int = 3) -> str:
         """A value as people read it; accuracies with so many decimals."""
         return number_of(self.metric, value, digits)
+
+
+class OverBlocks(NamedTuple):
+    """The evaluations in the last ``rounds`` of a run, which are whole blocks, together."""
+
+    rounds: int
+    evaluations: int
+    by: Ranked
+
+    def __str__(self) -> str:
+        worst, mean = self.by.shown(self.by.worst), self.by.shown(self.by.mean)
+        counted = f"mean of {self.evaluations} evaluations in the last {self.rounds} rounds, whole blocks"
+        return f"worst {self.by.metric} {worst} (mean over workers {mean}), {counted}"
+
+
+def over_blocks(evaluations: Sequence[Mapping[str, Any]]) -> OverBlocks | None:
+    """How workers were served at the end of a run, whatever the place in a block that its last round has.
+
+    Of as few last blocks as have four evaluations; ``None`` where there are not as many, where weights never
+    restart, and where the worst is not known.
+    """
+    last = evaluations[-1]
+    by, block = ranked(last), last.get("block", 0)
+    for rounds in range(block, last["round"] + 1, block) if block else ():
+        there = [ranked(line) for line in evaluations if line["round"] > last["round"] - rounds]
+        worst = [each.worst for each in there if each.metric == by.metric and each.worst is not None]
+        mean = [each.mean for each in there if each.metric == by.metric and each.mean is not None]
+        if len(worst) == len(mean) == len(there) >= FEWEST_PHASES:
+            worst_mean, mean_mean = (settled(sum(values) / len(values), values) for values in (worst, mean))
+            return OverBlocks(rounds, len(there), by._replace(worst=worst_mean, mean=mean_mean))
+    return None
 
 
 def number_of(metric: str, value: float | None, digits: int = 3) -> str:

@@ -205,10 +205,16 @@ class SitePolicy:
 
     def check_rounds(self, rounds: int, local_steps: int, worker: int) -> None:
         """Raise PolicyError if a worker would answer more synchronization rounds than the policy allows."""
-        most = self.limits.max_rounds
-        if most is not None and rounds > -(-most // local_steps):
+        most = self.most_answers(local_steps)
+        if most is not None and rounds > most:
             found = f"worker {worker} is asked for its answer no. {rounds} of {local_steps} local steps"
-            self._require([self._of("max_rounds", f"at most {most} rounds, restarts counted", found)])
+            allowed = f"at most {self.limits.max_rounds} rounds, restarts counted"
+            self._require([self._of("max_rounds", allowed, found)])
+
+    def most_answers(self, local_steps: int) -> int | None:
+        """The synchronization rounds that one worker may answer in a run; ``None`` for any number."""
+        most = self.limits.max_rounds
+        return None if most is None else -(-most // local_steps)
 
     def demands(self, settings: RunSettings, task: str) -> list[Demand]:
         """All that the policy says of a run with these settings and this task; met or not."""

@@ -292,7 +292,9 @@ def describe_standing(
     if known := hidden_figures(standing):
         return f"round {standing['round']}: {known}"
     figures = _figures(standing, at_length=at_length)
-    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}: {figures}"
+    since = standing.get("rounds_since_restart") if at_length else None
+    phase = "" if since is None else f", {since} after a restart of the weights"
+    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}{phase}: {figures}"
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:

@@ -6,11 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from afl.advice import advice_on
 from afl.config import Config, config_from_mapping, load_config
 from afl.config.quantities import shown_seconds
 from afl.core.randomness import SharedRandomness
@@ -118,18 +120,19 @@ def _check(report: Report, config: Config, *, constants: bool) -> None:
         with blaming(report, "run.initial_model"):
             load_initial_model(vector, config.run.initial_model)
     describe_model(report, task, vector)
+    for advice in advice_on(config):
+        report.warn(*astuple(advice))
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
     check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
-        batch_size = config.task.batch_size
         oracle = TaskOracle(
             task,
             vector,
             kept,
             randomness,
-            batch_size=batch_size,
+            batch_size=config.task.batch_size,
             evaluation_batch_size=size,
             held_out=config.task.held_out,
             loss_of_held_out=config.algorithm.dual_loss == "held-out",

@@ -12,6 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from afl.advice import advice_on
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
 from afl.runs.metrics import ranked, worst_loss
@@ -25,6 +26,8 @@ def execute(options: argparse.Namespace) -> ExitCode:
     """Simulate what is missing, then show all runs."""
     given, saves = (options.configs, options.seeds, options.out, options.set), not options.no_models
     jobs = plan(*given, batched=options.batched, saves_models=saves)
+    for advice in dict.fromkeys(str(advice) for job in jobs for advice in advice_on(job.config)):
+        print(f"afl simulate: warning: {advice}", file=sys.stderr)
     with shown_progress(jobs) as watch:
         if options.ray is None:
             outcomes = run_here(jobs, min(options.jobs, len(jobs)), watch)

@@ -180,7 +180,7 @@ def metered(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        evaluate_every=evaluate_every or config.evaluation.every,
+        evaluate_every=evaluate_every or config.evaluate_every,
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,

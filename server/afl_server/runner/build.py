@@ -49,7 +49,7 @@ def build(
     settings = RunSettings.of_config(config, task.local_options)
     engine = RoundEngine(
         server_half(replace(settings.parameters, tensors=vector.tensors), vector.values, randomness),
-        evaluate_every=config.evaluation.every,
+        evaluate_every=config.evaluate_every,
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         loss_cap=config.loss_cap,

@@ -72,7 +72,10 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self.ranking = Ranking(
-            self.config.divergence_watch, self.config.evaluation.ranking, self.config.patience
+            self.config.divergence_watch,
+            self.config.evaluation.ranking,
+            self.config.patience,
+            self.config.algorithm.restart_length,
         )
         self.names: Names = self.config.names
         self.sites = SiteTable()
@@ -174,7 +177,7 @@ class RunRecords:
             evaluation = evaluation_of_line(line)
             self.ranking.see(evaluation)
             self.sites.see(line)
-            self._show_evaluation(EvaluationSummary.of(evaluation, self.ranking.by), evaluation)
+            self._show_evaluation(self.ranking.summary_of(evaluation), evaluation)
 
     def caught_up(self) -> tuple[int, int]:
         """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
@@ -285,7 +288,7 @@ class RunRecords:
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
         """An evaluation: one line."""
-        summary = EvaluationSummary.of(evaluation, self.ranking.by)
+        summary = self.ranking.summary_of(evaluation)
         weights = None if self.round is None or evaluation.means is not None else self.round.dual_weights
         by = ranked(vars(summary))
         self._say_unranked(evaluation, by)
@@ -295,6 +298,7 @@ class RunRecords:
             up,
             down,
             round=summary.round,
+            **self._phase(summary),
             worst_worker=summary.worst_worker,
             worst_accuracy=summary.worst_accuracy,
             mean_accuracy=summary.mean_accuracy,
@@ -331,6 +335,13 @@ class RunRecords:
                 worst_value=by.worst,
             ).extra,
         )
+
+    def _phase(self, summary: EvaluationSummary) -> dict[str, int]:
+        """Where in its block the model is, if the dual weights restart."""
+        if summary.rounds_since_restart is None:
+            return {}
+        block = self.config.algorithm.restart_length
+        return {"rounds_since_restart": summary.rounds_since_restart, "block": block}
 
     def _sites(self) -> dict[str, Any]:
         """All sites' names by worker id, where there are any."""
@@ -400,6 +411,9 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
+        algorithm = self.config.algorithm
+        if algorithm.final_model == "block-mean" and rounds_applied == algorithm.rounds:
+            metadata["mean_of_rounds"] = str(min(algorithm.block_length, rounds_applied))
         digests = {"initial_model": snapshot.initial_digest, "frozen_digest": snapshot.frozen_digest}
         metadata |= {name: digest for name, digest in digests.items() if digest}
         if summary is not None:

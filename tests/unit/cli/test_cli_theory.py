@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,32 @@ def test_a_configuration_with_other_steps(config: Path, capsys: pytest.CaptureFi
     )
     plain = asked(capsys, "--config", str(config), "--set", "algorithm.optimizer.name=sgd")
     assert not any("the configuration has" in warning for warning in plain["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("dual", "eta_q", "said", "is_about_it"),
+    [
+        ("{name: kl-regularized, temperature: 0.5}", None, "FGDRO|Guo and Yang .2024. prove", False),
+        ("{name: fixed-share, uniform: 0.1}", 0.1, "uniform 0.1.: Herbster and Warmuth", False),
+        ("{name: projected}", 0.1, "AFL .Mohri et al. 2019, convex losses.", False),
+        ("{name: cvar, share: 0.2}", 0.1, "by our reading of their proofs", True),
+    ],
+)
+def test_what_is_proven_of_another_dual_rule_is_said(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    dual: str,
+    eta_q: float | None,
+    said: str,
+    is_about_it: bool,
+) -> None:
+    own = f"algorithm={{name: afl-br, rounds: 100, eta_w: 0.1, eta_q: {json.dumps(eta_q)}, dual: {dual}}}"
+    first, *others = asked(capsys, "--config", str(config), "--set", own)["warnings"]
+    assert first.startswith(f"the dual weights follow {dual[1:].split()[1].strip(',}')}")
+    assert re.search(said, first)
+    assert ("what follows is about kl-restarts" in first) is not is_about_it
+    # Where the theorems hold by that reading, other step sizes are told too.
+    assert any("the configuration sets eta_w = 0.1" in warning for warning in others) is is_about_it
 
 
 def test_a_configuration_with_its_own_step_sizes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

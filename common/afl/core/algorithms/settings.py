@@ -18,6 +18,18 @@ class CompressorChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+KL_RESTARTS: Final = "kl-restarts"
+"""The dual rule of the paper."""
+
+
+@dataclass(frozen=True)
+class DualChoice:
+    """The rule that moves the dual weights, and its own options."""
+
+    name: str = KL_RESTARTS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 OPTIMIZERS: Final = ("sgd", "momentum", "adam")
 
 LEAST_EPSILON: Final = 1e-20
@@ -52,6 +64,7 @@ class AlgorithmSettings:
         eta_w: primal step size.
         eta_q: dual step size (DRFA: gamma); only the server uses it.
         largest_weight: alpha, the most that a dual weight may be (AFL-BR, AFL-Com); ``None`` for no cap.
+        dual: the rule that moves the dual weights (AFL-BR, AFL-Com).
         uplink: C for the workers' messages (AFL-Com).
         downlink: C for the broadcast (AFL-Com).
         name: the algorithm.
@@ -64,6 +77,7 @@ class AlgorithmSettings:
             sums.
         schedule: what the step sizes are multiplied by in each round.
         optimizer: how every copy of the model steps along D.
+        mean_of_last: of how many last rounds' models the final one is the mean; 0 where it is the last.
         weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
         held_out: the share of each worker's training records that gives no gradients.
@@ -84,11 +98,13 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     largest_weight: float | None = None
+    dual: DualChoice = DualChoice()
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False
     schedule: Schedule = CONSTANT
     optimizer: OptimizerChoice = OptimizerChoice()
+    mean_of_last: int = 0
     weight_decay: float = 0.0
     clip_norm: float | None = None
     held_out: float = 0.0

@@ -99,6 +99,7 @@ def _settings(config: Config) -> dict[str, Any]:
             settings[way] = {"name": compressor.name, **compressor.options}
     names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     options = {name: value for name in names if (value := getattr(algorithm, name)) is not None}
+    options |= {"dual": algorithm.dual_section} if algorithm.dual_section else {}
     return settings | options | algorithm.stepping | algorithm.own
 
 

@@ -58,6 +58,11 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* Of a release with both parts, the one that what is for both counts as. */}}
+{{- define "afl.watched" -}}
+{{ .Values.server.enabled | ternary "server" "worker" }}
+{{- end -}}
+
 {{- define "afl.containerSecurity" -}}
 securityContext:
   allowPrivilegeEscalation: false
