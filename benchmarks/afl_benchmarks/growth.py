@@ -206,7 +206,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     from afl_lab.plots.figures import pyplot, save  # noqa: PLC0415  # matplotlib is an extra
 
     panels = list(_panels(results))
-    figure, axes = pyplot().subplots(1, len(panels), figsize=(3.6 * len(panels), 3.6), sharey=True, squeeze=False)
+    figure, axes = pyplot().subplots(
+        1, len(panels), figsize=(3.6 * len(panels), 3.6), sharey=True, squeeze=False
+    )
     most = max(result.most for result in results)
     for axis, panel in zip(axes[0], panels, strict=True):
         for number, (name, method) in enumerate(METHODS.items()):
