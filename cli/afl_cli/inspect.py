@@ -267,6 +267,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
     if dual := algorithm.dual_section:
         about.append(f"dual weights by {compressor_words(dual.pop('name'), dual)}")
+    eta_q = f", eta_q {config.eta_q_value:.6g}" if algorithm.takes("eta_q") else ""
     about += ["the final model is the mean of the last block's"] * (algorithm.final_model == "block-mean")
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
     http = "no http" if server.http is None else f"{server.page_scheme} on {_listening(server.http)}"
@@ -274,7 +275,7 @@ def _config(path: Path, _limit: int | None) -> list[RenderableType]:
         "workers": f"{config.workers}: {', '.join(config.sites)}" if config.sites else str(config.workers),
         "task": _task_line(config),
         "algorithm": ", ".join(about),
-        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
+        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}{eta_q}{from_theory}",
         **({"steps": "; ".join(_words(algorithm.stepping))} if algorithm.stepping else {}),
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",

@@ -17,7 +17,7 @@ from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
-from afl.core.dual.registry import rule_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.paths import expanded

@@ -18,8 +18,7 @@ from afl.core.algorithms.algorithm import SHARED_OPTIONS
 from afl.core.algorithms.algorithm import Algorithm as AnAlgorithm
 from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
-from afl.core.dual import DualRule
-from afl.core.dual.registry import rule_named, rule_names
+from afl.core.dual import DualRule, rule_named, rule_names
 from afl.core.messages import BITS
 
 _NARROWEST = 72

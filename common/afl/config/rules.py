@@ -18,8 +18,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
 from afl.core.algorithms.settings import KL_RESTARTS
-from afl.core.dual import DUAL_OPTIONS, DualRule
-from afl.core.dual.registry import is_rule, rule_named, rule_names
+from afl.core.dual import DUAL_OPTIONS, DualRule, is_rule, rule_named, rule_names
 from afl.core.messages import BIT_WIDTHS, BITS
 from afl.core.options import AlgorithmOption
 from afl.core.rounds.policy import is_higher_better

@@ -36,7 +36,7 @@ from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
 from afl.core.algorithms.settings import KL_RESTARTS, LEAST_EPSILON, DualChoice, OptimizerChoice
-from afl.core.dual.registry import is_rule, rule_named, rule_names
+from afl.core.dual import is_rule, rule_named, rule_names
 from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.core.rounds.patience import Patience
 from afl.core.rounds.phases import spread_spacing
@@ -255,8 +255,8 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
     ] = None
-    """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
-    and needs sigma_q"""
+    """step size on the dual weights, required except for fedavg and kl-regularized; theory is
+    2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"""
     largest_weight: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
     ] = None
@@ -589,7 +589,7 @@ class Records(Section):
         Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None, Null("by noise")
     ] = None
     """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)]
     """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
 
 

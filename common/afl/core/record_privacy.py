@@ -32,7 +32,9 @@ LOSS_NOISE: Final = 1.5
 """The losses' noise in units of the gradients', where it is not given: the losses then have a tenth of a
 step's ``1 / multiplier^2``."""
 
-MOST_NOISE: Final = 1e6
+MOST_NOISE: Final = 1e4
+"""Beyond it the accountant loses digits."""
+
 _MOST_STEPS: Final = 2**53
 _PRECISION: Final = 1e-3
 """Of the noise that is computed from an epsilon, relative."""

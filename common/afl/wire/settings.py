@@ -23,7 +23,7 @@ from afl.core.algorithms.settings import (
     OptimizerChoice,
 )
 from afl.core.codecs.plain import VALUE_BYTES
-from afl.core.dual.registry import is_rule, rule_named
+from afl.core.dual import is_rule, rule_named
 from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words

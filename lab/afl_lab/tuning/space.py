@@ -17,7 +17,7 @@ from optuna.distributions import (
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
-from afl.core.dual.registry import rule_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.errors import ConfigError
 

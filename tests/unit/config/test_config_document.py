@@ -9,7 +9,7 @@ import pytest
 from afl.config import Config, InvalidConfigError, config_from_mapping, document
 from afl.config.problems import Problem
 from afl.core.algorithms.registry import algorithm_named, algorithm_names
-from afl.core.dual.registry import rule_named, rule_names
+from afl.core.dual import rule_named, rule_names
 from afl_tools.docs import tables
 
 

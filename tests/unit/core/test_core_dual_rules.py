@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from afl.core import dual as registry
 from afl.core import installed as installing
 from afl.core.algorithms.algorithm import dual_rule
 from afl.core.algorithms.settings import AlgorithmSettings, DualChoice
-from afl.core.dual import Cvar, DualRule, DualWeights, FixedShare, KlRegularized, registry
+from afl.core.dual import Cvar, DualRule, DualWeights, FixedShare, KlRegularized
 from afl.core.options import AlgorithmOption
 from afl.errors import ConfigError
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.dual import DualRule
-from afl.core.dual.registry import rule_named
+from afl.core.dual import DualRule, rule_named
 from afl.core.options import AlgorithmOption
 from afl.core.randomness import SharedRandomness
 
