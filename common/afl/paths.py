@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from afl.errors import AflError, ConfigError, StorageError
 
@@ -22,6 +23,8 @@ _ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
 }
+
+FIFO_WAIT_S = 10.0
 
 _start = Path()
 """The folder that this process was started in; that in which it is now, until :func:`begin_here`."""
@@ -71,6 +74,19 @@ def kind_of(path: Path) -> Literal["folder", "file", ""]:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     return "folder" if stat.S_ISDIR(mode) else "file"
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file that a person named, to be read. A FIFO is waited for :data:`FIFO_WAIT_S` at most: as one that a
+    shell makes of a command it has a writer, or else it would be waited for without a word."""
+    if not path.is_fifo():
+        return path.open("rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not select.select([descriptor], [], [], FIFO_WAIT_S)[0]:
+        os.close(descriptor)
+        raise OSError(errno.EAGAIN, f"it is a FIFO, and nobody has written to it for {FIFO_WAIT_S:g} s", path)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
 
 
 def expanded(path: str | Path) -> Path:

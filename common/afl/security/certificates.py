@@ -15,7 +15,7 @@ from typing import Final
 
 from afl.daemon import events
 from afl.errors import ConfigError
-from afl.paths import from_start
+from afl.paths import from_start, opened
 
 EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
 _ENCRYPTED: Final = "the key is encrypted, and nobody can type its passphrase; decrypt it"
@@ -101,7 +101,7 @@ def _ascii(pem: bytes) -> str:
 def read_file(path: Path, name: str) -> bytes:
     """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read, or is too large."""
     try:
-        with from_start(path).open("rb") as file:
+        with opened(from_start(path)) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error

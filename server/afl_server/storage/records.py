@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -65,6 +65,9 @@ class RunRecords:
     first_round: Mapping[str, Any] | None = None
     last_evaluation: Evaluation | None = None
     round_seconds: float = 0.0
+
+    arithmetic: str = ""
+    """Of this process, as :class:`Version` has it."""
 
     _file: TextIO | None = None
     _ahead: Sequence[Mapping[str, Any]] = ()
@@ -187,7 +190,7 @@ class RunRecords:
         """
         with self._writing(METRICS_FILE):
             self._metrics.truncate()
-        self._note_version()
+        self.note_version()
         ahead, self._ahead = self._ahead, ()
         last_round = 0 if self.round is None else self.round.synchronization
         last_evaluation = self.ranking.last.round if self.ranking.last else -1
@@ -196,21 +199,37 @@ class RunRecords:
             sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
         )
 
-    def _note_version(self) -> None:
-        """Write down, and say, that another version resumes the run."""
-        last, now = self.versions[-1].version, self.round.round if self.round else 0
-        if last == __version__:
+    def note_version(self) -> None:
+        """Write down this server's version and arithmetic; say where they are not those of the one before."""
+        last, now = self.versions[-1], self.round.round if self.round else 0
+        is_other = last.version != __version__
+        computes_otherwise = last.arithmetic not in {"", self.arithmetic}
+        if is_other or computes_otherwise:
+            self.versions.append(Version(__version__, now, self.arithmetic))
+        elif last.arithmetic != self.arithmetic:
+            self.versions[-1] = replace(last, arithmetic=self.arithmetic)
+        else:
             return
-        self.versions.append(Version(__version__, now))
         with self._writing(VERSIONS_FILE):
             write_versions(self.directory, self.versions)
-        LOG.info(
-            "afl %s resumes a run of afl %s, after round %d",
-            __version__,
-            last,
-            now,
-            extra=events.VersionChanged(before=last, version=__version__, round=now).extra,
-        )
+        if is_other:
+            LOG.info(
+                "afl %s resumes a run of afl %s, after round %d",
+                __version__,
+                last.version,
+                now,
+                extra=events.VersionChanged(before=last.version, version=__version__, round=now).extra,
+            )
+        if computes_otherwise:
+            LOG.warning(
+                "this server computes otherwise than the one before it (of afl %s), with other versions of "
+                "NumPy or PyTorch or by other rules of afl: the run goes on after round %d, but not to the "
+                "result that it would have had. Workers must compute as this server does. For the result to "
+                "the bit, stop now and resume with what the run began with, from a backup",
+                last.version,
+                now,
+                extra=events.ArithmeticChanged(before=last.version, round=now).extra,
+            )
 
     def _shown_versions(self) -> dict[str, str]:
         """All versions, where the run has had more than one."""
