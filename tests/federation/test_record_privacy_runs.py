@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_sends_the_same_again_and_counts_it_once(tmp_pat
         federation.start("0")
         policy = ("--policy", "site.yaml")
         # In the midst of a report that is journalled and in the log, and before one that is not.
-        for number, point in enumerate(("mid-chunk:4", "before-journal:2", "after-journal:2"), start=1):
+        for number, point in enumerate(("mid-chunk:2", "before-journal:2", "after-journal:2"), start=1):
             worker = federation.start("1", *policy, environment={"AFL_FAULT_POINTS": f"worker.{point}:kill"})
             worker.expect(-9)
             assert number == len(federation.workers) - 1

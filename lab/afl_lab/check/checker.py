@@ -29,6 +29,7 @@ from afl_lab.check.examples import MOST_LOOKED_AT, Part, look_at
 from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_lab.check.integers import PROPOSED_BITS, check_integers
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
+from afl_lab.check.records import check_records
 from afl_lab.check.repeating import COMPARED_WORKERS, check_gradients, check_second_process
 from afl_worker.training.oracle import TaskOracle
 
@@ -126,13 +127,12 @@ def _check(report: Report, config: Config, *, constants: bool) -> None:
     check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
-        batch_size = config.task.batch_size
         oracle = TaskOracle(
             task,
             vector,
             kept,
             randomness,
-            batch_size=batch_size,
+            batch_size=config.task.batch_size,
             evaluation_batch_size=size,
             held_out=config.task.held_out,
             loss_of_held_out=config.algorithm.dual_loss == "held-out",
@@ -151,6 +151,7 @@ def _check(report: Report, config: Config, *, constants: bool) -> None:
     check_gradients(report, oracle, first)
     gradient_s = (time.monotonic() - started) / 2
     check_outputs(report, task, oracle, first)
+    check_records(report, config, task, vector, kept=kept, parts=parts, gradient_s=gradient_s)
     # From the beginning again: what was computed has changed buffers.
     report.watch("a second process")
     check_second_process(report, config, build_vector(task, randomness), parts)

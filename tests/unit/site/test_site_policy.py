@@ -13,6 +13,7 @@ from afl.config import config_from_mapping
 from afl.config.address import Address
 from afl.config.document import all_keys
 from afl.config.schema import Privacy
+from afl.core.record_privacy import RecordPrivacy
 from afl.errors import ConfigError, ExitCode, PolicyError
 from afl.security.certificates import pem_certificates
 from afl.site import policy as policy_module
@@ -87,6 +88,8 @@ def test_what_is_allowed(tmp_path: Path, text: str, task: str) -> None:
             "its default; the options that may be set are none",
         ),
         ("algorithms: [afl-com]", "algorithms", "afl-br", "one of afl-com"),
+        ("algorithms: []", "algorithms", "afl-br", "none: the list is empty"),
+        ("tasks: {}", "tasks", "synthetic", "none: the list is empty"),
         ("min_workers: 4", "min_workers", "3 workers", "at least 4"),
         ("max_rounds: 99", "max_rounds", "100 rounds", "at most 99"),
         ("secure_aggregation: required", "secure_aggregation", "false", "privacy.secure_aggregation: true"),
@@ -118,10 +121,17 @@ def test_all_that_is_forbidden_is_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "broken"),
     [
-        (Disclosure(Privacy(), epsilon=1.5, delta=1e-5), []),
-        (Disclosure(Privacy(), epsilon=1.6, delta=1e-6), ["epsilon"]),
-        (Disclosure(Privacy(), epsilon=1.0, delta=1e-4), ["delta"]),
-        (Disclosure(Privacy.model_construct(secure_aggregation=True, losses="hidden"), 1.0, 1e-5), []),
+        (Disclosure(Privacy()), ["epsilon", "delta"]),
+        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-5, epsilon=1.5)), []),
+        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-6, epsilon=1.6)), ["epsilon"]),
+        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-4, epsilon=1.0)), ["delta"]),
+        (
+            Disclosure(
+                Privacy.model_construct(secure_aggregation=True, losses="hidden"),
+                RecordPrivacy(1, 1, delta=1e-5, noise=3.0),
+            ),
+            [],
+        ),
     ],
 )
 def test_what_a_run_states_is_read_in_one_place(
