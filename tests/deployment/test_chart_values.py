@@ -148,6 +148,16 @@ def test_odd_values_are_taken_as_they_are() -> None:
     assert claim["spec"]["storageClassName"] == "1e3"
 
 
+def test_a_site_may_have_a_token_and_no_certificate() -> None:
+    token = "--token-file=/etc/afl/tls/token-$(AFL_WORKER_ID)"
+    site = {"tls": {"certificate": None, "key": None}, "extraArgs": [token]}
+    ((_, pod),) = pod_specs(build("site", {"site": site}))
+    words = command(pod["containers"][0], 2)
+    assert "--token-file=/etc/afl/tls/token-2" in words
+    assert "--ca=/etc/afl/tls/ca.pem" in words
+    assert not [word for word in words if word.startswith(("--certificate", "--key"))]
+
+
 @pytest.mark.parametrize(
     "text", ["  # ours\nmin_batch: 32\n", "\n\nmin_batch: 32\n", "# ours\n\n  # too\nmin_batch: 32\n"]
 )
