@@ -146,7 +146,7 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
                     inside=links.inside(number),
                 )
             watch = _Watch(daemons, folder / "run", workers)
-            last = last_evaluation(options.rounds, config.algorithm.rounds, config.evaluation.every)
+            last = last_evaluation(options.rounds, config.algorithm.rounds, config.evaluate_every)
             watch.until(lambda: watch.is_done(max(options.targets), last))
             daemons.stop()
             carried = links.carried()
@@ -173,7 +173,7 @@ def _measure(experiment: Experiment, method: str, options: argparse.Namespace) -
             "block": algorithm.block_length,
             "eta_w": algorithm.eta_w_value,
             "eta_q": algorithm.eta_q,
-            "evaluation_every": config.evaluation.every,
+            "evaluation_every": config.evaluate_every,
         },
         points=watch.points,
     )

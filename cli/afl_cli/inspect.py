@@ -36,6 +36,7 @@ from afl.runs.metrics import (
     growth,
     hidden_figures,
     number_of,
+    over_blocks,
     own_means,
     own_metrics,
     own_number,
@@ -163,6 +164,8 @@ def _metrics(path: Path, limit: int | None) -> list[RenderableType]:
         rows["its sites"] = with_names("\n".join(warnings), names_of(evaluations[-1]))
     if is_cut:
         rows["note"] = "the last line is cut in the middle and left out: the server was killed as it wrote"
+    if evaluations and (over := over_blocks(evaluations)):
+        rows["over whole blocks"] = str(over)
     about = facts(rows, title=f"Metrics {path}")
     if not evaluations:
         return [about]
@@ -183,11 +186,14 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]], left_out: list[str]) 
     if metric != "loss":
         headings += [f"mean {metric}>"] if hides else [f"its {metric}>", f"mean {metric}>"]
     headings += ["smooth worst loss>" if hides else "largest loss>", "mean loss>"]
-    found = table("round>", *headings, "bytes up>", "bytes down>", title="Evaluations")
+    blocks = {entry["block"] for entry in evaluations if "block" in entry}
+    phase = [f"of {' or '.join(map(str, sorted(blocks)))} since restart>"] if blocks else []
+    found = table("round>", *phase, *headings, "bytes up>", "bytes down>", title="Evaluations")
     for entry in evaluations:
         by = ranked(entry)
         found.add_row(
             str(entry["round"]),
+            *([str(entry.get("rounds_since_restart", ""))] if phase else []),
             *([] if hides else [str(entry["worst_worker"])]),
             *(by.shown(value, 4) for value in (by.worst, by.mean)[hides:] if metric != "loss"),
             *(f"{value:.5g}" for value in (worst_loss(entry)[1], entry["mean_loss"])),
@@ -265,21 +271,26 @@ def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
 def _config(path: Path, _limit: int | None) -> list[RenderableType]:
     """What a configuration would run."""
     config = load_config(path)
-    algorithm, evaluation, server = config.algorithm, config.evaluation.every, config.server
+    algorithm, evaluation, server = config.algorithm, config.evaluate_every, config.server
     about = [algorithm.name, f"{algorithm.rounds} rounds"]
     about += [f"dual weights restart every {algorithm.block_length}"] if algorithm.takes("block") else []
     about += [f"{name} {value}" for name, value in algorithm.own.items()]
+    if dual := algorithm.dual_section:
+        about.append(f"dual weights by {compressor_words(dual.pop('name'), dual)}")
+    eta_q = f", eta_q {config.eta_q_value:.6g}" if algorithm.takes("eta_q") else ""
+    about += ["the final model is the mean of the last block's"] * (algorithm.final_model == "block-mean")
     from_theory = " (from theory)" if "theory" in {algorithm.eta_w, algorithm.eta_q} else ""
     http = "no http" if server.http is None else f"{server.page_scheme} on {_listening(server.http)}"
     rows: dict[str, RenderableType] = {
         "workers": f"{config.workers}: {', '.join(config.sites)}" if config.sites else str(config.workers),
         "task": _task_line(config),
         "algorithm": ", ".join(about),
-        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}, eta_q {config.eta_q_value:.6g}{from_theory}",
+        "step sizes": f"eta_w {algorithm.eta_w_value:.6g}{eta_q}{from_theory}",
         **({"steps": "; ".join(_words(algorithm.stepping))} if algorithm.stepping else {}),
         **_sizes(config),
         "evaluations": f"every {evaluation} rounds: {math.ceil(algorithm.rounds / evaluation)} in all",
         **({"privacy": _privacy(config)} if config.privacy.secure_aggregation else {}),
+        **({"records": words} if (words := config.privacy.record_words) else {}),
         "seed": "a fresh one" if config.run.seed is None else str(config.run.seed),
         "listens": f"{_listening(server.listen)}; {http}",
     }

@@ -17,7 +17,9 @@ from afl import theory as paper
 from afl.config import Config, check_compressor, load_config
 from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
+from afl.core.record_privacy import Account
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.paths import expanded
 from afl.terminal.parser import set_option
@@ -70,6 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     config = "take these, and L and sigma_q, from a configuration"
     size.add_argument("--config", type=expanded, metavar="FILE", help=config)
     set_option(size)
+    records = "training records of the smallest site, for a configuration with privacy.records"
+    size.add_argument("--records", type=whole, metavar="n", help=records)
     problem = parser.add_argument_group("constants of the problem (estimates will do)")
     problem.add_argument("--smoothness", type=positive, metavar="L", help="smoothness of the workers' risks")
     sigma_q = "sub-Gaussian parameter of a minibatch's loss"
@@ -146,7 +150,38 @@ def _of_configuration(options: argparse.Namespace) -> dict[str, Any]:
         except AflError as error:
             warnings.append(f"the model of the task {task} cannot be made here ({error}); give --dim")
     up, down = algorithm.uplink_compressor, algorithm.downlink_compressor
-    return _answer(options, (up.name, up.options), (down.name, down.options), warnings)
+    found = _answer(options, (up.name, up.options), (down.name, down.options), warnings)
+    if config.privacy.records is not None:
+        found["records"] = _of_records(options, config)
+    elif options.records is not None:
+        raise ConfigError("--records needs a configuration with privacy.records")
+    return found
+
+
+def _of_records(options: argparse.Namespace, config: Config) -> dict[str, Any] | None:
+    """What the planned rounds cost a record, and what the noise does to steps; ``None`` without n."""
+    if options.records is None:
+        return None
+    privacy, size = config.privacy.record_privacy, config.task.batch_size
+    assert privacy is not None
+    if size > options.records:
+        raise ConfigError(f"--records {options.records}: fewer than task.batch_size ({size})")
+    rounds = config.algorithm.rounds
+    account = Account(0, privacy, records=options.records, batch_size=size, rounds=rounds)
+    noise, loss_noise = account.privacy.noises
+    loss = loss_noise * privacy.loss_clip / size
+    sigma_q = None if options.sigma_q is None else math.hypot(options.sigma_q, loss)
+    return {
+        "records": options.records,
+        "epsilon": account.planned_epsilon,
+        "delta": privacy.delta,
+        "noise": noise,
+        "loss_noise": loss_noise,
+        "clip": privacy.clip,
+        "noise_norm": None if options.dim is None else noise * privacy.clip * math.sqrt(options.dim) / size,
+        "loss_deviation": loss,
+        "eta_q": None if sigma_q is None else paper.dual_step(rounds, config.workers, sigma_q),
+    }
 
 
 def _answer(
@@ -188,6 +223,17 @@ def _warnings(config: Config) -> list[str]:
     algorithm = config.algorithm
     if not algorithm_named(algorithm.name).has_theorems:
         return [f"the configuration runs {algorithm.name}; what follows is about afl-br and afl-com"]
+    if section := algorithm.dual_section:
+        rule = rule_named(section.pop("name"))
+        about = f"the dual weights follow {compressor_words(rule.name, section)}: {rule.proven}"
+        if not rule.has_theorems:
+            return [f"{about}; what follows is about kl-restarts, the paper's rule"]
+        return [about, *_other_steps(config)]
+    return _other_steps(config)
+
+
+def _other_steps(config: Config) -> list[str]:
+    algorithm = config.algorithm
     steps = {"eta_w": algorithm.eta_w, "eta_q": algorithm.eta_q}
     own = [f"{step} = {value}" for step, value in steps.items() if value != THEORY]
     if algorithm.block_length != paper.block_length(algorithm.rounds):
@@ -283,6 +329,26 @@ def _shown(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
         if own["delta"] < (least := own["ratio_that_keeps_the_rate"]):
             line += f" That is below {least:.3f}: cheaper rounds and, by the bound, more of them."
         yield Text(line)
+
+    if (private := answer.get("records", ...)) is None:
+        yield Text("privacy.records: give --records, the training records of the smallest site")
+    elif private is not ...:
+        yield Text("\nWhat privacy.records costs", style="bold")
+        yield Text(
+            f"epsilon {number(private['epsilon'])} at delta {private['delta']:g}, of a site with "
+            f"{number(private['records'])} records: noise {number(private['noise'])}, of losses "
+            f"{number(private['loss_noise'])}."
+        )
+        if private["noise_norm"] is not None:
+            among = number(private["noise_norm"] / math.sqrt(answer["workers"]))
+            yield Text(
+                f"A gradient of a norm of at most {private['clip']:g} gets noise of the norm "
+                f"{number(private['noise_norm'])}, the mean over all workers {among}: eta_w times as much "
+                "moves the model at random in each round."
+            )
+        about = f"A loss gets noise of the standard deviation {number(private['loss_deviation'])}"
+        own = "" if private["eta_q"] is None else f": with it in sigma_q, eta_q is {number(private['eta_q'])}"
+        yield Text(f"{about}{own}.")
 
 
 def number(value: float) -> str:

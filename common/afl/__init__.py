@@ -1,7 +1,7 @@
 """Agnostic federated learning: what users import.
 
 A user subclasses :class:`Task` (or :class:`Classification`); to add a compressor, :class:`Compressor`; to
-add an algorithm, :class:`Algorithm`.
+add an algorithm, :class:`Algorithm`; to add a rule for the dual weights, :class:`DualRule`.
 :func:`load_model` loads what ``afl export`` wrote.
 :mod:`afl.theory` has the paper's step sizes, bounds and complexities. Everything else below this package
 may change without notice.
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afl._version import __version__
-    from afl.core.algorithms.algorithm import Algorithm, AlgorithmOption
+    from afl.core.algorithms.algorithm import Algorithm, dual_rule
     from afl.core.algorithms.update_server import UpdateServer
     from afl.core.compressors import Compressed, Compressor, Realization
     from afl.core.dual import DualRule, DualWeights, ProjectedAscent
     from afl.core.messages import Encoding
+    from afl.core.options import AlgorithmOption
     from afl.core.randomness import Purpose, SharedRandomness, Stream
     from afl.errors import AflError, ConfigError, DataError, ExitCode, TaskError
     from afl.runs.export.loading import load_model
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "afl._version": ("__version__",),
-    "afl.core.algorithms.algorithm": ("Algorithm", "AlgorithmOption"),
+    "afl.core.algorithms.algorithm": ("Algorithm", "dual_rule"),
+    "afl.core.options": ("AlgorithmOption",),
     "afl.core.algorithms.update_server": ("UpdateServer",),
     "afl.core.dual": ("DualRule", "DualWeights", "ProjectedAscent"),
     "afl.core.compressors": ("Compressed", "Compressor", "Realization"),
@@ -65,6 +67,7 @@ __all__ = [
     "UpdateServer",
     "WorkerData",
     "__version__",
+    "dual_rule",
     "load_model",
 ]
 

@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from afl.errors import AflError, ConfigError, StorageError
+from afl.errors import DISK_FULL, AflError, ConfigError, StorageError
 
 _MAY_NOT = "this process may not look or write there; name another path, or run it as a user who may"
+
+_MORE_FILES = "allow more open files (ulimit -n, LimitNOFILE= of a unit)"
 
 _ADVICE = {
     errno.EACCES: _MAY_NOT,
     errno.EPERM: _MAY_NOT,
     errno.ENAMETOOLONG: "a name has at most 255 bytes and a path 4095; name a shorter one",
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
 }
@@ -46,7 +50,7 @@ def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterat
         reason = _about_path(error)
         if not reason:
             raise
-        kind = StorageError if error.errno in {errno.ENOSPC, errno.EDQUOT} else kind
+        kind = StorageError if error.errno in DISK_FULL else kind
         raise kind(f"{option}: {reason}" if option else reason) from error
 
 
@@ -57,7 +61,7 @@ def _about_path(error: OSError) -> str:
     if isinstance(error.filename, str | bytes | os.PathLike):  # else nothing, or a descriptor
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
         return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in DISK_FULL:
         return f"{error.strerror}; free some space"
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         return f"{error.strerror}; let TMPDIR name a folder that can be written"

@@ -22,7 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "experiment",
         metavar="EXPERIMENT",
-        help="fashion-mnist, cifar10, scaling, or a folder with an experiment.yaml",
+        help="fashion-mnist, cifar10, scaling, many-workers, dual-rules, or a folder with an experiment.yaml",
     )
     parser.add_argument(
         "--parts", nargs="+", default=[], metavar="PART", help="parts of the experiment (default: all)"

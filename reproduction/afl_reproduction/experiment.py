@@ -74,15 +74,15 @@ class Search(_Section):
 
     Attributes:
         seed: of all trials; none of the final runs'.
-        rounds: T of a trial.
-        every: update rounds between evaluations.
+        rounds: T of a trial; if not given, the final runs'.
+        every: update rounds between evaluations; if not given, as in the final runs.
         score: by the worst worker's accuracy, or the maximum loss, where accuracies move in large steps.
         grids: by method; all of one size.
     """
 
     seed: int
-    rounds: int
-    every: int
+    rounds: int | None = None
+    every: int | None = None
     score: Score = "worst_accuracy"
     grids: dict[str, Grid]
 

@@ -23,21 +23,30 @@ def score_of(points: Sequence[Point], rounds: int, score: Score = "worst_accurac
 def trial_jobs(
     experiment: Experiment, part: str, overrides: Sequence[str], out: Path
 ) -> list[tuple[str, Job]]:
-    """All trials of a part, each with its method."""
+    """All trials of a part, each with its method.
+
+    A trial's dual weights restart as often as those of the final runs: eta_q, which it chooses, depends on B,
+    and B, where nothing sets it, on the number of rounds, of which a trial has fewer.
+    """
     own = experiment.parts[part]
     search = own.search
     assert search is not None
     jobs = []
     for method, grid in search.grids.items():
+        # Of several variants the first: methods as they are come before others.
+        final = next(variant for variant in experiment.variants(part).values() if variant.method == method)
+        algorithm = experiment.config(method, [*own.set, *final.set, *overrides]).algorithm
+        block = [f"algorithm.block={algorithm.block_length}"] if algorithm.takes("block") else []
         for steps in grid.trials:
             name = f"{part}/{method}/{steps}"
             config = experiment.config(
                 method,
                 [
                     *own.set,
-                    f"evaluation.every={search.every}",
+                    *([] if search.every is None else [f"evaluation.every={search.every}"]),
                     *overrides,
-                    f"algorithm.rounds={search.rounds}",
+                    *([] if search.rounds is None else [f"algorithm.rounds={search.rounds}"]),
+                    *block,
                     "task.options.evaluate_on=validation",
                     *steps.overrides,
                 ],

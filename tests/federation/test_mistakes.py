@@ -165,7 +165,7 @@ def worker(ids: str, *options: str, site: str = "") -> Made:
 def worker_of_nobody(federation: Federation) -> Process:
     with Proxy() as nobody:
         port = nobody.port
-    return federation.start("0", "--no-json-logs", "--give-up-after", "200ms", server=f"127.0.0.1:{port}")
+    return federation.start("0", "--no-json-logs", "--give-up-after", "1s", server=f"127.0.0.1:{port}")
 
 
 def another_configuration(federation: Federation) -> Process:
@@ -225,7 +225,7 @@ def second_server(federation: Federation) -> Process:
 def of_another_version(federation: Federation) -> Process:
     """A worker of a protocol that is yet to come."""
     options = ["--id", "3", "--server", federation.address, "--no-json-logs", *NAMED]
-    options += ["--give-up-after", "200ms"]
+    options += ["--give-up-after", "1s"]
     code = (
         "import sys, afl.wire.frames as frames\n"
         "frames.PROTOCOL = frames.OLDEST_PROTOCOL = 99\n"
@@ -256,7 +256,7 @@ def under_tls(*options: str) -> Made:
         given = [str(others.ca) if option == "OTHER" else option for option in options]
         config = {**CONFIG, "task": {"name": "synthetic"}, "server": {"tls": tls(ours.server())}}
         with Federation(config, folder) as own:
-            process = own.start("0", "--no-json-logs", "--give-up-after", "200ms", *given)
+            process = own.start("0", "--no-json-logs", "--give-up-after", "1s", *given)
             process.wait()
         return process
 
@@ -265,7 +265,7 @@ def under_tls(*options: str) -> Made:
 
 def tls_to_plaintext(federation: Federation) -> Process:
     ca = Identities(federation.folder / "nobody").ca
-    return worker("3", "--give-up-after", "200ms", "--ca", str(ca))(federation)
+    return worker("3", "--give-up-after", "1s", "--ca", str(ca))(federation)
 
 
 OTHERS: dict[str, Made] = {

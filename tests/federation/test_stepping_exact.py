@@ -39,6 +39,16 @@ CASES: dict[str, dict[str, Any]] = {
         "uplink": {**RAND_K, "bits": 5},
         "eta_w": 0.02,
     },
+    "the mean of a block, top-k": {"final_model": "block-mean", "uplink": TOP_K},
+    "the mean of a block, momentum, cosine, top-k up and rand-k down": {
+        "final_model": "block-mean",
+        "block": 50,
+        "optimizer": MOMENTUM,
+        "schedule": COSINE,
+        "uplink": TOP_K,
+        "downlink": RAND_K,
+        "eta_w": 0.2,
+    },
     "clipping, decay, top-k": {"clip_norm": 0.05, "weight_decay": 0.02, "uplink": TOP_K},
 }
 
@@ -68,13 +78,18 @@ def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> 
     assert final(tmp_path) == reference.weights[-1].tobytes()
     assert np.abs(reference.weights[-1] - reference.weights[0]).max() > 0.1
     plain = {**config, "algorithm": {**config["algorithm"]}}
-    for key in ("schedule", "optimizer", "weight_decay", "clip_norm"):
+    for key in ("schedule", "optimizer", "weight_decay", "clip_norm", "final_model"):
         plain["algorithm"].pop(key, None)
     assert Reference.of(plain).weights[-1].tobytes() != final(tmp_path), "the keys changed nothing"
 
 
 @pytest.mark.parametrize(
-    "name", ["momentum, cosine, top-k up and rand-k down", "adam, cosine, integers", "clipping, decay, top-k"]
+    "name",
+    [
+        "the mean of a block, momentum, cosine, top-k up and rand-k down",
+        "adam, cosine, integers",
+        "clipping, decay, top-k",
+    ],
 )
 def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name])
@@ -86,13 +101,16 @@ def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     [
-        "momentum, cosine, top-k up and rand-k down",
+        "the mean of a block, momentum, cosine, top-k up and rand-k down",
         pytest.param("adam, cosine, integers", marks=pytest.mark.slow),
     ],
 )
 def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name], checkpoint_every=7, heartbeat="100ms")
     config["algorithm"]["rounds"] = 250
+    if "block" in config["algorithm"]:
+        # The mean is begun before the first is killed.
+        config["algorithm"]["block"] = 240
     with Federation(config, tmp_path / "run") as federation:
         workers = [federation.start(ids) for ids in ("0", "1-2", "3")]
         for reached, dies in ((20, 1), (60, None), (120, 0)):

@@ -8,7 +8,8 @@ Algorithm 2 (AFL-Com), for t = 1, ..., T::
     worker i:   p = e_i + q_{t,i} g_i ;  c_i = C_t(p) ;  e_i <- p - c_i
     server:     s = e_hat + sum_i c_i ;  D = C_t(s)   ;  e_hat <- s - D
                 q_{t+1} = uniform if t mod B == 0, else proportional to q_{t,i} exp(eta_q l_i);
-                          with a largest weight, the nearest to that (KL) of all below it
+                          with a largest weight, the nearest to that (KL) of all below it;
+                          or as another rule has it (:func:`_other_rule`)
     everyone:   w <- w - eta_w D, or the step of an optimizer along D (:class:`Stepper`)
 
 With a schedule, eta_w is the round's, and a residual is first multiplied by ``eta_w(t-1) / eta_w(t)``, but
@@ -78,6 +79,12 @@ class Reference:
         shared_by = workers if config.get("privacy", {}).get("secure_aggregation") else 1
         grid = IntegerGrid(uplink["bits"], shared_by) if "bits" in uplink else None
         stepper = Stepper(algorithm, dim)
+        mean, counted = np.zeros(dim, dtype=np.float32), 0
+        dual = algorithm.get("dual", {"name": "kl-restarts"})
+        largest = algorithm.get("largest_weight")
+        if dual["name"] == "cvar":
+            largest = 1 / max(1.0, dual["share"] * workers)
+        averages = np.zeros(workers)
         run.weights.append(w)
         run.dual_weights.append(q)
         for t in range(1, (stop_after or rounds) + 1):
@@ -106,14 +113,22 @@ class Reference:
             else:
                 update = grid.close(uplink, dim, seed, t)
             w = stepper.step(t, w, update)
-            if t % block == 0:
+            if algorithm.get("final_model") == "block-mean" and t > rounds - block:
+                counted += 1
+                mean = mean + np.float32(1 / counted) * (w - mean)
+                w = mean if t == rounds else w
+            eta_q = algorithm.get("eta_q", 0.0) * stepper.factor_of_eta_q(t)
+            if dual["name"] not in {"kl-restarts", "cvar"}:
+                kept = dual.get("beta", 0.9) if t > 1 else 0.0
+                averages = kept * averages + (1 - kept) * losses
+                q = _other_rule(dual, q, losses, averages, eta_q)
+            elif t % block == 0:
                 q = np.full(workers, 1.0 / workers)
             else:
-                eta_q = algorithm["eta_q"] * stepper.factor_of_eta_q(t)
                 q = q * np.exp(eta_q * (losses - losses.max()))
                 q = q / q.sum()
-                if "largest_weight" in algorithm:
-                    q = _capped(q, algorithm["largest_weight"])
+                if largest is not None:
+                    q = _capped(q, largest)
             run.weights.append(w)
             run.dual_weights.append(q)
             run.losses.append(losses)
@@ -182,6 +197,23 @@ class Stepper:
         root = math.sqrt(1 - b2**t)
         quotient = self.first / (np.sqrt(self.second) + one(self.optimizer["epsilon"] * root))
         return w - one(eta * root / (1 - b1**t)) * quotient
+
+
+def _other_rule(
+    dual: Mapping[str, Any], q: Doubles, losses: Doubles, averages: Doubles, eta_q: float
+) -> Doubles:
+    """The next dual weights by a rule without restarts."""
+    if dual["name"] == "kl-regularized":
+        raised = np.exp((averages - averages.max()) / dual["temperature"])
+        return np.asarray(raised / raised.sum())
+    if dual["name"] == "fixed-share":
+        raised = q * np.exp(eta_q * (losses - losses.max()))
+        return np.asarray((1 - dual["uniform"]) * raised / raised.sum() + dual["uniform"] / len(q))
+    assert dual["name"] == "projected"
+    point = q + eta_q * losses
+    descending = np.sort(point)[::-1]
+    excess = (np.cumsum(descending) - 1) / np.arange(1, len(q) + 1)
+    return np.maximum(point - excess[np.flatnonzero(descending > excess)[-1]], 0.0)
 
 
 def _capped(q: Doubles, largest: float) -> Doubles:

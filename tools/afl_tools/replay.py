@@ -44,7 +44,9 @@ def replay_file(path: Path) -> Federation:
                 f"{path}: the server resumed a run; only a recording from a run's beginning can be replayed"
             )
         config = config_from_text(beginning["config"], f"the configuration in {path}")
-        ranking = Ranking(config.divergence_watch, config.evaluation.ranking)
+        ranking = Ranking(
+            config.divergence_watch, config.evaluation.ranking, block=config.algorithm.restart_length
+        )
         federation, _ = build(config, beginning["run_id"], path.parent, ranking, beginning["began_at"])
         computed: deque[events.EngineDone] = deque()
         for now, event in _events(lines):

@@ -16,7 +16,7 @@ import torch
 
 from afl._version import __version__
 from afl.core.aggregation import joint_reports
-from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position
+from afl.core.messages import NOWHERE, Ack, AckStatus, CommittedStep, FailureCause, Kind, Position, Report
 from afl.core.participant import Answer
 from afl.core.randomness import SEED_BYTES
 from afl.core.secrecy.hidden_weights import LARGEST_TOTAL
@@ -27,6 +27,7 @@ from afl.errors import (
     ADVICE_NON_FINITE,
     STOPS,
     AflError,
+    BudgetError,
     ConfigError,
     HelperKilledError,
     InternalError,
@@ -71,6 +72,8 @@ MOST_TOLD = 32 * 1024
 """Characters of a failure that the server is told: the server takes no message over its limit."""
 
 _NOT_TOLD = "a loss, a metric or a gradient is not finite or too large; the worker's own log has which"
+
+_NOT_TOLD_OF_RECORDS = "what failed is not told, with privacy.records; the worker's own log has it"
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A run id that may come over the wire: it names a folder here, so it must not lead out of another."""
@@ -355,8 +358,23 @@ class Conversation:
             report = answer[0]
             if report.residual_norm:
                 self.residual_norms = {**self.residual_norms, report.worker: report.residual_norm}
+            if kind is Kind.EVALUATE:
+                self._tell_spent(report)
             self._departures.reported(kind, *answer)
             yield kind, answer
+
+    @property
+    def epsilons(self) -> dict[int, float]:
+        """What each hosted worker's steps have cost its records, where that is accounted for."""
+        accounts = {} if self._training is None else self._training.participant.accounts
+        return {worker: account.epsilon for worker, account in accounts.items()}
+
+    def _tell_spent(self, report: Report) -> None:
+        for worker, epsilon in self.epsilons.items():
+            if worker in report.workers:
+                event = events.PrivacySpent(worker=worker, round=report.position.round, epsilon=epsilon)
+                text = "worker %d has spent an epsilon of %.4g on each of its records"
+                LOG.info(text, worker, epsilon, extra=event.extra)
 
     def _frames(self, answer: tuple[Kind, Answer], first: tuple[int, int] = (0, 0)) -> Iterable[Frame]:
         kind, (report, payloads) = answer
@@ -378,6 +396,7 @@ class Conversation:
             raise
         except BaseException as error:  # a task's data and model may be anything
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
+        self._departures.accounts = self._training.participant.accounts
         self._departures.joined(settings)
 
     def _failure(self, worker: int, position: Position, error: BaseException) -> CannotGoOnError:
@@ -395,6 +414,9 @@ class Conversation:
         if isinstance(error, NonFiniteError) and self._settings.parameters.hides_losses:
             # It says what the number is.
             told.message, told.traceback = _NOT_TOLD, ""
+        if self._settings.parameters.records is not None and not isinstance(error, BudgetError | ConfigError):
+            # It may quote a record.
+            told.message, told.traceback = _NOT_TOLD_OF_RECORDS, ""
         self._departures.failed(told)
         final = placed(place(worker, self._named(position)), failure)
         final.__cause__ = failure

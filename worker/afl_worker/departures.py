@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from afl.core.messages import NOWHERE, Kind, Payload, Position, Report
+from afl.core.record_privacy import Account
 from afl.daemon import events
 from afl.errors import StorageError
 from afl.paths import from_start
@@ -38,6 +40,8 @@ class Departures:
         self._policy: SitePolicy = options.policy
         self._run_id = ""
         self._local_steps, self._hides_losses = 1, False
+        self.accounts: Mapping[int, Account] = {}
+        """Of the hosted workers' records, once there is a run that protects them."""
         self._last: dict[tuple[str, str, tuple[int, ...]], Mapping[str, Any]] = {}
         """What each group of workers last sent of each kind, by run."""
         self._answers: Counter[tuple[str, str, int]] = Counter()
@@ -81,6 +85,7 @@ class Departures:
             "algorithm": run.name,
             "rounds": run.rounds,
             "of": run.workers,
+            **({"records": asdict(run.records)} if run.records is not None else {}),
         }
         self._add("joined", self._options.workers, NOWHERE, (), about)
 
@@ -131,7 +136,7 @@ class Departures:
             "bytes": sum(map(len, sections)),
             "digest": digest_of(sections) if is_logged and sections else None,
             "told": dict(told),
-            "epsilon": None,
+            "epsilon": max((self.accounts[w].epsilon for w in workers if w in self.accounts), default=None),
         }
         entry["again"] = self._last.get(_group(entry)) == _content(entry)
         if kind in {Kind.TRAIN.name.lower(), Kind.LOSS.name.lower()} and not entry["again"]:

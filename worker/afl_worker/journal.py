@@ -21,7 +21,7 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report
 from afl.core.participant import Kept
 from afl.daemon import events
 from afl.daemon.fault_points import reached
-from afl.errors import ConfigError, StorageError
+from afl.errors import DISK_FULL, ConfigError, StorageError
 from afl.paths import from_start
 from afl.runs import durable
 from afl.runs.durable import DamagedError, InUseError, OtherVersionError, Record, Section
@@ -138,6 +138,7 @@ class Journal:
             "model_digest": kept.report.model_digest.hex(),
             "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
+            **({"private_steps": kept.private_steps} if kept.private_steps else {}),
         }
         head = durable.record_head(values, sections)
         length = len(head) + sum(map(len, sections))
@@ -202,10 +203,10 @@ class Journal:
         try:
             yield
         except OSError as error:
+            advice = "name another directory with --journal, or turn it off in the run (worker.journal: off)"
             raise StorageError(
                 f"{self._path} cannot be used ({error.strerror}): the journal must be written before "
-                "anything is sent; name another directory with --journal, or turn it off in the run "
-                "(worker.journal: off)"
+                f"anything is sent; {'free some space' if error.errno in DISK_FULL else advice}"
             ) from error
 
 
@@ -300,4 +301,5 @@ def _kept(record: Record) -> Kept:
         tuple(Payload(header, (section,)) for header, section in zip(headers, owned, strict=False)),
         {name: array for name, array in arrays.items() if not name.startswith(_BUFFERS)},
         {name.removeprefix(_BUFFERS): array for name, array in arrays.items() if name.startswith(_BUFFERS)},
+        int(values.get("private_steps", 0)),
     )

@@ -40,6 +40,8 @@ FAMILIES = families(
         "the max_rounds of the site's policy; where it has one",
         "afl_site_disk_free_bytes": "free bytes of the journal's file system",
         "afl_site_disk_size_bytes": "size of the journal's file system",
+        "afl_site_epsilon{worker}": "privacy loss of each record of a hosted worker so far, at the run's "
+        "delta; only with privacy.records",
         "afl_site_certificate_expiry_seconds": "when the certificate of --certificate expires, in Unix time",
     }
 )
@@ -98,6 +100,10 @@ class WorkerPages(HttpPages):
             or None,
             "afl_site_policy_rounds_left": progress.policy_rounds_left,
             **_disk_of(self._options.journal),
+            "afl_site_epsilon": {
+                (str(worker),): epsilon for worker, epsilon in sorted(progress.epsilons.items())
+            }
+            or None,
             "afl_site_certificate_expiry_seconds": self._options.credentials.certificate_expiry,
         }
 

@@ -67,6 +67,7 @@ class Progress:
         failed_tries: to reach it, since this process last got further.
         residual_norms: by worker, at the last evaluation.
         policy_rounds_left: synchronization rounds that the site's policy still lets these workers answer.
+        epsilons: by worker, what has been spent on each of its records, where that is accounted for.
     """
 
     run_id: str
@@ -80,6 +81,7 @@ class Progress:
     failed_tries: int
     residual_norms: Mapping[int, float]
     policy_rounds_left: int | None
+    epsilons: Mapping[int, float]
 
 
 class Runtime:
@@ -185,6 +187,7 @@ class Runtime:
             failed_tries=self._reconnection.tries,
             residual_norms=conversation.residual_norms,
             policy_rounds_left=conversation.policy_rounds_left,
+            epsilons=conversation.epsilons,
         )
 
     def _carried(self) -> Carried:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +13,12 @@ from pydantic.fields import FieldInfo
 
 from afl.config import describe
 from afl.config.compressors import BITS_ACCEPTED, BITS_TAKERS, RATIO_ACCEPTED, RATIO_TAKERS, listed
-from afl.config.schema import Algorithm, Compressor, Config
+from afl.config.schema import Algorithm, Compressor, Config, Dual
 from afl.core.algorithms.algorithm import SHARED_OPTIONS
+from afl.core.algorithms.algorithm import Algorithm as AnAlgorithm
 from afl.core.algorithms.builtin import BUILT_IN
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, users_of
+from afl.core.dual import DualRule, rule_named, rule_names
 from afl.core.messages import BITS
 
 _NARROWEST = 72
@@ -96,12 +98,16 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         yield Key(prefix + name, accepts, default, unit, description, is_section=section is not None)
         if section is not None:
             yield from _keys(section, f"{prefix}{name}.")
+    own: Iterable[type[DualRule] | AnAlgorithm] = ()
     if model is Algorithm:
-        for algorithm in map(algorithm_named, algorithm_names()):
-            for own in algorithm.options:
-                default = "required" if own.default is None else json.dumps(own.default)
-                description = f"{own.description}; {algorithm.name} only"
-                yield Key(prefix + own.name, own.accepted, default, own.unit, description)
+        own = map(algorithm_named, algorithm_names())
+    elif model is Dual:
+        own = map(rule_named, rule_names())
+    for owner in own:
+        for option in owner.options:
+            default = "required" if option.default is None else json.dumps(option.default)
+            description = f"{option.description}; {owner.name} only"
+            yield Key(prefix + option.name, option.accepted, default, option.unit, description)
     if model is Compressor:
         description = f"{_RATIO}; {listed(RATIO_TAKERS)} only"
         yield Key(f"{prefix}ratio", RATIO_ACCEPTED, "required", "k/d", description)

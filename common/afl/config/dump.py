@@ -15,6 +15,8 @@ from afl.config.source import AMBIGUOUS_WORDS, resolve_plain
 _DIGEST_VERSION: Final = 1
 """Part of what is hashed: raise it when the digest's input changes its form."""
 
+_DEFAULT_WORDS: Final = frozenset({"training", "uniform", "last"})
+
 _STEPPING: Final = frozenset({"schedule", "optimizer", "weight_decay", "clip_norm"})
 """Keys that count as :attr:`afl.config.schema.Algorithm.stepping` has them."""
 
@@ -35,15 +37,18 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
+    names = ("dual_loss", "final_model", "largest_weight", "local_steps", "sampled", "weighting")
     later = {name: getattr(algorithm, name) for name in names}
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
         "task": config.task.model_dump(mode="json", exclude=set() if config.task.held_out else {"held_out"}),
         "algorithm": {
-            **algorithm.model_dump(mode="json", exclude={"block", "uplink", "downlink", *later, *_STEPPING}),
-            **{key: value for key, value in later.items() if value not in {None, 1, "training", "uniform"}},
+            **algorithm.model_dump(
+                mode="json", exclude={"block", "dual", "uplink", "downlink", *later, *_STEPPING}
+            ),
+            **{key: value for key, value in later.items() if value not in {None, 1, *_DEFAULT_WORDS}},
+            **({"dual": algorithm.dual_section} if algorithm.dual_section else {}),
             **algorithm.stepping,
             **algorithm.own,
             "block": algorithm.block_length,
@@ -53,6 +58,7 @@ def config_digest(config: Config) -> str:
         "seed": config.run.seed,
         "threads": config.worker.threads,
         **({"batch_oracles": True} if config.worker.batch_oracles else {}),
+        **({"records": config.privacy.records.model_dump()} if config.privacy.records else {}),
     }
     text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -7,17 +7,20 @@ the schema reports it, and all problems are to be shown at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from afl.config.address import is_wildcard, listen_address
-from afl.config.compressors import IDENTITY, compressor_problems
-from afl.config.problems import Problem, shown
+from afl.config.compressors import IDENTITY, compressor_problems, listed
+from afl.config.problems import Problem, nearest, shown
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.algorithm import SHARED_OPTIONS, Algorithm
 from afl.core.algorithms.registry import algorithm_named, is_installed, users_of
+from afl.core.algorithms.settings import KL_RESTARTS
+from afl.core.dual import DUAL_OPTIONS, DualRule, is_rule, rule_named, rule_names
 from afl.core.messages import BIT_WIDTHS, BITS
+from afl.core.options import AlgorithmOption
 from afl.core.rounds.policy import is_higher_better
 from afl.errors import ConfigError
 
@@ -39,23 +42,24 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     about = loaded(name)
     if about is not None:
         yield from _unused(about, values)
+        dual = dual_name(values)
+        rule = _loaded_rule(dual) if "dual" in about.takes else None
+        has_theorems = about.has_theorems and (rule is None or rule.has_theorems)
+        takes = taken(about, dual)
         for step in ("eta_w", "eta_q"):
-            if values.get(step) == "theory" and not about.has_theorems and step in {"eta_w", *about.takes}:
-                accepted = f"a number; the theorems set step sizes for afl-br and afl-com, not {name}"
+            if values.get(step) == "theory" and not has_theorems and step in {"eta_w", *takes}:
+                speak_not = f"dual.name: {dual}" if about.has_theorems else name
+                accepted = f"a number; the theorems set step sizes for afl-br and afl-com, not {speak_not}"
                 yield Problem((step,), '"theory"', accepted)
-        for option in about.options:
-            value = values.get(option.name, option.default)
-            if value is None and option.name not in values:
-                yield Problem((option.name,), "nothing", f"{option.accepted}; {name} needs it")
-            elif not option.takes(value):
-                yield Problem((option.name,), shown(value), option.accepted)
-        if "eta_q" in about.takes and values.get("eta_q", 0) is None:
+        yield from _options(name, about.options, values)
+        if "eta_q" in takes and values.get("eta_q", 0) is None:
             yield Problem(("eta_q",), "nothing", f"a step size on the dual weights; {name} needs it")
+        if rule is not None:
+            yield from _dual(rule, values)
+        elif "dual" in about.takes and is_rule(dual):
+            yield from _not_loadable(("dual", "name"), dual, rule_named)
     elif is_installed(name):
-        try:
-            algorithm_named(name)
-        except ConfigError as error:
-            yield Problem(("name",), shown(name), "an algorithm that can be loaded", note=str(error))
+        yield from _not_loadable(("name",), name, algorithm_named)
     eta_w = values.get("eta_w")
     if isinstance(eta_w, float) and 0 < eta_w <= ROUNDED_TO_0:
         accepted = "a number above 1e-45, since float32 rounds smaller ones to 0"
@@ -68,6 +72,60 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _pair(values.get("uplink"), values.get("downlink"))
     yield from _schedule(values.get("schedule"), values.get("rounds"))
     yield from _optimizer(values.get("optimizer"))
+
+
+def _not_loadable(key: tuple[str, ...], name: str, load: Callable[[str], object]) -> Iterator[Problem]:
+    try:
+        load(name)
+    except ConfigError as error:
+        what = "an algorithm" if key == ("name",) else "a dual rule"
+        yield Problem(key, shown(name), f"{what} that can be loaded", note=str(error))
+
+
+def taken(about: Algorithm, dual: str) -> frozenset[str]:
+    """The shared options that an algorithm uses with a dual rule of that name."""
+    rule = _loaded_rule(dual) if "dual" in about.takes else None
+    return about.takes if rule is None else about.takes - (DUAL_OPTIONS - rule.takes)
+
+
+def dual_name(values: Mapping[str, Any]) -> str:
+    """The name of the dual rule, from the values of the section ``algorithm``."""
+    section = values.get("dual")
+    return str(section.get("name", KL_RESTARTS)) if isinstance(section, Mapping) else KL_RESTARTS
+
+
+def _loaded_rule(name: str) -> type[DualRule] | None:
+    try:
+        return rule_named(name)
+    except ConfigError:
+        return None
+
+
+def _options(
+    owner: str, options: Sequence[AlgorithmOption], values: Mapping[str, Any], section: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    for option in options:
+        value = values.get(option.name, option.default)
+        if value is None and option.name not in values:
+            yield Problem((*section, option.name), "nothing", f"{option.accepted}; {owner} needs it")
+        elif not option.takes(value):
+            yield Problem((*section, option.name), shown(value), option.accepted)
+
+
+def _dual(rule: type[DualRule], values: Mapping[str, Any]) -> Iterator[Problem]:
+    """The rule's own options, and a schedule of a step size that it has."""
+    section = values.get("dual")
+    given = section if isinstance(section, Mapping) else {}
+    yield from _options(rule.name, rule.options, given, ("dual",))
+    known = ["name", *(option.name for option in rule.options)]
+    for key in given.keys() - known:
+        found = f"{shown(given[key])}, under a key that {rule.name} does not take"
+        accepted = f"only {listed(known)} with {rule.name}"
+        yield Problem(("dual", key), found, accepted, nearest=nearest(key, known))
+    schedule = values.get("schedule")
+    if isinstance(schedule, Mapping) and schedule.get("eta_q") is True and "eta_q" not in rule.takes:
+        accepted = f"false; the dual rule {rule.name} has no step size"
+        yield Problem(("schedule", "eta_q"), "true", accepted)
 
 
 def loaded(name: str) -> Algorithm | None:
@@ -165,6 +223,7 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         accepted = "a share such as 0.2; algorithm.dual_loss: held-out needs it"
         yield Problem(("task", "held_out"), shown(task.get("held_out", 0)), accepted)
     yield from _privacy(values, workers, algorithm_, about)
+    yield from _records(values, algorithm_, about)
     yield from _patience(values)
     faults_, privacy = (
         section if isinstance(section := values.get(name), Mapping) else {} for name in ("faults", "privacy")
@@ -228,6 +287,11 @@ def _privacy(
     if about is not None and "uplink" not in about.takes:
         yield Problem(key, "true", f"false; masks are added to integers, which {about.name} does not send")
         return
+    rule = _loaded_rule(dual_name(algorithm_))
+    if privacy.get("losses") == "hidden" and rule is not None and not rule.can_hide:
+        can = listed([one for one in rule_names() if (own := _loaded_rule(one)) and own.can_hide])
+        accepted = f"one of {can}; with losses: hidden each worker knows its own weight alone"
+        yield Problem(("algorithm", "dual", "name"), rule.name, accepted)
     if privacy.get("losses") == "hidden" and algorithm_.get("largest_weight") is not None:
         accepted = "no largest_weight; with losses: hidden nobody knows all dual weights"
         yield Problem(("algorithm", "largest_weight"), shown(algorithm_["largest_weight"]), accepted)
@@ -254,17 +318,62 @@ def _privacy(
         yield Problem(("faults", "non_finite"), "skip", f"abort; {why}")
 
 
+def _records(
+    values: Mapping[str, Any], algorithm_: Mapping[str, Any], about: Algorithm | None
+) -> Iterator[Problem]:
+    """Either noise or epsilon; and nothing beside that tells of training records without noise, or anew."""
+    privacy, task, worker = (
+        section if isinstance(section := values.get(name), Mapping) else {}
+        for name in ("privacy", "task", "worker")
+    )
+    records = privacy.get("records")
+    if not isinstance(records, Mapping):
+        return
+    key = ("privacy", "records")
+    noise, epsilon = (records.get(name) for name in ("noise", "epsilon"))
+    if noise is None and epsilon is None:
+        accepted = "a number, such as 1.1; or epsilon in its place, such as 8: the noise is then computed"
+        yield Problem((*key, "noise"), "nothing", accepted)
+    if epsilon is not None:
+        for name in ("noise", "loss_noise"):
+            if records.get(name) is not None:
+                accepted = f"no {name}; the noise follows from epsilon"
+                yield Problem((*key, name), shown(records[name]), accepted)
+    if about is not None and "local_steps" in about.takes:
+        accepted = f"no section; {about.name} takes local steps, which are not accounted for"
+        yield Problem(key, "a section", accepted)
+    if algorithm_.get("clip_norm") is not None:
+        accepted = "no clip_norm; privacy.records.clip shortens each record's gradient"
+        yield Problem(("algorithm", "clip_norm"), shown(algorithm_["clip_norm"]), accepted)
+    if task.get("held_out", 0) != 0:
+        accepted = "0; evaluations tell the metrics of held-out records, which privacy.records protects too"
+        yield Problem(("task", "held_out"), shown(task["held_out"]), accepted)
+    if worker.get("journal", "process") != "machine":
+        accepted = (
+            "machine: with privacy.records, what was sent is sent again after a power failure, not drawn anew"
+        )
+        yield Problem(("worker", "journal"), shown(worker.get("journal", "process")), accepted)
+    if worker.get("batch_oracles") is True:
+        accepted = "false; with privacy.records each worker's gradients are taken record by record"
+        yield Problem(("worker", "batch_oracles"), "true", accepted)
+
+
 def least_bits(workers: int) -> int:
     """The fewest bits that hold the sum of integers from -1 to 1 of so many workers."""
     return workers.bit_length() + 1
 
 
 def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
-    for option in sorted(SHARED_OPTIONS - about.takes):
+    dual = dual_name(values)
+    for option in sorted(SHARED_OPTIONS - taken(about, dual)):
         if values.get(option) is None:
             continue
+        if option in about.takes:
+            accepted = f"no {option}; the dual rule {dual} does not use it"
+            yield Problem((option,), shown(values[option]), accepted)
+            continue
         why = "does not use it"
-        if option == "dual_loss" and "eta_q" not in about.takes:
+        if option in {"dual", "dual_loss"} and "eta_q" not in about.takes:
             why += "; it has no dual weights"
         elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"

@@ -35,8 +35,11 @@ from afl.config.describe import Accepts, Null, OneOf, Unit
 from afl.config.quantities import Duration, Size
 from afl.core.algorithms.registry import algorithm_named, algorithm_names, is_installed
 from afl.core.algorithms.schedule import CONSTANT, LEAST_FACTOR, MOST_STEPS, Schedule
-from afl.core.algorithms.settings import LEAST_EPSILON, OptimizerChoice
+from afl.core.algorithms.settings import KL_RESTARTS, LEAST_EPSILON, DualChoice, OptimizerChoice
+from afl.core.dual import is_rule, rule_named, rule_names
+from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.core.rounds.patience import Patience
+from afl.core.rounds.phases import spread_spacing
 from afl.core.rounds.policy import DEFAULT_QUORUM, AbsencePolicy, DivergenceWatch, RankBy, is_higher_better
 from afl.paths import expanded
 
@@ -83,9 +86,20 @@ def installed_algorithm(name: str) -> str:
     return name
 
 
+def installed_rule(name: str) -> str:
+    """As :func:`installed_algorithm`, of a dual rule."""
+    if not is_rule(name):
+        raise PydanticCustomError("not_installed", "not installed")
+    return name
+
+
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 Constant: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e12, allow_inf_nan=False)]
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+Noise: TypeAlias = Annotated[float, Field(gt=0, le=MOST_NOISE, allow_inf_nan=False)]
 
 Wait: TypeAlias = Annotated[Duration, Field(ge=Duration("10ms"), le=Duration("720h"))]
 
@@ -208,6 +222,18 @@ class Optimizer(Section):
     """with adam: what is added to the root"""
 
 
+class Dual(Section):
+    """The rule that moves the dual weights, and its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Option]
+
+    name: Annotated[str, OneOf(rule_names), AfterValidator(installed_rule)] = KL_RESTARTS
+    """kl-restarts is the paper's; projected is AFL's; cvar serves the worst share of the workers; fixed-share
+    and kl-regularized do without restarts; or an installed one of your own"""
+
+
 class Algorithm(Section):
     """How it is learned: what several algorithms take, and what is the own of the one that is named."""
 
@@ -229,13 +255,17 @@ class Algorithm(Section):
         Unit("1/loss"),
         Null("not given"),
     ] = None
-    """step size on the dual weights, required except for fedavg; theory is 2 sqrt(ln m) / (sigma_q T^(1/4))
-    and needs sigma_q"""
+    """step size on the dual weights, required except for fedavg and kl-regularized; theory is
+    2 sqrt(ln m) / (sigma_q T^(1/4)) and needs sigma_q"""
     largest_weight: Annotated[
         Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None, Null("no limit")
     ] = None
     """alpha, the most that a dual weight may be, above 1/m: the worst 1/alpha workers count together instead
     of the single worst, so that none alone steers the model"""
+    dual: Annotated[
+        Annotated[Dual, Accepts("a section with name and the rule's options")] | None, Null("kl-restarts")
+    ] = None
+    """how the dual weights follow the losses"""
     dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
     """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
     its own), or that of a minibatch of the examples that task.held_out holds out"""
@@ -254,6 +284,9 @@ class Algorithm(Section):
         Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
     ] = None
     """how every copy of the model steps along the update that all receive"""
+    final_model: Annotated[Literal["last", "block-mean"] | None, Null("last")] = None
+    """the model after the last round, or the mean of those after each of the last B rounds, which is then
+    evaluated and saved in its place"""
     weight_decay: Annotated[
         Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None, Null("none")
     ] = None
@@ -272,14 +305,28 @@ class Algorithm(Section):
     """compressor from the server to the workers"""
 
     def takes(self, option: str) -> bool:
-        """Whether the algorithm uses an option that several have."""
-        return option in algorithm_named(self.name).takes
+        """Whether the algorithm, with its dual rule, uses an option that several have."""
+        return option in rules.taken(algorithm_named(self.name), self.dual_choice.name)
 
     @property
     def own(self) -> dict[str, Any]:
         """The values of the options that are the algorithm's own, by name, with their defaults."""
         options = algorithm_named(self.name).options
         return {option.name: (self.model_extra or {}).get(option.name, option.default) for option in options}
+
+    @property
+    def dual_choice(self) -> DualChoice:
+        """The dual rule with all its options."""
+        name = KL_RESTARTS if self.dual is None else self.dual.name
+        given = {} if self.dual is None else self.dual.model_extra or {}
+        options = rule_named(name).options
+        return DualChoice(name, {own.name: given.get(own.name, own.default) for own in options})
+
+    @property
+    def dual_section(self) -> dict[str, Any]:
+        """The dual rule and all its options where it is not the paper's, else nothing."""
+        choice = self.dual_choice
+        return {} if choice.name == KL_RESTARTS else {"name": choice.name, **choice.options}
 
     @property
     def block_length(self) -> int:
@@ -343,8 +390,9 @@ class Algorithm(Section):
 class Evaluation(Section):
     """When the model is evaluated at every worker."""
 
-    every: Annotated[Count, Unit("rounds")] = 50
-    """rounds between evaluations; the last round is always evaluated"""
+    every: Annotated[Count | Literal["auto"], Unit("rounds")] = 50
+    """rounds between evaluations; the last round is always evaluated; auto is near T/40, and such that
+    evaluations fall on all places of a block"""
     rank_by: Annotated[Name | None, Null("accuracy where the task reports it, else loss")] = None
     """the task's metric that says which worker is served worst and which model is best, and that charts and
     tables show; of hidden losses only its mean is known, and the best model is that of least smooth loss"""
@@ -525,6 +573,26 @@ class Faults(Section):
     refuse the worker"""
 
 
+class Records(Section):
+    """How each site protects each of its records, against everybody."""
+
+    clip: Positive = 1.0
+    """the largest norm of a record's gradient; a longer one is shortened to it"""
+    noise: Annotated[Noise | None, Null("by epsilon")] = None
+    """standard deviation of the noise on a minibatch's sum of gradients, in units of clip"""
+    loss_clip: Annotated[Positive, Unit("loss")] = 5.0
+    """the largest loss of a record that counts; one below 0 counts as 0"""
+    loss_noise: Annotated[Noise | None, Null("1.5 times noise")] = None
+    """standard deviation of the noise on a minibatch's sum of losses, in units of loss_clip; with noise
+    only"""
+    epsilon: Annotated[
+        Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None, Null("by noise")
+    ] = None
+    """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
+    delta: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)]
+    """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
+
+
 class Privacy(Section):
     """What the server does not learn."""
 
@@ -533,6 +601,27 @@ class Privacy(Section):
     losses: Literal["shown", "hidden"] = "shown"
     """whether the server learns each worker's loss, dual weight and metrics, or only sums of them; hidden
     needs secure_aggregation"""
+    records: Annotated[
+        Annotated[Records, Accepts("a section with delta and either noise or epsilon")] | None, Null("off")
+    ] = None
+    """record-level differential privacy, accounted at each site; its metrics on test data are told in full"""
+
+    @property
+    def record_privacy(self) -> RecordPrivacy | None:
+        """``privacy.records`` as the workers are told it."""
+        return None if self.records is None else RecordPrivacy(**self.records.model_dump())
+
+    @property
+    def record_words(self) -> str:
+        """What to know wherever an epsilon is shown; empty without ``records``."""
+        if self.records is None:
+            return ""
+        noise, epsilon, delta = self.records.noise, self.records.epsilon, self.records.delta
+        asked = f"noise {noise:g}" if epsilon is None else f"epsilon {epsilon:g}"
+        return (
+            f"{asked} at delta {delta:g}, for one record that is replaced; what is measured on test data has "
+            "no noise"
+        )
 
 
 class Config(Section):
@@ -599,6 +688,12 @@ class Config(Section):
     def loss_cap(self) -> float:
         """``faults.loss_cap``; infinite where there is none."""
         return math.inf if self.faults.loss_cap is None else self.faults.loss_cap
+
+    @property
+    def evaluate_every(self) -> int:
+        """Update rounds between two evaluations."""
+        every, algorithm = self.evaluation.every, self.algorithm
+        return spread_spacing(algorithm.rounds, algorithm.restart_length) if every == "auto" else every
 
     @property
     def eta_q_value(self) -> float:

@@ -18,6 +18,7 @@ from afl.core.codecs.plain import values_of
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Payload, Position, Report, Role
 from afl.core.model.buffer_mean import buffers_header
 from afl.core.model.parameters import ParameterVector
+from afl.core.record_privacy import Account
 from afl.core.secrecy.fixed_point import metrics_payload
 from afl.core.vectors import Weighted, norm
 from afl.errors import NonFiniteError, ProtocolError
@@ -87,6 +88,7 @@ class Kept:
     Attributes:
         state: the algorithm's own, as :meth:`afl.core.algorithms.base.WorkerAlgorithm.state` has it.
         buffers: as :meth:`afl.core.model.buffers.ModuleBuffers.contents` has them.
+        private_steps: that have been taken from the worker's records, where they are accounted for.
     """
 
     kind: Kind
@@ -94,6 +96,7 @@ class Kept:
     payloads: tuple[Payload, ...]
     state: Mapping[str, NDArray[Any]]
     buffers: Mapping[str, NDArray[np.uint8]]
+    private_steps: int = 0
 
 
 class ReportJournal(Protocol):
@@ -117,6 +120,7 @@ class Participant:
 
     Args:
         journal: keeps each training report before it is yielded.
+        accounts: of the workers' records, where their privacy is accounted for.
         skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
             rather than to raise; the worker's residual and the model are as before it.
     """
@@ -129,9 +133,11 @@ class Participant:
         workers: Sequence[int],
         *,
         journal: ReportJournal | None = None,
+        accounts: Mapping[int, Account] | None = None,
         skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
+        self.accounts = accounts or {}
         self._journal = journal
         self._resumed: Mapping[int, Kept] = {}
         """What another process left, by worker, until the next training step is answered."""
@@ -214,6 +220,8 @@ class Participant:
         for worker, entry in kept.items():
             self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
             self._side.halves[worker].restore(entry.state)
+            if worker in self.accounts:
+                self.accounts[worker].steps = entry.private_steps
 
     def _restore_buffers(self, of: Callable[[Position], bool]) -> None:
         for worker, entry in self._resumed.items():
@@ -232,6 +240,7 @@ class Participant:
                 tuple(payloads),
                 self._side.halves[worker].state(),
                 self.vector.buffers.contents(worker),
+                self.accounts[worker].steps if worker in self.accounts else 0,
             )
         )
 

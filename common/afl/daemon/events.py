@@ -287,6 +287,12 @@ class Evaluation(Event):
     worst_value: Annotated[float | None, "the worst worker's of it; null if it is hidden"]
 
 
+class ConfigurationAdvice(Event):
+    """The configuration is allowed and probably not what is meant; told at each start."""
+
+    key: Annotated[str, "the key whose value it is about"]
+
+
 class NotRanked(Event):
     """No worker reports the metric of evaluation.rank_by: accuracy ranks, or loss; told once."""
 
@@ -471,6 +477,28 @@ class JournalRead(_OfWorker):
     """A worker resumes from its journal."""
 
     round: Annotated[int, "the synchronization round of the report in it"]
+
+
+class PrivacyPlanned(_OfWorker):
+    """What the run's rounds will cost each record of a worker (privacy.records)."""
+
+    epsilon: Annotated[float, "at the last round"]
+    delta: Annotated[float, "that it is stated for"]
+    noise: Annotated[float, "on sums of gradients, in units of clip"]
+    loss_noise: Annotated[float, "on sums of losses, in units of loss_clip"]
+
+
+class PrivacySpent(_OfWorker):
+    """What a worker's steps have cost each of its records so far, at an evaluation."""
+
+    round: Annotated[int, "the synchronization round of the evaluation"]
+    epsilon: Annotated[float, "at the run's delta"]
+
+
+class PrivacyCounted(_OfWorker):
+    """A journal lacks steps that were taken; they count as spent."""
+
+    steps: Annotated[int, "so many"]
 
 
 class JournalDamaged(_OfWorker):

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from afl.core.record_privacy import METRIC as PRIVACY_EPSILON
+from afl.core.rounds.phases import FEWEST_PHASES
+
 # How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
 # that go well also end above their first evaluation now and then, by a third, and at up to three times their
 # lowest: the largest loss over the workers goes up and down while the dual weights follow it.
@@ -20,7 +23,7 @@ RANKING: Final = frozenset({"loss", "accuracy"})
 RANK_KEYS: Final = ("rank_by", "better", "worst_value", "mean_value")
 MOST_SHOWN: Final = 4  # own metrics in one line; a task may have 62
 # By name: the value of the `worst_worker`, if it has one, and the `mean` over the workers that have one; with
-# hidden losses the mean alone.
+# hidden losses the mean alone. Of what records have been exposed to also the `largest`.
 OwnMetrics: TypeAlias = Mapping[str, Mapping[str, float | None]]
 
 
@@ -44,6 +47,37 @@ class Ranked(NamedTuple):
     def shown(self, value: float | None, digits: int = 3) -> str:
         """A value as people read it; accuracies with so many decimals."""
         return number_of(self.metric, value, digits)
+
+
+class OverBlocks(NamedTuple):
+    """The evaluations in the last ``rounds`` of a run, which are whole blocks, together."""
+
+    rounds: int
+    evaluations: int
+    by: Ranked
+
+    def __str__(self) -> str:
+        worst, mean = self.by.shown(self.by.worst), self.by.shown(self.by.mean)
+        counted = f"mean of {self.evaluations} evaluations in the last {self.rounds} rounds, whole blocks"
+        return f"worst {self.by.metric} {worst} (mean over workers {mean}), {counted}"
+
+
+def over_blocks(evaluations: Sequence[Mapping[str, Any]]) -> OverBlocks | None:
+    """How workers were served at the end of a run, whatever the place in a block that its last round has.
+
+    Of as few last blocks as have four evaluations; ``None`` where there are not as many, where weights never
+    restart, and where the worst is not known.
+    """
+    last = evaluations[-1]
+    by, block = ranked(last), last.get("block", 0)
+    for rounds in range(block, last["round"] + 1, block) if block else ():
+        there = [ranked(line) for line in evaluations if line["round"] > last["round"] - rounds]
+        worst = [each.worst for each in there if each.metric == by.metric and each.worst is not None]
+        mean = [each.mean for each in there if each.metric == by.metric and each.mean is not None]
+        if len(worst) == len(mean) == len(there) >= FEWEST_PHASES:
+            worst_mean, mean_mean = (settled(sum(values) / len(values), values) for values in (worst, mean))
+            return OverBlocks(rounds, len(there), by._replace(worst=worst_mean, mean=mean_mean))
+    return None
 
 
 def number_of(metric: str, value: float | None, digits: int = 3) -> str:
@@ -133,11 +167,13 @@ def own_metrics(
     Which end of such a metric is the worse one is not known: the worst worker is that of the ranking.
     ``metrics`` are of each worker, ``[m]``; those of an absent worker are empty.
     """
-    found = {}
+    found: dict[str, dict[str, float | None]] = {}
     for name in sorted({name for entry in metrics for name in entry} - _shown_apart(rank_by)):
         values = [entry[name] for entry in metrics if name in entry]
         mean = settled(sum(values) / len(values), values)
         found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}
+        if name == PRIVACY_EPSILON:
+            found[name]["largest"] = max(values)
     return found
 
 
@@ -153,10 +189,12 @@ def _shown_apart(rank_by: str | None) -> frozenset[str]:
 def own_metrics_line(own: OwnMetrics) -> str:
     """``mae 0.52 (mean 0.31)``, or ``mean mae 0.31``, and so on; empty if there are none."""
     shown = [
-        f"{name} {own_number(own[name]['worst_worker'])} (mean {own_number(own[name]['mean'])})"
+        f"{name} at most {own_number(own[name]['largest'])}"
+        if "largest" in own[name]
+        else f"{name} {own_number(own[name]['worst_worker'])} (mean {own_number(own[name]['mean'])})"
         if "worst_worker" in own[name]
         else f"mean {name} {own_number(own[name]['mean'])}"
-        for name in sorted(own)[:MOST_SHOWN]
+        for name in sorted(own, key=lambda name: (name != PRIVACY_EPSILON, name))[:MOST_SHOWN]
     ]
     left = len(own) - len(shown)
     return ", ".join(shown) + (f", and {left} more" if left else "")

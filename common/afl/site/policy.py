@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -23,6 +23,7 @@ from afl.config.load import load_section
 from afl.config.problems import KeyPath, Problem, shown
 from afl.config.schema import Count, Name, PathName, Privacy, Section, installed_algorithm
 from afl.core.algorithms.registry import algorithm_names
+from afl.core.record_privacy import RecordPrivacy
 from afl.errors import AddressError, PolicyError
 from afl.security.certificates import pem_certificates
 from afl.user_code import as_module_path
@@ -124,10 +125,8 @@ class Disclosure:
     """What a run states of what the server learns of a site."""
 
     privacy: Privacy
-    epsilon: float | None = None
-    """The privacy loss of a record at the run's end, and the delta it is stated for; none where the run
-    promises no record-level privacy."""
-    delta: float | None = None
+    records: RecordPrivacy | None = None
+    """What protects each record; ``None`` where nothing does."""
 
     @property
     def metrics(self) -> str:
@@ -139,7 +138,7 @@ def disclosed(settings: RunSettings) -> Disclosure:
     """What the run's settings state: the one place that reads it."""
     run = settings.parameters
     losses: Literal["shown", "hidden"] = "hidden" if run.hides_losses else "shown"
-    return Disclosure(Privacy(secure_aggregation=run.secure_aggregation, losses=losses))
+    return Disclosure(Privacy(secure_aggregation=run.secure_aggregation, losses=losses), run.records)
 
 
 @dataclass(frozen=True)
@@ -183,11 +182,18 @@ class SitePolicy:
             if size < min(fewest, count):
                 self._require([self._of_batch(size, f"worker {worker} has {count} examples")])
 
+    def check_epsilon(self, planned: float, worker: int) -> None:
+        """Raise PolicyError if a run's rounds would cost each of a worker's records more than is allowed."""
+        largest = self.limits.epsilon
+        if largest is not None and planned > largest:
+            found = f"the run's rounds cost worker {worker} {planned:.4g}"
+            self._require([self._of("epsilon", f"at most {largest:g}", found)])
+
     def check_server(self, address: Address, authorities: bytes | None) -> None:
         """Raise PolicyError unless this server may be connected to, with these authorities (PEM)."""
         demands = []
         if self.limits.servers is not None:
-            allowed = f"one of {', '.join(map(str, self.limits.servers))}"
+            allowed = _one_of(map(str, self.limits.servers))
             demands.append(self._of("servers", allowed, str(address), address in self.limits.servers))
         if self.limits.authorities is not None:
             found = [hashlib.sha256(der).hexdigest() for der in pem_certificates(authorities or b"")]
@@ -215,7 +221,7 @@ class SitePolicy:
         limits, run, stated = self.limits, settings.parameters, disclosed(settings)
         demands = list(self._of_task(task, settings.task_options))
         if limits.algorithms is not None:
-            allowed = f"one of {', '.join(limits.algorithms)}"
+            allowed = _one_of(limits.algorithms)
             demands.append(self._of("algorithms", allowed, run.name, run.name in limits.algorithms))
         if (least := limits.min_workers) is not None:
             workers = f"{run.workers} workers"
@@ -231,11 +237,18 @@ class SitePolicy:
             if getattr(limits, key) == "hidden":
                 right = "privacy.losses: hidden"
                 demands.append(self._of(key, right, f"{key} are {found}", found == "hidden"))
-        for key, value in (("epsilon", stated.epsilon), ("delta", stated.delta)):
-            if (largest := getattr(limits, key)) is not None:
-                right = f"privacy.records with {key} at most {largest:g}"
-                found = "none is stated" if value is None else f"{value:g}"
-                demands.append(self._of(key, right, found, value is not None and value <= largest))
+        records = stated.records
+        for key in ("epsilon", "delta"):
+            if (largest := getattr(limits, key)) is None:
+                continue
+            value = None if records is None else getattr(records, key)
+            is_met, found = value is not None and value <= largest, "none is stated"
+            if value is not None:
+                found = f"{value:g}"
+            elif records is not None:
+                # How much noise is worth depends on how many records there are.
+                is_met, found = True, f"noise {records.noise:g}; the worker computes its epsilon"
+            demands.append(self._of(key, f"privacy.records with {key} at most {largest:g}", found, is_met))
         return demands
 
     def _of(self, key: str | KeyPath, allowed: str, found: str, is_met: bool = False) -> Demand:
@@ -250,7 +263,7 @@ class SitePolicy:
             return
         known = {_identity(name): name for name in self.limits.tasks}
         name = known.get(_identity(task))
-        yield self._of("tasks", f"one of {', '.join(known.values())}", task, name is not None)
+        yield self._of("tasks", _one_of(known.values()), task, name is not None)
         allowed = self.limits.tasks[name] if name is not None else ANY
         if allowed == ANY:
             return
@@ -258,7 +271,7 @@ class SitePolicy:
         values = allowed if isinstance(allowed, dict) else {}
         for key, value in options.items():
             ours = values.get(key, [])
-            right = "any value" if ours == ANY else f"one of {', '.join(map(shown, ours))}"
+            right = "any value" if ours == ANY else _one_of(map(shown, ours))
             if key not in values:
                 right = f"its default; the options that may be set are {', '.join(values) or 'none'}"
             # As JSON, in which true is not 1.
@@ -282,6 +295,11 @@ class SitePolicy:
             what = "this site's policy forbids what the server asks for, and nothing of it was sent:"
             problems = [Problem(each.key, each.found, each.allowed, where=each.where) for each in broken]
             raise PolicyError("\n\n".join([f"{what} {', '.join(keys)}", *map(str, problems)]), keys)
+
+
+def _one_of(allowed: Iterable[str]) -> str:
+    names = ", ".join(allowed)
+    return f"one of {names}" if names else "none: the list is empty"
 
 
 def _identity(task: str) -> str:

@@ -108,6 +108,8 @@ class RunView:
             rows["warning"] = with_names("\n".join(state["warnings"]), names)
         if hides:
             rows["losses"] = HIDDEN
+        if state.get("record_privacy"):
+            rows["records"] = state["record_privacy"]
         if state.get("integers"):
             rows["integers"] = describe_integers(state["integers"])
         for row in rows.items():
@@ -290,7 +292,9 @@ def describe_standing(
     if known := hidden_figures(standing):
         return f"round {standing['round']}: {known}"
     figures = _figures(standing, at_length=at_length)
-    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}: {figures}"
+    since = standing.get("rounds_since_restart") if at_length else None
+    phase = "" if since is None else f", {since} after a restart of the weights"
+    return f"worker {named(standing['worst_worker'], names)} at round {standing['round']}{phase}: {figures}"
 
 
 def _figures(standing: Mapping[str, Any], *, at_length: bool) -> str:
@@ -312,6 +316,8 @@ def summary_table(summary: Mapping[str, Any], directory: Path) -> Table:
     }
     if hides:
         rows["losses"] = HIDDEN
+    if "record_privacy" in summary:
+        rows["records"] = summary["record_privacy"]
     # A run that faults.divergence has ended says so itself.
     if summary.get("result") != "diverged" and (
         grown := growth(summary.get("first_round"), summary.get("first"), summary["last"])

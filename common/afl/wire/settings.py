@@ -15,8 +15,16 @@ from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
 from afl.core.algorithms.schedule import LEAST_FACTOR, MOST_STEPS, SHAPES, Schedule
-from afl.core.algorithms.settings import OPTIMIZERS, AlgorithmSettings, CompressorChoice, OptimizerChoice
+from afl.core.algorithms.settings import (
+    OPTIMIZERS,
+    AlgorithmSettings,
+    CompressorChoice,
+    DualChoice,
+    OptimizerChoice,
+)
 from afl.core.codecs.plain import VALUE_BYTES
+from afl.core.dual import is_rule, rule_named
+from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
 from afl.security.identity import LARGEST_WORKER_ID
@@ -89,9 +97,11 @@ class RunSettings:
                 local_steps=algorithm.local_steps or 1,
                 sampled=algorithm.sampled,
                 largest_weight=algorithm.largest_weight,
+                dual=algorithm.dual_choice,
                 weigh_by_samples=algorithm.weighting == "samples",
                 schedule=algorithm.step_schedule,
                 optimizer=algorithm.optimizer_choice,
+                mean_of_last=algorithm.block_length if algorithm.final_model == "block-mean" else 0,
                 weight_decay=algorithm.weight_decay or 0.0,
                 clip_norm=algorithm.clip_norm,
                 uplink=uplink,
@@ -100,6 +110,7 @@ class RunSettings:
                 hides_losses=config.privacy.losses == "hidden",
                 held_out=config.task.held_out,
                 dual_loss_held_out=algorithm.dual_loss == "held-out",
+                records=config.privacy.record_privacy,
                 own=algorithm.own,
             ),
             # Whole values: the server sums a chunk's values as they come.
@@ -139,6 +150,17 @@ class RunSettings:
                 raise PeerError(
                     f"the server's settings: {what} is {found}; it must be from {least} to {most}"
                 )
+        records = parameters.records
+        if records is None:
+            return
+        if (records.noise is None) is (records.epsilon is None):
+            raise PeerError("the server's settings: privacy.records has either noise or epsilon")
+        if max(records.noise or 0.0, records.loss_noise or 0.0) > MOST_NOISE:
+            raise PeerError(f"the server's settings: noise above {MOST_NOISE:g} in privacy.records")
+        if self.journal != "machine" or parameters.held_out:
+            raise PeerError(
+                "the server's settings: with privacy.records, worker.journal is machine, and task.held_out 0"
+            )
 
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
@@ -155,7 +177,8 @@ class RunSettings:
         parameters = self.parameters
         shared = {name: getattr(parameters, name) for name in _CHECKS}
         for name in _WHERE_SET:
-            if shared[name] == getattr(_DEFAULTS, name):
+            # The dual rule is the server's own business where it alone knows the weights.
+            if shared[name] == getattr(_DEFAULTS, name) or (name == "dual" and not parameters.hides_losses):
                 # A worker of a version that does not know it need not.
                 del shared[name]
         return pb.RunSettings(
@@ -241,6 +264,8 @@ def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:
         if name in shared:
             values = {key: tuple(v) if isinstance(v, list) else v for key, v in shared[name].items()}
             shared[name] = kind(**values)
+    if "dual" in shared:
+        shared["dual"] = DualChoice(**shared["dual"])
     return {**shared, "eta_q": float(shared["eta_q"]), "own": given}
 
 
@@ -252,8 +277,24 @@ def _is_step_size(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value <= sys.float_info.max
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_step_size(value) and value > 0
+
+
 def _is_share(value: Any) -> bool:
     return _is_step_size(value) and value <= 1
+
+
+def _is_dual(value: Any) -> bool:
+    """Whether it is a rule by which a worker can follow its own weight, with that rule's options."""
+    if not (isinstance(value, dict) and value.keys() == {"name", "options"}):
+        return False
+    name, given = value["name"], value["options"]
+    if not (isinstance(name, str) and is_rule(name) and isinstance(given, dict)):
+        return False
+    options = rule_named(name).options
+    is_complete = given.keys() == {option.name for option in options}
+    return is_complete and all(option.takes(given[option.name]) for option in options)
 
 
 _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool]]]] = {
@@ -276,7 +317,17 @@ _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool
             "name": lambda value: value in OPTIMIZERS,
             "beta_1": lambda value: _is_share(value) and value < 1,
             "beta_2": lambda value: _is_share(value) and value < 1,
-            "epsilon": lambda value: _is_step_size(value) and value > 0,
+            "epsilon": _is_positive,
+        },
+    ),
+    "records": (
+        RecordPrivacy,
+        {
+            **dict.fromkeys(("clip", "loss_clip"), _is_positive),
+            "delta": lambda value: _is_share(value) and 0 < value < 1,
+            **dict.fromkeys(
+                ("noise", "loss_noise", "epsilon"), lambda value: value is None or _is_positive(value)
+            ),
         },
     ),
 }
@@ -299,18 +350,21 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sampled": (lambda value: value is None or _is_count(value), "a count of workers, or null"),
     "weigh_by_samples": (lambda value: type(value) is bool, "true or false"),
     "largest_weight": (lambda value: _is_share(value) and value > 0, "a share above 0"),
+    "dual": (_is_dual, "a dual rule with its options"),
     "held_out": (lambda value: _is_share(value) and value < 1, "a share below 1"),
     "dual_loss_held_out": (lambda value: type(value) is bool, "true or false"),
     "schedule": (_has_parts("schedule"), "a schedule of step sizes"),
     "optimizer": (_has_parts("optimizer"), "an optimizer and its constants"),
+    "mean_of_last": (_is_count, "a count of rounds"),
     "weight_decay": (_is_step_size, "a number from 0"),
-    "clip_norm": (lambda value: _is_step_size(value) and value > 0, "a norm above 0"),
+    "clip_norm": (_is_positive, "a norm above 0"),
+    "records": (_has_parts("records"), "clips, noise or epsilon, and delta"),
 }
 """What a Welcome has of an algorithm's options, used or not, in this order; its own come behind."""
 
 _WHERE_SET = (
-    *("largest_weight", "held_out", "dual_loss_held_out"),
-    *("schedule", "optimizer", "weight_decay", "clip_norm"),
+    *("largest_weight", "dual", "held_out", "dual_loss_held_out"),
+    *("schedule", "optimizer", "mean_of_last", "weight_decay", "clip_norm", "records"),
 )
 """Those that it has only where they are not at their defaults."""
 

@@ -6,11 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from afl.advice import advice_on
 from afl.config import Config, config_from_mapping, load_config
 from afl.config.quantities import shown_seconds
 from afl.core.randomness import SharedRandomness
@@ -27,6 +29,7 @@ from afl_lab.check.examples import MOST_LOOKED_AT, Part, look_at
 from afl_lab.check.findings import Report, StoppedError, blaming
 from afl_lab.check.integers import PROPOSED_BITS, check_integers
 from afl_lab.check.learning import TRIED_WORKERS, check_learning, check_outputs, describe_model
+from afl_lab.check.records import check_records
 from afl_lab.check.repeating import COMPARED_WORKERS, check_gradients, check_second_process
 from afl_worker.training.oracle import TaskOracle
 
@@ -117,18 +120,19 @@ def _check(report: Report, config: Config, *, constants: bool) -> None:
         with blaming(report, "run.initial_model"):
             load_initial_model(vector, config.run.initial_model)
     describe_model(report, task, vector)
+    for advice in advice_on(config):
+        report.warn(*astuple(advice))
     parts, kept = _data(report, task, TaskContext(config.workers, randomness))
     workers, first, size = list(kept), min(kept), config.task.evaluation_batch_size
     check_data(report, task, parts, config.task.batch_size, config.task.held_out)
     report.stop_on_errors()
     with blaming(report, "the workers' data"):
-        batch_size = config.task.batch_size
         oracle = TaskOracle(
             task,
             vector,
             kept,
             randomness,
-            batch_size=batch_size,
+            batch_size=config.task.batch_size,
             evaluation_batch_size=size,
             held_out=config.task.held_out,
             loss_of_held_out=config.algorithm.dual_loss == "held-out",
@@ -147,6 +151,7 @@ def _check(report: Report, config: Config, *, constants: bool) -> None:
     check_gradients(report, oracle, first)
     gradient_s = (time.monotonic() - started) / 2
     check_outputs(report, task, oracle, first)
+    check_records(report, config, task, vector, kept=kept, parts=parts, gradient_s=gradient_s)
     # From the beginning again: what was computed has changed buffers.
     report.watch("a second process")
     check_second_process(report, config, build_vector(task, randomness), parts)

@@ -96,7 +96,7 @@ def check_costs(
         evaluation = _besides_values(third) + _besides_values(first) - 2 * _besides_values(second)
         evaluation = max(0, evaluation) + 8 * config.workers * vector.buffers.size
         up, down = tried.up, tried.down
-    evaluations = -(-settings.rounds // config.evaluation.every)
+    evaluations = -(-settings.rounds // config.evaluate_every)
     dim_bytes, buffers = 4 * vector.dim, 4 * vector.buffers.size + vector.frozen_length
     settings = replace(settings, tensors=vector.tensors)
     compressors = Realizations(settings, vector.dim, SharedRandomness.from_int(0))

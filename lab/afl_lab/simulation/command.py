@@ -12,6 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from afl.advice import advice_on
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ExitCode
 from afl.runs.metrics import ranked, worst_loss
@@ -25,6 +26,8 @@ def execute(options: argparse.Namespace) -> ExitCode:
     """Simulate what is missing, then show all runs."""
     given, saves = (options.configs, options.seeds, options.out, options.set), not options.no_models
     jobs = plan(*given, batched=options.batched, saves_models=saves)
+    for advice in dict.fromkeys(str(advice) for job in jobs for advice in advice_on(job.config)):
+        print(f"afl simulate: warning: {advice}", file=sys.stderr)
     with shown_progress(jobs) as watch:
         if options.ray is None:
             outcomes = run_here(jobs, min(options.jobs, len(jobs)), watch)
@@ -33,8 +36,10 @@ def execute(options: argparse.Namespace) -> ExitCode:
     console = make_console()
     console.print(table_of(outcomes))
     console.print(where_written(jobs, options.out), soft_wrap=True, highlight=False)
-    if any(job.config.privacy.secure_aggregation for job in jobs):
+    if any(job.config.privacy.secure_aggregation or job.config.privacy.records for job in jobs):
         console.print("A simulation is not private: one process has the data and messages of all workers.")
+    if any(job.config.privacy.records for job in jobs):
+        console.print("Noise is drawn as a site would: these runs cannot be repeated to the bit.")
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
         print(f"afl simulate: {outcome.job.name}: {outcome.error}", file=sys.stderr)

@@ -26,8 +26,7 @@ from afl.user_code import as_failure
 from afl.wire.settings import RunSettings
 from afl_lab.simulation.jobs import Site
 from afl_lab.simulation.meter import WireMeter
-from afl_worker.training.batched import BatchedOracle
-from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.private import make_oracle
 
 
 class Driver:
@@ -88,16 +87,15 @@ class Driver:
         context = TaskContext(settings.workers if site is None else site.workers, randomness)
         whose = workers if site is None else [site.worker]
         data = {worker: worker_data(task, whose[worker], context) for worker in workers}
-        oracle = (BatchedOracle if batched else TaskOracle)(
+        oracle = make_oracle(
             task,
             self.model,
             data,
             randomness,
+            settings,
+            batched=batched,
             batch_size=batch_size,
             evaluation_batch_size=evaluation_batch_size,
-            clip_norm=settings.clip_norm,
-            held_out=settings.held_out,
-            loss_of_held_out=settings.dual_loss_held_out,
         )
         side = worker_side(
             settings, self.model.dim, randomness, workers, resends=False, keeps_old=skips_non_finite
@@ -182,7 +180,7 @@ def metered(
         randomness,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        evaluate_every=evaluate_every or config.evaluation.every,
+        evaluate_every=evaluate_every or config.evaluate_every,
         # Nobody is late.
         policy=replace(config.absence, skips_late=False),
         loss_cap=config.loss_cap,

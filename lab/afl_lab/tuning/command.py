@@ -34,12 +34,9 @@ from afl_lab.tuning.report import (
     write_choice,
 )
 from afl_lab.tuning.search import Search, Trial, best_of
-from afl_lab.tuning.space import Params, can_be_cut, fixed_overrides, overrides_of
+from afl_lab.tuning.space import Params, fixed_overrides, overrides_of
 
 DEFAULT_TRIALS = 40
-
-PATIENCE = 10
-"""Evaluations in a row without a better one, after which a trial in a federation ends."""
 
 SEED = 1
 """Of a configuration that names none."""
@@ -64,9 +61,8 @@ def execute(
     output = options.output or options.config.with_suffix(".tuned.yaml")
     check_output(output)
     folder = options.out / options.config.stem
-    patience = None if federation is None else PATIENCE
     own = options.config, options.set, folder, console
-    tuning = Tuning(*own, most_lost=options.most_lost, patience=patience)
+    tuning = Tuning(*own, most_lost=options.most_lost, is_served=federation is not None)
     ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     trials = options.trials or (DEFAULT_TRIALS if options.minutes is None else sys.maxsize)
     try:
@@ -84,7 +80,8 @@ def execute(
         print("afl tune: interrupted; the same command goes on", file=sys.stderr)
         return ExitCode.INTERRUPTED
     called = tuning.config.algorithm.name, tuning.directory(best.number)
-    show_comparison(console, tuning.judge, best, called, outcomes)
+    show_comparison(console, tuning.judge, called, outcomes)
+    console.print(tuning.left_out, end="", soft_wrap=True)
     tuning.write(output, best)
     console.print(f"\nNext:  afl run {as_argument(output)}", soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.summary is None]
@@ -101,9 +98,8 @@ class Tuning:
         folder: where all of it is written.
 
     Args:
-        most_lost: the share of its value under plain averaging that a site may lose.
-        patience: of trials in a federation (``evaluation.patience``) that can be cut short; ``None`` in
-            simulation, where they are pruned.
+        most_lost: what a site may have less than under plain averaging, as :meth:`Judge.with_floor` has it.
+        is_served: whether the trials are runs of a federation.
     """
 
     def __init__(
@@ -114,11 +110,11 @@ class Tuning:
         console: Console,
         *,
         most_lost: float,
-        patience: int | None,
+        is_served: bool,
     ) -> None:
         given = load_config(path, overrides)
         self._path, self.folder, self._console = path, folder, console
-        self._most_lost, self._patience = most_lost, patience
+        self._most_lost, self._is_served = most_lost, is_served
         self._overrides = [*overrides, *fixed_overrides(given), "run.directory=null"]
         self.config = self.with_params({})
         self._holds_out = not given.task.held_out
@@ -137,9 +133,6 @@ class Tuning:
         given = [*overrides_of(self.config, params)] if params else []
         ends = ["run.trackers=[]", "evaluation.patience=null"]
         config = load_config(self._path, [*self._overrides, *ends, *given])
-        if can_be_cut(config):
-            evaluation = config.evaluation.model_copy(update={"patience": self._patience})
-            config = config.model_copy(update={"evaluation": evaluation})
         return config if config.run.seed is not None else config.with_seed(SEED)
 
     def directory(self, number: int) -> Path:
@@ -171,12 +164,21 @@ class Tuning:
         is masked.
         """
         jobs = rivals(self.config, self.folder / "rivals")
-        if self._patience is None:
+        if not self._is_served:
             return jobs
         if self.config.privacy.secure_aggregation:
             return []
         served = {"server": self.config.server, "faults": self.config.faults}
         return [replace(job, config=job.config.model_copy(update=served)) for job in jobs if job.site is None]
+
+    @property
+    def left_out(self) -> str:
+        """A line on what the table lacks, and why."""
+        if not self._is_served:
+            return ""
+        if self.config.privacy.secure_aggregation:
+            return "Without FedAvg, which would send unmasked what the run masks, and without sites alone.\n"
+        return "Without each site alone: its data is there, so that is its own to try, with afl simulate.\n"
 
     def group(self, runs: Runs, most: int) -> None:
         """Run the next trials, at most so many, and remember what they gave."""
@@ -185,7 +187,7 @@ class Tuning:
             Job(name, self.with_params(trial.params), self.directory(trial.number), False, asks=True)
             for name, trial in asked.items()
         ]
-        curves = {job.name: Curve(self.judge, not can_be_cut(job.config)) for job in jobs}
+        curves = {job.name: Curve(self.judge, is_whole=True) for job in jobs}
 
         def watch(job: Job, news: News) -> bool:
             trial, curve = asked[job.name], curves[job.name]
@@ -214,33 +216,27 @@ class Tuning:
         gave = "" if own is None else f"; the configuration's own settings gave {self._shown(own)[1]}"
         about = [
             f"trial {best.number} of {len(trials)} ({pruned} pruned) of {self._path.name}.",
-            f"The worst worker's held-out {metric} was {shown}, a mean of {WINDOW} evaluations{gave}.",
+            f"The worst worker's held-out {metric} was {shown}, its last {WINDOW} evaluations' mean{gave}.",
         ]
         if self._holds_out:
             about.append("task.held_out was set by the search: the training records left are those it knew.")
-        rounds = [f"algorithm.rounds={best.round}"]
-        config = load_config(self._path, [*self._overrides, *overrides_of(self.config, best.params), *rounds])
+        config = load_config(self._path, [*self._overrides, *overrides_of(self.config, best.params)])
         write_choice(output, config, about)
         self._console.print(f"written: {output}", soft_wrap=True)
 
     def _trial(self, asked: optuna.Trial, outcome: Outcome, seen: Curve) -> Trial:
         number, params = asked.number, dict(asked.params)
         if outcome.summary is None:
-            return Trial(number, params, "failed", None, 0, error=outcome.error)
+            return Trial(number, params, "failed", None, error=outcome.error)
         evaluations = evaluations_of(self.directory(number))
         # From the files: a trial that had ended before an interruption was not seen.
-        curve = Curve.of(self.judge, evaluations, is_whole=seen.is_whole)
+        curve = Curve.of(self.judge, evaluations, is_whole=True)
         for round_, mean in curve.means[len(seen.means) :]:
             asked.report(mean, round_)
         result = outcome.summary["result"]
-        if (
-            result == "ok"
-            and self._patience is None
-            and evaluations[-1]["round"] < self.config.algorithm.rounds
-        ):
+        if result == "ok" and evaluations[-1]["round"] < self.config.algorithm.rounds:
             result = "pruned"
-        score = None if result == "diverged" or (seen.is_whole and result == "pruned") else curve.best
-        return Trial(number, params, result, score, curve.round, curve.means)
+        return Trial(number, params, result, curve.best if result == "ok" else None, curve.means)
 
     def _shown(self, trial: Trial) -> tuple[str, str]:
         """The metric, and what the trial gave the worst worker of it."""
@@ -251,7 +247,6 @@ class Tuning:
     def _line(self, trial: Trial) -> str:
         found = trial.error.splitlines()[0] if trial.error else trial.result
         if trial.score is not None:
-            found = "worst held-out {} {}".format(*self._shown(trial)) + f" after {trial.round} rounds"
-            found += ", pruned" if trial.result == "pruned" else ""
+            found = "worst held-out {} {}".format(*self._shown(trial))
             found += ", the best so far" if self.search.best is trial else ""
         return f"trial {trial.number}: {found}; {shown_params(trial.params)}"

@@ -59,10 +59,13 @@ class Judge:
         return min(values) - PENALTY * max(0.0, *lacks, 0.0)
 
     def with_floor(self, evaluations: Sequence[Mapping[str, Any]], end: int, most_lost: float) -> Judge:
-        """With a floor of what each worker has in a run up to round ``end``, less the share ``most_lost``."""
+        """With a floor of what each worker has in a run up to round ``end``, less ``most_lost``: so much of a
+        share, such as accuracy or AUC, and of any other metric that share of its value."""
         if all(line["round"] != end for line in evaluations):
             return self
         means = self.means_at(evaluations, end)
+        if all(0 <= mean <= 1 for mean in means):
+            return replace(self, floor=tuple(mean - most_lost for mean in means))
         return replace(self, floor=tuple(mean - most_lost * abs(mean) for mean in means))
 
     def means_at(self, evaluations: Sequence[Mapping[str, Any]], round_: int) -> list[float]:

@@ -38,20 +38,20 @@ def rivals(config: Config, folder: Path) -> list[Job]:
 
 
 def shown_worst(judge: Judge, trial: Trial, directory: Path) -> str:
-    """What a trial gave the worst worker, in words: on held-out records, the mean of its best evaluations."""
+    """What a trial gave the worst worker, in words: on held-out records, the mean of its last evaluations."""
     assert trial.score is not None
     lines = evaluations_of(directory)
     by = judge.ranking(lines[0]["workers"])
-    worst = min(judge.means_at(lines, trial.round))
+    worst = min(judge.means_at(lines, lines[-1]["round"]))
     lost = " (a site lost more than it may)" if trial.score < worst - abs(worst) * 1e-9 else ""
     return f"{number_of(by.metric, worst if by.higher_is_better else -worst, 4)}{lost}"
 
 
 def show_comparison(
-    console: Console, judge: Judge, best: Trial, trial: tuple[str, Path], outcomes: Sequence[Outcome]
+    console: Console, judge: Judge, trial: tuple[str, Path], outcomes: Sequence[Outcome]
 ) -> None:
-    """Print the table. Each way to train is taken after the round at which its own held-out records were
-    served best, and judged by its test records, which nothing has looked at before.
+    """Print the table. The rivals are taken after the round at which their own held-out records were served
+    best, and all are judged by their test records, which nothing has looked at before.
 
     Args:
         trial: what to call the best trial, and its run directory.
@@ -60,7 +60,7 @@ def show_comparison(
     lines = evaluations_of(trial[1])
     by = judge.ranking(lines[0]["workers"])
     judge = replace(judge, floor=())
-    standings = [_standing(trial[0], lines, best.round, by)]
+    standings = [_standing(trial[0], lines, lines[-1]["round"], by)]
     alone: dict[int, float] = {}
     for outcome in outcomes:
         if outcome.summary is None:
@@ -73,9 +73,7 @@ def show_comparison(
             alone[outcome.job.site.worker] = taken.values[0]
     if alone:
         standings.append(Standing("each alone", alone, sum(alone.values()) / len(alone), 0))
-    alike = (
-        "the same training records, the others with the configuration's own settings, each at its best round"
-    )
+    alike = "the same training records; the others with the configuration's own settings, at their best round"
     console.print(f"\nTest {by.metric} ({alike}):", soft_wrap=True)
     worst = Ranked(by.metric, by.higher_is_better, None, None)
     names = names_of(lines[0])
@@ -101,6 +99,8 @@ def evaluations_of(directory: Path) -> list[Any]:
 
 def shown_params(params: Params) -> str:
     """``eta_w 0.1, block 45``."""
+    if not params:
+        return "the configuration's own settings"
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in params.items()

@@ -27,7 +27,7 @@ GROUP: Final = 4
 RANDOM_TRIALS: Final = 8
 """So many come before Optuna models what is good: the first ones, and some that are drawn at random."""
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Trial:
 
     Attributes:
         result: ``ok``, ``pruned``, ``diverged`` or ``failed``.
-        score: the worst worker's value, negated where less is better; ``None`` if it came to none.
-        round: after which the model was best.
+        score: the worst worker's value in the end, negated where less is better; ``None`` if it came to
+            none.
         means: by round, what pruning compares.
     """
 
@@ -45,7 +45,6 @@ class Trial:
     params: Params
     result: str
     score: float | None
-    round: int
     means: Sequence[tuple[int, float]] = field(default_factory=list)
     error: str = ""
 
@@ -85,7 +84,8 @@ class Search:
             )
             if number < len(first := first_params(self._config)):
                 self._study.enqueue_trial(first[number])
-            asked.append(self._study.ask(self._space))
+            # The configuration itself may lie outside what is searched.
+            asked.append(self._study.ask(self._space if number else {}))
         return asked
 
     def tell(self, ended: Sequence[tuple[optuna.Trial, Trial]]) -> None:
@@ -138,7 +138,7 @@ class Search:
             state=state,
             value=values.get(state),
             params=dict(trial.params),
-            distributions=self._space,
+            distributions={name: self._space[name] for name in trial.params},
             intermediate_values=reported,
         )
 
@@ -158,6 +158,6 @@ def _state(trial: Trial) -> TrialState:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial of the highest score, of equals the first; a pruned one's rounds are a shorter run's."""
+    """The trial of the highest score, of equals the first."""
     scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
     return max(scored)[2] if scored else None

@@ -17,6 +17,7 @@ from optuna.distributions import (
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.dual import rule_named
 from afl.core.messages import BITS
 from afl.errors import ConfigError
 
@@ -24,18 +25,18 @@ HELD_OUT_SHARE: Final = 0.2
 """Where a configuration holds nothing out."""
 
 FEWEST_EVALUATIONS: Final = 20
-"""Of a trial: the best of them says how many rounds to take."""
+"""Of a trial: those at its end are averaged, and by then a cosine's steps must be small."""
 
 FLOAT_BITS: Final = 32
 
-DECAY: Final = (1e-5, 0.1)
-"""Between these weight decay is searched; the least does nothing."""
+DECAY: Final = 0.01
+"""The weight decay around which is searched, of a configuration that has none."""
 
-OFTEN_BETTER: Final = {"schedule": "cosine", "weight_decay": 0.01}
-"""Is tried before any trial is drawn."""
+_DUAL: Final = "dual."
+"""Before the name of an option of the dual rule."""
 
 Params: TypeAlias = Mapping[str, Any]
-"""A trial's values, by the names of :func:`space_of`."""
+"""A trial's values, by the names of :func:`space_of`; empty for the configuration itself."""
 
 
 def fixed_overrides(config: Config) -> list[str]:
@@ -54,7 +55,8 @@ def fixed_overrides(config: Config) -> list[str]:
     given += [f"algorithm.eta_w={own.eta_w_value!r}", "algorithm.smoothness=null"]
     if own.takes("eta_q"):
         given += [f"algorithm.eta_q={config.eta_q_value!r}", "algorithm.sigma_q=null"]
-    if own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
+    # A number, since what auto is depends on a trial's block: trials are compared round by round.
+    if config.evaluation.every == "auto" or own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
         given.append(f"evaluation.every={max(1, own.rounds // FEWEST_EVALUATIONS)}")
     return given
 
@@ -62,9 +64,7 @@ def fixed_overrides(config: Config) -> list[str]:
 def space_of(config: Config) -> dict[str, BaseDistribution]:
     """What is searched, around a configuration's own values.
 
-    A round of a trial sends about as many bytes as the configuration's: with fewer bits go more values. How
-    many rounds are taken is no dimension: a run's first rounds are those of a shorter run, so each trial
-    shows all.
+    A round of a trial sends about as many bytes as the configuration's: with fewer bits go more values.
     """
     own = config.algorithm
     space: dict[str, BaseDistribution] = {"eta_w": _around(own.eta_w_value, 1 / 10, 3)}
@@ -77,48 +77,55 @@ def space_of(config: Config) -> dict[str, BaseDistribution]:
             max(min(own.rounds, 10 * block), own.block_length),
         )
         space["block"] = IntDistribution(least, most, log=True)
+    for option in rule_named(own.dual_choice.name).options:
+        value = own.dual_choice.options[option.name]
+        if option.kind == "number" and value > 0:
+            least, most = max(value / 10, option.least), min(value * 10, option.most)
+            space[f"{_DUAL}{option.name}"] = FloatDistribution(least, most, log=True)
     if own.takes("dual_loss"):
         space["dual_loss"] = CategoricalDistribution(["training", "held-out"])
     if own.takes("uplink") and _takes_bits(config):
         space["bits"] = CategoricalDistribution(sorted({4, 6, 8, 12, _bits(config)}))
     if own.takes("weight_decay"):
-        space["weight_decay"] = FloatDistribution(*DECAY, log=True)
-    if own.takes("schedule") and own.schedule is None:
-        space["schedule"] = CategoricalDistribution(["constant", "cosine"])
+        space["weight_decay"] = _around(own.weight_decay or DECAY, 1 / 3, 3)
     return space
 
 
 def own_params(config: Config) -> dict[str, Any]:
-    """The configuration's own values: those of the first trial."""
+    """The configuration's own values, with weight decay in any case."""
     own = config.algorithm
-    decay = getattr(own, "weight_decay", None) or DECAY[0]
     values = {
         "eta_w": own.eta_w_value,
         "eta_q": config.eta_q_value or 0.1,
         "block": own.block_length,
         "dual_loss": own.dual_loss or "training",
         "bits": _bits(config),
-        "weight_decay": min(max(decay, DECAY[0]), DECAY[1]),
-        "schedule": "constant",
+        **{_DUAL + name: value for name, value in own.dual_choice.options.items()},
+        "weight_decay": own.weight_decay or DECAY,
     }
     return {name: values[name] for name in space_of(config)}
 
 
 def first_params(config: Config) -> list[dict[str, Any]]:
-    """The first trials: the configuration's own values, and those with :data:`OFTEN_BETTER`, also with dual
+    """The first trials: the configuration itself, and its values as the trials after it are, also with dual
     weights that follow the losses twice and half as fast."""
     own = own_params(config)
-    quiet = {**own, **{name: value for name, value in OFTEN_BETTER.items() if name in own}}
     if "eta_q" not in own:
-        return [own, quiet]
-    return [own, *({**quiet, "eta_q": factor * own["eta_q"]} for factor in (1, 2, 0.5))]
+        return [{}, own]
+    return [{}, *({**own, "eta_q": factor * own["eta_q"]} for factor in (1, 2, 0.5))]
 
 
 def overrides_of(config: Config, params: Params) -> list[str]:
-    """A trial's values as ``--set`` has them; what depends on the number of bits goes with it."""
-    plain = {name: _short(value) for name, value in params.items() if name not in {"bits", "schedule"}}
+    """A trial's values as ``--set`` has them; what depends on the number of bits goes with it.
+
+    All but the configuration itself have a schedule: with constant steps the round at which to stop would be
+    one more choice, and of many rounds the one is taken at which few held-out records had luck.
+    """
+    if not params:
+        return []
+    plain = {name: _short(value) for name, value in params.items() if name != "bits"}
     given = [f"algorithm.{name}={json.dumps(value)}" for name, value in plain.items()]
-    if params.get("schedule") == "cosine":
+    if config.algorithm.takes("schedule") and config.algorithm.schedule is None:
         given.append("algorithm.schedule.then=cosine")
     if "bits" in params:
         up, bits = config.algorithm.uplink_compressor, params["bits"]
@@ -131,9 +138,11 @@ def overrides_of(config: Config, params: Params) -> list[str]:
 
 
 def can_be_cut(config: Config) -> bool:
-    """Whether a run's first rounds are those of a shorter run: its step sizes do not look at its length."""
+    """Whether a run's first rounds are those of a shorter run: neither its step sizes nor the model that it
+    ends with look at its length."""
     return (
         getattr(config.algorithm, "schedule", None) is None
+        and config.algorithm.final_model != "block-mean"
         and not algorithm_named(config.algorithm.name).options
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afl.core.rounds.patience import Patience
+from afl.core.rounds.phases import rounds_since_restart
 from afl.core.rounds.policy import DivergenceWatch, RankBy
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.runs.metrics import OwnMetrics, own_means, own_metrics, ranked, settled
@@ -29,6 +30,7 @@ class EvaluationSummary:
         better: which values of it are: ``higher`` or ``lower``.
         worst_value: the worst worker's of it; of hidden losses ``None``.
         mean_value: over the workers that report it.
+        rounds_since_restart: of its block; ``None`` where the dual weights never restart.
     """
 
     round: int
@@ -43,11 +45,17 @@ class EvaluationSummary:
     better: str | None = None
     worst_value: float | None = None
     mean_value: float | None = None
+    rounds_since_restart: int | None = None
 
     @classmethod
-    def of(cls, evaluation: Evaluation, by: RankBy | None = None) -> EvaluationSummary:
-        """Rank the workers that took part, by that metric if any of them reports it."""
+    def of(cls, evaluation: Evaluation, by: RankBy | None = None, block: int = 0) -> EvaluationSummary:
+        """Rank the workers that took part, by that metric if any of them reports it.
+
+        Args:
+            block: B; 0 where the dual weights never restart.
+        """
         means = evaluation.means
+        since_restart = rounds_since_restart(evaluation.round, block) if block else None
         if means is not None:
             by = by if by is not None and by.metric in means else None
             metric = None if by is None else by.metric
@@ -64,6 +72,7 @@ class EvaluationSummary:
                 better=None if by is None else by.better,
                 worst_value=evaluation.smooth_worst if metric == "loss" else None,
                 mean_value=None if metric is None else means[metric],
+                rounds_since_restart=since_restart,
             )
         present = [worker for worker, metrics in enumerate(evaluation.metrics) if metrics]
         losses = np.array([evaluation.metrics[worker]["loss"] for worker in present])
@@ -90,6 +99,7 @@ class EvaluationSummary:
             better=better,
             worst_value=None if metric is None else evaluation.metrics[worst][metric],
             mean_value=None if values is None else mean_of(values),
+            rounds_since_restart=since_restart,
         )
 
     @property
@@ -122,6 +132,7 @@ class Ranking:
         watch: notices a loss that stays too high.
         by: the metric that ranks; ``None`` for accuracy, or loss where the task has none.
         patience: what chooses the best by held-out records, in place of the metrics on test data.
+        block: B; 0 where the dual weights never restart.
     """
 
     def __init__(
@@ -129,8 +140,10 @@ class Ranking:
         watch: DivergenceWatch | None = None,
         by: RankBy | None = None,
         patience: Patience | None = None,
+        block: int = 0,
     ) -> None:
         self.by = by
+        self._block = block
         self.evaluations: list[EvaluationSummary] = []
         self.best: EvaluationSummary | None = None
         self._watch = watch
@@ -141,9 +154,13 @@ class Ranking:
         """The last one."""
         return self.evaluations[-1] if self.evaluations else None
 
+    def summary_of(self, evaluation: Evaluation) -> EvaluationSummary:
+        """An evaluation of the run in a few figures."""
+        return EvaluationSummary.of(evaluation, self.by, self._block)
+
     def see(self, evaluation: Evaluation) -> bool:
         """Take the next one; whether it is the best so far."""
-        summary = EvaluationSummary.of(evaluation, self.by)
+        summary = self.summary_of(evaluation)
         self.evaluations.append(summary)
         if self._watch is not None:
             self._watch.see(summary.round, evaluation.metrics, evaluation.non_finite, evaluation.smooth_worst)

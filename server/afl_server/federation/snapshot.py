@@ -32,6 +32,7 @@ class RunDescription:
         restart_length: B, the update rounds between two restarts of the dual weights; 0 if they never do.
         keeps_residuals: whether workers keep an uplink residual.
         hides_losses: whether each worker's own losses, metrics and dual weight are hidden from the server.
+        record_privacy: what protects each record, in words; empty where nothing does.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class RunDescription:
     is_compressed: bool
     keeps_residuals: bool
     hides_losses: bool = False
+    record_privacy: str = ""
 
 
 @dataclass(frozen=True)

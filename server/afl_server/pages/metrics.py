@@ -11,6 +11,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from afl.core.record_privacy import METRIC as PRIVACY_EPSILON
 from afl.daemon.metrics import Value, families, registry_of
 from afl.runs.metrics import Ranked, ranked
 from afl.wire.accounting import Direction, Part, Traffic
@@ -56,6 +57,8 @@ _MEANINGS: Final = {
     "afl_worst_worker_value{metric,better}": "the worst worker's of it at the last evaluation",
     "afl_mean_worker_value{metric,better}": "its mean over the workers at the last evaluation",
     "afl_best_worst_worker_value{metric,better}": "the worst worker's of it at the best evaluation",
+    "afl_worker_epsilon{worker}": "privacy loss of each record of a worker at the last evaluation, at the "
+    "run's delta; only with privacy.records",
     "afl_uplink_residual_norm{worker}": "Euclidean norm of each worker's residual at the last evaluation; "
     "where one is kept, and not with privacy.secure_aggregation",
     "afl_downlink_residual_norm": "Euclidean norm of the server's residual at this process's last "
@@ -223,6 +226,11 @@ def _values(s: Snapshot) -> dict[str, Value]:
         values["afl_worst_worker_value"] = _labelled(by, by.worst)
         values["afl_mean_worker_value"] = _labelled(by, by.mean)
         values["afl_downlink_residual_norm"] = s.residual_norm
+        values["afl_worker_epsilon"] = {
+            (str(worker),): entry[PRIVACY_EPSILON]
+            for worker, entry in enumerate(evaluation.metrics)
+            if PRIVACY_EPSILON in entry
+        } or None
         if s.last.worst_accuracy is not None:
             values["afl_worker_accuracy"] = [entry.get("accuracy", math.nan) for entry in evaluation.metrics]
             values["afl_worst_worker_accuracy"] = s.last.worst_accuracy

@@ -39,12 +39,12 @@ from afl.runs.files import (
     of_event,
     read_summary,
 )
-from afl.runs.metrics import HIDDEN, number_of
+from afl.runs.metrics import HIDDEN, number_of, over_blocks
 from afl.runs.shapes import damage_named
 from afl.runs.sites import SiteTable
 from afl.wire.accounting import Traffic, WireCount
 from afl_server.federation.counters import Counters
-from afl_server.federation.evaluation_summary import EvaluationSummary, Ranking, evaluation_of_line
+from afl_server.federation.evaluation_summary import Ranking, evaluation_of_line
 from afl_server.federation.snapshot import Ending, OpenStep, RunDescription, Snapshot
 from afl_server.network.door import Strangers
 from afl_server.pages.dual_window import DualWindow
@@ -88,12 +88,11 @@ class _Run:
         self.rounds, self.evaluations = of_event(entries, "round"), of_event(entries, "evaluation")
         self.sites = SiteTable.of(self.evaluations)
         self._history = History(config.workers)
-        self._ranking = Ranking(by=config.evaluation.ranking)
+        self._ranking = Ranking(by=config.evaluation.ranking, block=config.algorithm.restart_length)
         for line in self.evaluations:
             evaluation = evaluation_of_line(line)
             self._ranking.see(evaluation)
-            standing = EvaluationSummary.of(evaluation, self._ranking.by)
-            self._history.add_evaluation(standing, evaluation.metrics)
+            self._history.add_evaluation(self._ranking.summary_of(evaluation), evaluation.metrics)
             self._add_round(line)
         events = RecentEvents()
         events.restore(directory / EVENTS_FILE)
@@ -146,6 +145,7 @@ class _Run:
                 is_compressed=whole is not None and config.algorithm.takes("uplink"),
                 keeps_residuals=False,
                 hides_losses=config.privacy.losses == "hidden",
+                record_privacy=config.privacy.record_words,
             ),
             began_at=now - seconds,
             ending=_ending(self.state, self.state_words),
@@ -224,7 +224,7 @@ def _page(run: _Run) -> str:
     # In a script's text no tag can end it, and none begin.
     saved = encoded(run.documents()).decode().replace("<", "\\u003c")
     tail = (
-        f"{_by_site(run.sites)}{_configuration(run)}{_licence(read('uplot/LICENSE.txt'))}"
+        f"{_by_site(run.sites, run.evaluations)}{_configuration(run)}{_licence(read('uplot/LICENSE.txt'))}"
         f'<script type="application/json" id="saved">{saved}</script>\n'
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body>"
@@ -263,7 +263,7 @@ def _bundle(assets: Traversable) -> str:
 # What is there without a script too.
 
 
-def _by_site(sites: SiteTable) -> str:
+def _by_site(sites: SiteTable, evaluations: Sequence[Mapping[str, Any]]) -> str:
     by = sites.by
     if by is None:
         return ""
@@ -283,7 +283,10 @@ def _by_site(sites: SiteTable) -> str:
         ]
         for row in sites.worst_first(MOST_ROWS)
     ]
-    note = f'<p class="quiet">Losses are {html.escape(HIDDEN)}.</p>\n' if sites.hides else ""
+    notes = [f"Losses are {HIDDEN}"] if sites.hides else []
+    if over := over_blocks(evaluations):
+        notes.append(f"Over whole blocks: {over}")
+    note = "".join(f'<p class="quiet">{html.escape(each)}.</p>\n' for each in notes)
     table = _row("th", [*heads, *own]) + "".join(_row("td", cells) for cells in rows)
     return _section("By site", f'{note}<div class="scroll"><table id="by-site">\n{table}</table></div>')
 

@@ -65,6 +65,7 @@ def run_status(
         "seconds_left": seconds_left(snapshot, now),
         "rounds_a_second": rate.after(snapshot, now),
         "losses": "hidden" if run.hides_losses else "shown",
+        **({"record_privacy": run.record_privacy} if run.record_privacy else {}),
         "last": snapshot.last and vars(snapshot.last),
         "best": snapshot.best and vars(snapshot.best),
         "warnings": snapshot.evaluation.warnings if snapshot.evaluation else (),

@@ -49,7 +49,7 @@ def build(
     settings = RunSettings.of_config(config, task.local_options)
     engine = RoundEngine(
         server_half(replace(settings.parameters, tensors=vector.tensors), vector.values, randomness),
-        evaluate_every=config.evaluation.every,
+        evaluate_every=config.evaluate_every,
         buffer_mean=BufferMean.of(vector.buffers, settings.parameters),
         policy=config.absence,
         loss_cap=config.loss_cap,
@@ -69,6 +69,7 @@ def build(
         is_compressed=config.algorithm.takes("uplink"),
         keeps_residuals=engine.algorithm.keeps_residuals,
         hides_losses=engine.algorithm.settings.hides_losses,
+        record_privacy=config.privacy.record_words,
     )
     run = Run(description, config=config, settings=settings, engine=engine, randomness=randomness, now=now)
     return Federation(run, ranking), vector

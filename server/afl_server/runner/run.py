@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from afl._version import __version__
+from afl.advice import advice_on
 from afl.config import Config, dump_config
 from afl.config.address import Address
 from afl.core.randomness import SharedRandomness
@@ -243,6 +244,8 @@ class _Parts:
                 directory=run.directory,
             ).extra,
         )
+        for advice in advice_on(self.run.config):
+            LOG.warning("%s", advice, extra=log_events.ConfigurationAdvice(key=advice.key).extra)
 
 
 def _recorder(run: OpenRun, now: float) -> Recorder | None:

@@ -22,7 +22,7 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, DataError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, DataError, ExitCode, StorageError, cannot_begin, why_unwritten
 from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
@@ -76,7 +76,10 @@ class RunRecords:
 
     def __post_init__(self) -> None:
         self.ranking = Ranking(
-            self.config.divergence_watch, self.config.evaluation.ranking, self.config.patience
+            self.config.divergence_watch,
+            self.config.evaluation.ranking,
+            self.config.patience,
+            self.config.algorithm.restart_length,
         )
         self.names: Names = self.config.names
         self.sites = SiteTable()
@@ -107,15 +110,20 @@ class RunRecords:
 
         Raises:
             ConfigError: if it holds a run already, or cannot be written.
+            StorageError: if its disk is full; another try finds the directory as it was.
         """
         cls.claim(directory)
         records = cls(run_id, directory, config)
-        with _making(directory):
+        with _making(directory), contextlib.ExitStack() as failed:
+            # The next try would take them for a run.
+            for name in (CONFIG_FILE, METRICS_FILE):
+                failed.callback((directory / name).unlink, missing_ok=True)
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             write_versions(directory, records.versions)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             (directory / METRICS_FILE).touch(mode=OWNER_ONLY)
             records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+            failed.pop_all()
         return records
 
     @classmethod
@@ -182,7 +190,7 @@ class RunRecords:
             evaluation = evaluation_of_line(line)
             self.ranking.see(evaluation)
             self.sites.see(line)
-            self._show_evaluation(EvaluationSummary.of(evaluation, self.ranking.by), evaluation)
+            self._show_evaluation(self.ranking.summary_of(evaluation), evaluation)
 
     def caught_up(self) -> tuple[int, int]:
         """All outcomes since have been replayed: whatever the metrics still have behind them is cut off.
@@ -309,7 +317,7 @@ class RunRecords:
 
     def evaluation(self, evaluation: Evaluation, *, up: WireCount, down: WireCount) -> None:
         """An evaluation: one line."""
-        summary = EvaluationSummary.of(evaluation, self.ranking.by)
+        summary = self.ranking.summary_of(evaluation)
         weights = None if self.round is None or evaluation.means is not None else self.round.dual_weights
         by = ranked(vars(summary))
         self._say_unranked(evaluation, by)
@@ -319,6 +327,7 @@ class RunRecords:
             up,
             down,
             round=summary.round,
+            **self._phase(summary),
             worst_worker=summary.worst_worker,
             worst_accuracy=summary.worst_accuracy,
             mean_accuracy=summary.mean_accuracy,
@@ -355,6 +364,13 @@ class RunRecords:
                 worst_value=by.worst,
             ).extra,
         )
+
+    def _phase(self, summary: EvaluationSummary) -> dict[str, int]:
+        """Where in its block the model is, if the dual weights restart."""
+        if summary.rounds_since_restart is None:
+            return {}
+        block = self.config.algorithm.restart_length
+        return {"rounds_since_restart": summary.rounds_since_restart, "block": block}
 
     def _sites(self) -> dict[str, Any]:
         """All sites' names by worker id, where there are any."""
@@ -424,6 +440,9 @@ class RunRecords:
             "trained_parameters": str(snapshot.dim),
             "buffers": snapshot.buffers,
         }
+        algorithm = self.config.algorithm
+        if algorithm.final_model == "block-mean" and rounds_applied == algorithm.rounds:
+            metadata["mean_of_rounds"] = str(min(algorithm.block_length, rounds_applied))
         digests = {"initial_model": snapshot.initial_digest, "frozen_digest": snapshot.frozen_digest}
         metadata |= {name: digest for name, digest in digests.items() if digest}
         if summary is not None:
@@ -456,6 +475,7 @@ class RunRecords:
             "task": self.config.task.name,
             "workers": self.config.workers,
             **self._sites(),
+            **({"record_privacy": words} if (words := self.config.privacy.record_words) else {}),
             "rounds": self.round.round if self.round else 0,
             "seconds": round(seconds, 3),
             # Its losses are of a model that nobody has trained.
@@ -532,6 +552,4 @@ def _making(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-        ) from error
+        raise cannot_begin(directory, error) from error

@@ -738,6 +738,16 @@ def test_sites_are_named(module: Path) -> None:
     assert "worker 2 (St. Mary)'s data" in {finding.where for finding in report.errors}
 
 
+def test_what_the_configuration_is_warned_of_is_in_the_report(module: Path) -> None:
+    (module / "run.yaml").write_text(CONFIG)
+    overrides = ["algorithm.rounds=100", "algorithm.block=10", "evaluation.every=20"]
+    report = check_config(load_config(module / "run.yaml", overrides), limit_s=0.0)
+    warning = found(report, Level.WARNING, "at a block's end")
+    assert warning.where == "evaluation.every"
+    assert warning.advice == "set it to auto, which is 3 here"
+    assert not report.errors
+
+
 def test_batches_of_one_example_can_be_checked(module: Path) -> None:
     (module / "run.yaml").write_text(CONFIG)
     report = check_config(configured(Path("run.yaml"), None, None, ["task.batch_size=1"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import pytest
 from afl.config import load_config
 from afl.errors import ExitCode
 from afl_cli.main import main
+from afl_lab.simulation.pool import Pool
+from afl_lab.tuning.command import execute
 
 TASK = """
 import torch
@@ -55,6 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(300)
 def test_a_search_and_the_same_one_after_it_was_killed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,8 +76,9 @@ def test_a_search_and_the_same_one_after_it_was_killed(
     best = max(trials, key=lambda trial: -1 if trial["score"] is None else trial["score"])
     tuned = folder / "server.tuned.yaml"
     config = load_config(tuned)
-    assert config.algorithm.rounds == best["round"]
-    assert config.algorithm.eta_w == pytest.approx(best["params"]["eta_w"], rel=0.01)
+    assert config.algorithm.rounds == 30
+    assert trials[0]["params"] == {}
+    assert config.algorithm.eta_w == pytest.approx(best["params"].get("eta_w", 0.1), rel=0.01)
     assert config.run.directory is None
     assert f"trial {best['number']} of 10" in tuned.read_text().splitlines()[0]
     # Killed in its second group: one of its trials had ended, and a line was half written.
@@ -103,3 +108,29 @@ def test_an_interrupted_search_leaves_what_was_found(folder: Path) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
     assert "the same command goes on" in said
     assert load_config(folder / "server.tuned.yaml").algorithm.name == "afl-com"
+
+
+@pytest.mark.parametrize(
+    ("masked", "said"),
+    [
+        ([], "Without each site alone: its data is there"),
+        (["privacy.secure_aggregation=true", "algorithm.uplink.bits=8"], "would send unmasked"),
+    ],
+)
+def test_the_table_of_a_federation_says_what_it_lacks(
+    folder: Path, capsys: pytest.CaptureFixture[str], masked: list[str], said: str
+) -> None:
+    options = argparse.Namespace(
+        config=Path("server.yaml"),
+        set=masked,
+        out=folder / "tuning",
+        output=None,
+        trials=1,
+        minutes=None,
+        most_lost=0.05,
+    )
+    assert execute(options, Pool(1)) == ExitCode.OK
+    table = capsys.readouterr().out
+    assert said in table
+    assert "each alone" not in table
+    assert ("FedAvg, uniform" in table) == (not masked)

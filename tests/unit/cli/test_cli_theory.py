@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,32 @@ def test_a_configuration_with_other_steps(config: Path, capsys: pytest.CaptureFi
     assert not any("the configuration has" in warning for warning in plain["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("dual", "eta_q", "said", "is_about_it"),
+    [
+        ("{name: kl-regularized, temperature: 0.5}", None, "FGDRO|Guo and Yang .2024. prove", False),
+        ("{name: fixed-share, uniform: 0.1}", 0.1, "uniform 0.1.: Herbster and Warmuth", False),
+        ("{name: projected}", 0.1, "AFL .Mohri et al. 2019, convex losses.", False),
+        ("{name: cvar, share: 0.2}", 0.1, "by our reading of their proofs", True),
+    ],
+)
+def test_what_is_proven_of_another_dual_rule_is_said(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    dual: str,
+    eta_q: float | None,
+    said: str,
+    is_about_it: bool,
+) -> None:
+    own = f"algorithm={{name: afl-br, rounds: 100, eta_w: 0.1, eta_q: {json.dumps(eta_q)}, dual: {dual}}}"
+    first, *others = asked(capsys, "--config", str(config), "--set", own)["warnings"]
+    assert first.startswith(f"the dual weights follow {dual[1:].split()[1].strip(',}')}")
+    assert re.search(said, first)
+    assert ("what follows is about kl-restarts" in first) is not is_about_it
+    # Where the theorems hold by that reading, other step sizes are told too.
+    assert any("the configuration sets eta_w = 0.1" in warning for warning in others) is is_about_it
+
+
 def test_a_configuration_with_its_own_step_sizes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--set", "algorithm={name: afl-br, rounds: 100, block: 7, eta_w: 0.1, eta_q: theory, sigma_q: 1}"]
     text = shown(capsys, "--config", str(config), *own)
@@ -223,3 +250,28 @@ def test_of_integers_the_selection_has_a_delta_and_rounding_a_warning(
     (warning,) = integers["warnings"]
     assert "rounding errs by up to half a step" in warning
     assert exact["warnings"] == []
+
+
+def test_what_records_cost_and_what_noise_does_to_steps(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    private = [
+        f"--set={text}" for text in ("privacy.records={noise: 4.0, delta: 1e-5}", "worker.journal=machine")
+    ]
+    found = asked(capsys, "--config", str(config), *private, "--records", "500")["records"]
+    assert found["epsilon"] > 10
+    # d is 60, a minibatch 32.
+    assert found["noise_norm"] == pytest.approx(4 * math.sqrt(60) / 32)
+    assert found["loss_deviation"] == pytest.approx(6 * 5 / 32)
+    sigma_q = math.hypot(0.25, found["loss_deviation"])
+    assert found["eta_q"] == pytest.approx(2 * math.sqrt(math.log(10)) / (sigma_q * 10))
+    assert "What privacy.records costs epsilon" in shown(
+        capsys, "--config", str(config), *private, "--records", "500"
+    )
+    assert "give --records" in shown(capsys, "--config", str(config), *private)
+    assert "fewer than task.batch_size" in refused(
+        capsys, "--config", str(config), *private, "--records", "5"
+    )
+    assert "needs a configuration with privacy.records" in refused(
+        capsys, "--config", str(config), "--records", "500"
+    )

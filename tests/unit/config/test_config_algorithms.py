@@ -8,8 +8,9 @@ import pytest
 
 from afl.config import config_digest, config_from_mapping
 from afl.config.schema import Algorithm
-from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS, AlgorithmOption
+from afl.core.algorithms.algorithm import KEYS, SHARED_OPTIONS
 from afl.core.algorithms.registry import algorithm_named, algorithm_names
+from afl.core.options import AlgorithmOption
 from afl.errors import ConfigError
 from afl.wire.settings import RunSettings
 
@@ -39,6 +40,8 @@ EXAMPLES: dict[str, Any] = {
     "schedule": {"warm_up": 10, "then": "steps", "at": [50], "factor": 0.5, "eta_q": True},
     "optimizer": {"name": "adam", "beta_1": 0.8},
     "weight_decay": 0.01,
+    "final_model": "block-mean",
+    "dual": {"name": "kl-restarts"},
     "dual_loss": "training",
 }
 

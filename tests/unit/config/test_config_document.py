@@ -9,6 +9,7 @@ import pytest
 from afl.config import Config, InvalidConfigError, config_from_mapping, document
 from afl.config.problems import Problem
 from afl.core.algorithms.registry import algorithm_named, algorithm_names
+from afl.core.dual import rule_named, rule_names
 from afl_tools.docs import tables
 
 
@@ -41,6 +42,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
                 "rounds": 1,
                 "eta_w": 1,
                 "eta_q": 1,
+                "dual": {},
                 "schedule": {},
                 "optimizer": {},
                 "uplink": {"name": "rand-k", "ratio": 1, "bits": 4},
@@ -48,16 +50,18 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
             },
             "faults": {"divergence": {"max_loss": 1}, "update_norm": {"times": 10}},
             "server": {"tls": {"certificate": "c", "key": "k"}},
+            "worker": {"journal": "machine"},
+            "privacy": {"records": {"clip": 1, "delta": 1e-5, "noise": 1}},
         }
     )
     actual = _flat(config.model_dump(mode="json"))
     keys = {key.name: key for key in document.all_keys()}
     own = {
         f"algorithm.{option.name}" for name in algorithm_names() for option in algorithm_named(name).options
-    }
+    } | {f"algorithm.dual.{option.name}" for name in rule_names() for option in rule_named(name).options}
     assert set(keys) == set(actual) | own
     words = {None: "null", True: "true", False: "false"}
-    given = {"algorithm.eta_q"}
+    given = {"algorithm.eta_q", "privacy.records.noise", "worker.journal"}
     for name, key in keys.items():
         if (
             name not in given | own
@@ -76,6 +80,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
         "faults.divergence.max_loss",
+        "privacy.records.delta",
         "server.tls.certificate",
         "server.tls.key",
     }

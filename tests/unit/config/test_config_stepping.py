@@ -33,6 +33,7 @@ FULL = {
     "optimizer": {"name": "adam", "beta_1": 0.8},
     "weight_decay": 0.1,
     "clip_norm": 1.0,
+    "final_model": "block-mean",
 }
 
 
@@ -56,6 +57,8 @@ FULL = {
         ({"optimizer": {"name": "momentum", "beta_2": 0.9}}, "optimizer.beta_2", "only name: adam uses it"),
         ({"optimizer": {"name": "momentum", "beta_1": 1.0}}, "optimizer.beta_1", "from 0, below 1"),
         ({"optimizer": {"name": "adam", "epsilon": 1e-21}}, "optimizer.epsilon", "from 1e-20 to 1"),
+        ({"final_model": "mean"}, "final_model", "last or block-mean"),
+        ({"name": "sgda", "final_model": "block-mean"}, "final_model", "sgda does not use it"),
         ({"clip_norm": 0}, "clip_norm", "a number above 0"),
         ({"weight_decay": -1}, "weight_decay", "a number above 0"),
         (
@@ -75,7 +78,7 @@ def test_a_mistake_is_refused_with_what_would_be_right(options: dict[str, Any], 
 
 def test_what_changes_nothing_has_the_digest_of_the_run_without_it() -> None:
     plain = config_digest(config())
-    assert config_digest(config(schedule={}, optimizer={"name": "sgd"})) == plain
+    assert config_digest(config(schedule={}, optimizer={"name": "sgd"}, final_model="last")) == plain
     digests = {config_digest(config(**{key: value})) for key, value in FULL.items()}
     assert len({plain, *digests}) == 1 + len(FULL)
     written = {"name": "momentum", "beta_1": 0.9}

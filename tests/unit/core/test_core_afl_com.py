@@ -9,8 +9,10 @@ import pytest
 from core_federation import Federation, Outcome, Problem, Vector, uplink_residual
 from numpy.typing import NDArray
 
+from afl.core import compressors
 from afl.core.algorithms.afl_com import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.compressors.rand_k import RandK
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Position
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.errors import NonFiniteError, ProtocolError
@@ -253,6 +255,45 @@ def test_realizations_are_those_of_their_round_in_whatever_order_they_are_asked_
     # A worker that comes back late in a run is asked for its first realization again.
     assert realizations.digest_material() == first_digest
     assert len(realizations._drawn) <= 4
+
+
+class Alone(RandK):
+    """A random compressor that does not claim to be additive and idempotent."""
+
+    name = "alone"
+    additive_idempotent = False
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> CompressorChoice:
+    """Found under its name."""
+    right = compressors.compressor_class
+    monkeypatch.setattr(
+        compressors, "compressor_class", lambda name: Alone if name == "alone" else right(name)
+    )
+    return CompressorChoice("alone", {"ratio": 0.3})
+
+
+def test_a_random_compressor_both_ways_is_drawn_for_each_way_unless_it_loses_nothing_down(
+    alone: CompressorChoice,
+) -> None:
+    """The independence that Theorem 2's proof asks for: s is not compressed by what made it."""
+    one = AlgorithmSettings(WORKERS, ROUNDS, BLOCK, ETA_W, ETA_Q, alone, alone)
+    randomness = SharedRandomness.from_int(SEED)
+    realizations = Realizations(one, DIM, randomness)
+    for round_ in (1, 2, 3):
+        for drawn, purpose in (
+            (realizations.of_uplink(round_), Purpose.COMPRESSOR),
+            (realizations.of_downlink(round_), Purpose.DOWNLINK_COMPRESSOR),
+        ):
+            support = randomness.stream(purpose, round_).subset(DIM, 12)
+            assert drawn.digest_material() == support.astype("<i8").tobytes()
+    federation = Federation(PROBLEM, one, evaluate_every=7, chaos=1, seed=SEED)
+    outcome = federation.run()
+    assert outcome.downlink_residual.any()
+    assert all(model.tobytes() == outcome.server.tobytes() for model in outcome.models)
+    # An earlier version, which draws it once, is refused even if realizations say nothing of themselves.
+    assert realizations.digest_material().endswith(b"drawn apart")
 
 
 # A participant and what it is sent.

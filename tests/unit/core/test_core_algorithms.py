@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from afl.core import installed as installing
 from afl.core.algorithms import registry
-from afl.core.algorithms.algorithm import Algorithm, AlgorithmOption
+from afl.core.algorithms.algorithm import Algorithm
 from afl.core.algorithms.builtin import BUILT_IN
+from afl.core.options import AlgorithmOption
 from afl.errors import ConfigError
 
 
@@ -40,10 +42,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Installs an attribute of this module under the name ``mine``."""
 
     def installed(attribute: str) -> None:
-        point = EntryPoint("mine", f"{__name__}:{attribute}", registry.GROUP)
-        monkeypatch.setattr(
-            registry, "entry_points", lambda group: [point] if group == registry.GROUP else []
-        )
+        group_ = "afl.algorithms"
+        point = EntryPoint("mine", f"{__name__}:{attribute}", group_)
+        monkeypatch.setattr(installing, "entry_points", lambda group: [point] if group == group_ else [])
         registry.algorithm_named.cache_clear()
 
     yield installed
@@ -63,7 +64,7 @@ def test_an_installed_algorithm_is_found_behind_the_built_in_ones(install: Any) 
         ("Missing", "cannot be loaded: module '.*' has no attribute 'Missing'"),
         ("install", "is no afl.Algorithm"),
         ("Renamed", "is an algorithm that calls itself 'other'; the names must be the same"),
-        ("Greedy", "takes 'etaq', which is none of block, downlink, dual_loss, eta_q, "),
+        ("Greedy", "takes 'etaq', which is none of block, downlink, dual, dual_loss, eta_q, "),
         ("Shadowing", "calls an option of its own 'rounds', a name that is taken"),
     ],
 )

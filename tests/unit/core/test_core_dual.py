@@ -10,13 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from afl.core.dual import (
-    CappedWeights,
-    DualWeights,
-    ProjectedAscent,
-    project_below_cap,
-    project_to_simplex,
-)
+from afl.core.dual import DualWeights, ProjectedAscent
+from afl.core.dual.projections import project_below_cap, project_to_simplex
 
 
 def exact(workers: int, eta_q: float, block: int, rounds: list[list[float]]) -> list[float]:
@@ -263,7 +258,7 @@ def test_capped_weights_are_the_nearest_in_divergence(case: tuple[NDArray[np.flo
 def test_caps_of_whole_shares_leave_no_more_than_one(workers: int) -> None:
     for count in range(1, workers):
         largest = 1 / count
-        dual = CappedWeights(workers, 1.0, 10_000, largest)
+        dual = DualWeights(workers, 1.0, 10_000, largest)
         dual.update(1, np.linspace(1e5, 0.0, workers))
         np.testing.assert_allclose(dual.weights[:count], largest, rtol=1e-9)
         assert dual.weights.sum() == pytest.approx(1.0, abs=1e-11)
@@ -277,7 +272,7 @@ def test_a_cap_of_one_changes_no_bit(history: tuple[int, float, int, list[list[f
     workers, eta_q, block, rounds = history
     if workers < 2:
         return
-    one, other = DualWeights(workers, eta_q, block), CappedWeights(workers, eta_q, block, 1.0)
+    one, other = DualWeights(workers, eta_q, block), DualWeights(workers, eta_q, block, 1.0)
     for round_, losses in enumerate(rounds, start=1):
         one.update(round_, np.array(losses))
         other.update(round_, np.array(losses))
@@ -287,7 +282,7 @@ def test_a_cap_of_one_changes_no_bit(history: tuple[int, float, int, list[list[f
 
 @pytest.mark.parametrize("loss", [1e300, -1e300, 1e308, 5.0])
 def test_no_loss_gives_a_worker_more_than_the_cap(loss: float) -> None:
-    dual = CappedWeights(10, 0.5, 20, 0.25)
+    dual = DualWeights(10, 0.5, 20, 0.25)
     for round_ in range(1, 40):
         losses = np.linspace(1.0, 2.0, 10)
         losses[3] = loss
@@ -302,7 +297,7 @@ def test_no_loss_gives_a_worker_more_than_the_cap(loss: float) -> None:
 
 
 def test_capped_weights_go_on_from_their_state() -> None:
-    one, other = CappedWeights(5, 0.7, 9, 0.3), CappedWeights(5, 0.7, 9, 0.3)
+    one, other = DualWeights(5, 0.7, 9, 0.3), DualWeights(5, 0.7, 9, 0.3)
     losses = np.array([4.0, 1.0, 2.0, 3.5, 0.0])
     one.update(1, losses)
     other.restore({name: array.copy() for name, array in one.state().items()})

@@ -9,7 +9,7 @@ import pytest
 from core_federation import Federation, Problem
 
 from afl.core.algorithms.registry import server_half
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, DualChoice
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
 from afl.core.rounds.results import Outcome
@@ -23,6 +23,11 @@ INTEGERS = CompressorChoice("rand-k", {"ratio": 0.3, "bits": 4})
 CASES = {
     "afl-br": {"name": "afl-br"},
     "sgda": {"name": "sgda"},
+    "kl-regularized": {
+        "name": "afl-br",
+        "dual": DualChoice("kl-regularized", {"temperature": 1, "beta": 0.9}),
+    },
+    "fixed-share": {"name": "afl-br", "dual": DualChoice("fixed-share", {"uniform": 0.1})},
     "top-k": {"name": "afl-com", "uplink": TOP_K, "downlink": TOP_K},
     "rand-k": {"name": "afl-com", "uplink": RAND_K, "downlink": RAND_K},
     "integers down alone": {"name": "afl-com", "uplink": TOP_K, "downlink": INTEGERS},

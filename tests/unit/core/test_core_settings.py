@@ -70,6 +70,7 @@ RUNS = st.builds(
             st.floats(0, 0.999),
             st.floats(0, 1, exclude_min=True),
         ),
+        mean_of_last=st.integers(0, 2**31 - 1),
         weight_decay=st.floats(0, 1e6),
         clip_norm=st.none() | st.floats(0, 1e12, exclude_min=True),
     ),
@@ -216,6 +217,7 @@ OPTIMIZER = '{"name": "adam", "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-8}'
         ("schedule", SCHEDULE.replace("[]", "[0]")),
         *(("optimizer", value) for value in ("3", '{"name": "adam"}', OPTIMIZER.replace("0.9", "1"))),
         ("optimizer", OPTIMIZER.replace("adam", "lion")),
+        *(("mean_of_last", value) for value in ("0", "-1", "2.5", '"block"')),
         *(("weight_decay", value) for value in ("-1", "null")),
         *(("clip_norm", value) for value in ("0", "null", '"1"')),
     ],
@@ -227,7 +229,8 @@ def test_an_option_of_the_wrong_type_is_malformed(name: str, value: str) -> None
 
 def test_what_is_not_used_is_not_told_and_what_is_told_is_right() -> None:
     told = json.loads(RIGHT.to_message().algorithm_options)
-    assert not told.keys() & {"schedule", "optimizer", "weight_decay", "clip_norm", "largest_weight"}
+    later = {"schedule", "optimizer", "mean_of_last", "weight_decay", "clip_norm", "largest_weight"}
+    assert not told.keys() & later
     options = f'{{"schedule": {SCHEDULE}, "optimizer": {OPTIMIZER}}}'
     found = RunSettings.of_message(malformed(algorithm_options=options)).parameters
     assert found.schedule == Schedule(1, "steps", 0.5, (), 0.1)

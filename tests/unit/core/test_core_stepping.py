@@ -111,13 +111,13 @@ def test_a_worker_s_residual_is_in_the_units_of_its_last_round() -> None:
         half.restore(state)
 
 
-def run_of(settings: AlgorithmSettings, dim: int = DIM) -> tuple[Tensor, list[Tensor]]:
-    """A model that an optimizer moves along drawn updates, and these."""
+def run_of(settings: AlgorithmSettings, dim: int = DIM, stop: int = ROUNDS) -> tuple[Tensor, list[Tensor]]:
+    """A model that an optimizer moves along drawn updates, in the first rounds, and these."""
     params = torch.linspace(-1, 1, dim)
     optimizer = create_optimizer(settings, dim)
     realization = create("identity", dim, {}).realize(RANDOMNESS.stream(Purpose.COMPRESSOR, 1))
     updates = [
-        torch.from_numpy(np.random.default_rng(t).normal(size=dim).astype(np.float32)) for t in range(ROUNDS)
+        torch.from_numpy(np.random.default_rng(t).normal(size=dim).astype(np.float32)) for t in range(stop)
     ]
     for t, update in enumerate(updates, start=1):
         kept = update.clone()
@@ -165,6 +165,40 @@ def test_an_optimizer_s_state_travels_and_is_kept(name: str, slots: int) -> None
     server = server_half(settings, torch.zeros(DIM), RANDOMNESS)
     assert ("optimizer" in server.state()) is bool(slots)
     assert len(server.companions) == min(slots, 1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("dim", [DIM, BLOCK + 3])
+@pytest.mark.parametrize("last", [1, 7, ROUNDS, 10 * ROUNDS])
+def test_the_final_model_is_the_mean_of_the_last(last: int, dim: int, name: str) -> None:
+    settings = dataclasses.replace(SETTINGS, optimizer=OptimizerChoice(name), mean_of_last=last)
+    plain = dataclasses.replace(settings, mean_of_last=0)
+    found, _ = run_of(settings, dim)
+    models = []
+    for stop in range(max(0, ROUNDS - last) + 1, ROUNDS + 1):
+        model, _ = run_of(plain, dim, stop)
+        models.append(model.double())
+        # Until the last round, the model is as it would be without.
+        if stop < ROUNDS:
+            assert torch.equal(run_of(settings, dim, stop)[0], model)
+    torch.testing.assert_close(found.double(), torch.stack(models).mean(dim=0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_goes_on_from_a_state() -> None:
+    settings = dataclasses.replace(SETTINGS, optimizer=OptimizerChoice("momentum"), mean_of_last=20)
+    one, other = (create_optimizer(settings, DIM) for _ in range(2))
+    assert one.nbytes == 2 * 4 * DIM
+    params, again = torch.zeros(DIM), torch.zeros(DIM)
+    realization = create("identity", DIM, {}).realize(RANDOMNESS.stream(Purpose.COMPRESSOR, 1))
+    for t in range(1, ROUNDS + 1):
+        update = np.random.default_rng(t).normal(size=DIM).astype(np.float32)
+        one.step(t, params, realization, Compressed(update.copy()))
+        if t == 30:
+            other.load(one.content())
+            again.copy_(params)
+        elif t > 30:
+            other.step(t, again, realization, Compressed(update.copy()))
+    assert torch.equal(params, again)
 
 
 def test_a_state_that_is_not_finite_is_refused() -> None:

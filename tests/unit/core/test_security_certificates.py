@@ -22,6 +22,7 @@ from afl.security.certificates import (
     read_authorities,
     read_pair,
     shown_time,
+    validity,
     warn_if_open,
 )
 from support.identities import BelowRoot, Identities
@@ -104,6 +105,7 @@ def test_the_dates_of_a_certificate(year: int) -> None:
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     found = expires_at(b"text before\n" + pem, "x")
     assert found == end.timestamp()
+    assert validity(pem, "x") == (begin.timestamp(), end.timestamp())
     assert shown_time(found) == f"{year}-06-07 08:09 UTC"
 
 

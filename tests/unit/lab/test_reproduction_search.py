@@ -92,7 +92,9 @@ def test_a_shipped_experiment_is_whole_and_fair(name: str, tmp_path: Path) -> No
         assert config.task.options["data_seed"] == 0
         if config.algorithm.name in {"drfa", "fedavg"}:
             assert config.algorithm.local_steps == 3
-        if config.algorithm.name in {"afl-br", "afl-com"}:
+        if method == "kl":
+            assert config.algorithm.block_length == config.algorithm.rounds, "no restart"
+        elif config.algorithm.name in {"afl-br", "afl-com"}:
             # ceil(sqrt T), also where a search has fewer rounds.
             assert config.algorithm.block_length == -int(-(config.algorithm.rounds**0.5) // 1)
     for part, own in experiment.parts.items():
@@ -107,11 +109,40 @@ def test_a_shipped_experiment_is_whole_and_fair(name: str, tmp_path: Path) -> No
             counts[method] = counts.get(method, 0) + 1
             assert job.config.task.options["evaluate_on"] == "validation"
             assert job.config.run.seed not in seeds
-            assert job.config.algorithm.rounds == own.search.rounds
+            rounds = own.search.rounds or experiment.config(method, own.set).algorithm.rounds
+            assert job.config.algorithm.rounds == rounds
         assert counts.keys() == {variant.method for variant in finals.values()}
         assert len(set(counts.values())) == 1, f"{part}: unequal budgets {counts}"
         for grid in own.search.grids.values():
             assert len(set(grid.trials)) == len(grid.trials)
+
+
+@pytest.mark.parametrize(
+    ("given", "overrides", "block"),
+    [
+        ({}, [], 20),
+        ({}, ["algorithm.rounds=900"], 30),
+        ({"rounds": 100}, [], 10),
+        ({"block": 7}, [], 7),
+        ({"block": "auto"}, [], 20),
+    ],
+)
+def test_a_trial_restarts_the_dual_weights_as_often_as_the_final_run(
+    given: dict[str, object], overrides: list[str], block: int, tmp_path: Path
+) -> None:
+    grids = "a: {eta_w: [0.1], eta_q: [0.1]}, b: {eta_w: [0.1], eta_q: [0.1]}"
+    experiment = load_experiment(str(write(tmp_path, HEAD + searching(grids))))
+    for method, name, own in (("a", "afl-br", given), ("b", "sgda", {})):
+        algorithm = {"name": name, "rounds": 400, "eta_w": 0.1, "eta_q": 0.1, **own}
+        config = {"workers": 2, "task": {"name": "synthetic"}, "algorithm": algorithm}
+        (tmp_path / f"{method}.yaml").write_text(json.dumps(config))
+    trials = {
+        method: job.config.algorithm for method, job in trial_jobs(experiment, "p", overrides, tmp_path)
+    }
+    assert {algorithm.rounds for algorithm in trials.values()} == {5}
+    assert trials["a"].block == block
+    # Projected ascent never restarts, and takes no B.
+    assert trials["b"].block is None
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
@@ -172,5 +203,6 @@ def test_a_wrong_experiment_is_explained(parts: str, message: str, tmp_path: Pat
 
 
 def test_an_experiment_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither one of cifar10, fashion-mnist, scaling nor a folder"):
+    shipped = "cifar10, dual-rules, fashion-mnist, many-workers, scaling"
+    with pytest.raises(ConfigError, match=f"neither one of {shipped} nor a folder"):
         load_experiment(str(tmp_path / "none"))

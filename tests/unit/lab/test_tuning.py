@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -36,25 +37,27 @@ def with_params(params: dict[str, Any], *overrides: str) -> Config:
 
 
 def test_the_first_trial_is_the_configuration_itself() -> None:
-    own, tried = config().algorithm, with_params(own_params(config())).algorithm
-    assert (tried.eta_w, tried.eta_q, tried.block) == (own.eta_w, own.eta_q, own.block_length)
-    assert tried.uplink_compressor == own.uplink_compressor
+    (first, *_), own = first_params(config()), config().algorithm
+    tried = with_params(first).algorithm
+    assert (tried.eta_w, tried.eta_q, tried.block_length) == (own.eta_w, own.eta_q, own.block_length)
+    assert (tried.schedule, tried.weight_decay, tried.uplink) == (None, own.weight_decay, own.uplink)
     assert with_params({}).task.held_out == 0.2
     assert with_params({}, "task.held_out=0.3").task.held_out == 0.3
 
 
 def test_the_trials_after_it_are_of_the_space_and_a_schedule_is_taken_whole() -> None:
     own, quiet, faster, slower = first_params(config())
-    assert own == own_params(config())
-    assert (quiet["schedule"], quiet["weight_decay"], quiet["eta_q"]) == ("cosine", 0.01, own["eta_q"])
-    assert (faster["eta_q"], slower["eta_q"]) == (0.1, 0.025)
-    assert with_params(faster).algorithm.step_schedule.then == "cosine"
+    algorithm, space = with_params(quiet).algorithm, space_of(config())
+    assert quiet.keys() == space.keys()
+    assert (algorithm.block, algorithm.weight_decay) == (config().algorithm.block_length, 0.01)
+    assert [each["eta_q"] for each in (quiet, faster, slower)] == [0.05, 0.1, 0.025]
+    assert all(with_params(each).algorithm.step_schedule.then == "cosine" for each in (quiet, faster, slower))
     assert [can_be_cut(with_params(each)) for each in (own, quiet)] == [True, False]
+    assert first_params(config("algorithm.weight_decay=0.1"))[1]["weight_decay"] == 0.1
     averaging = "algorithm.name=fedavg", "algorithm.uplink=null", "algorithm.eta_q=null"
     assert len(first_params(config(*averaging))) == 2
     # The user's own schedule stays.
     given = "algorithm.schedule.then=steps", "algorithm.schedule.at=[200]"
-    assert "schedule" not in space_of(config(*given))
     assert with_params(first_params(config(*given))[1], *given).algorithm.step_schedule.then == "steps"
 
 
@@ -73,6 +76,28 @@ def test_all_of_the_space_makes_configurations(name: str) -> None:
         }
         tried = with_params(params, *given)
         assert tried.algorithm.eta_w == pytest.approx(params["eta_w"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dual", "searched"),
+    [
+        ({"name": "kl-regularized", "temperature": 0.3}, {"dual.temperature", "dual.beta"}),
+        ({"name": "fixed-share", "uniform": 0.05}, {"eta_q", "dual.uniform"}),
+        ({"name": "cvar", "share": 0.2}, {"eta_q", "block", "dual.share"}),
+        ({"name": "projected"}, {"eta_q"}),
+    ],
+)
+def test_a_dual_rule_s_own_options_are_searched(dual: dict[str, Any], searched: set[str]) -> None:
+    given = [f"algorithm.dual={json.dumps(dual)}"] + (["algorithm.eta_q=null"] * ("eta_q" not in searched))
+    space = space_of(config(*given))
+    assert {name for name in space if name in {"eta_q", "block"} or name.startswith("dual.")} == searched
+    own = with_params(own_params(config(*given)), *given).algorithm
+    assert own.dual_choice == config(*given).algorithm.dual_choice
+    for end in ("low", "high"):
+        params = {name: getattr(space[name], end) for name in searched}
+        tried = with_params(params, *given).algorithm.dual_choice
+        for name in searched & {f"dual.{option}" for option in tried.options}:
+            assert tried.options[name.removeprefix("dual.")] == pytest.approx(params[name], rel=0.01)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12])
@@ -129,7 +154,7 @@ def test_trials_are_judged_by_the_worst_held_out_value() -> None:
     assert Curve(unranked).see(1, [*metrics, {}]) is None
 
 
-def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations() -> None:
+def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations_and_a_trial_has_its_last() -> None:
     judge = Judge.of(config())
     curve, whole = Curve(judge), Curve(judge, is_whole=True)
     scores = [0.9, *[0.1] * WINDOW, *[0.5] * WINDOW, *[0.2] * WINDOW]
@@ -141,7 +166,7 @@ def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations() -> None:
 
 
 def test_the_first_of_equally_good_trials_is_the_best() -> None:
-    trials = [Trial(number, {}, "ok", score, 1) for number, score in enumerate([None, 0.5, 0.7, 0.7])]
+    trials = [Trial(number, {}, "ok", score) for number, score in enumerate([None, 0.5, 0.7, 0.7])]
     best = best_of(trials)
     assert best is not None
     assert best.number == 2
@@ -156,11 +181,11 @@ def test_what_a_site_lost_counts_more_than_what_the_worst_gained() -> None:
         ]
 
     judge = Judge.of(config()).with_floor(lines(0.5, 0.8), WINDOW, 0.1)
-    assert judge.floor == (pytest.approx(0.45), pytest.approx(0.72))
-    assert judge.score([0.6, 0.72]) == 0.6
-    assert judge.score([0.6, 0.70]) == pytest.approx(0.6 - PENALTY * 0.02)
+    assert judge.floor == (pytest.approx(0.4), pytest.approx(0.7))
+    assert judge.score([0.6, 0.7]) == pytest.approx(0.6)
+    assert judge.score([0.6, 0.68]) == pytest.approx(0.6 - PENALTY * 0.02)
     # What swings about the floor lacks nothing.
-    swinging = lines(0.6, 0.69)[:2] + lines(0.6, 0.75)[:3]
+    swinging = lines(0.6, 0.67)[:2] + lines(0.6, 0.73)[:3]
     assert Curve.of(judge, swinging).best == pytest.approx(0.6)
     loss = [{"round": line["round"], "workers": [{"held_out_loss": 2.0}]} for line in lines(0)]
     lower = Judge.of(config("evaluation.rank_by=loss")).with_floor(loss, WINDOW, 0.1)

@@ -47,7 +47,7 @@ class BatchedOracle(TaskOracle):
                 f"{max(sizes.values())}; worker.batch_oracles needs one size for all: lower "
                 "task.batch_size, or leave it out"
             )
-        self._lossy = _Loss(task, vector.module)
+        self._lossy = LossModule(task, vector.module)
         self._gradients = torch.empty((len(data), vector.dim), dtype=torch.float32, device=self._device)
         self._rows = {worker: row for row, worker in enumerate(data)}
         self._losses: list[float] = []
@@ -93,7 +93,7 @@ class BatchedOracle(TaskOracle):
         return functional_call(self._lossy, (parameters, own), (batch,)), own
 
 
-class _Loss(nn.Module):
+class LossModule(nn.Module):
     """The task's loss as a module, whose parameters a functional call may replace."""
 
     def __init__(self, task: Task, module: nn.Module) -> None:
@@ -102,4 +102,5 @@ class _Loss(nn.Module):
         self._task = task
 
     def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch."""
         return self._task.loss(self.module, batch).reshape(())

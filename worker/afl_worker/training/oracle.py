@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
+from afl.core.record_privacy import Account
 from afl.core.rounds.patience import HELD_OUT
 from afl.core.vectors import Weighted
 from afl.errors import TaskError
@@ -43,6 +44,9 @@ class _Drawn:
 class TaskOracle:
     """Computes at the module's present parameters.
 
+    Attributes:
+        accounts: by worker, of those whose records' privacy is accounted for.
+
     Args:
         data: by hosted worker.
         batch_size: examples of a minibatch.
@@ -70,6 +74,7 @@ class TaskOracle:
         loss_of_held_out: bool = False,
         spent: Spent | None = None,
     ) -> None:
+        self.accounts: dict[int, Account] = {}
         self._spent = spent or Spent()
         self._task = task
         self._vector = vector
@@ -206,7 +211,9 @@ class TaskOracle:
     def _seed(self, purpose: Purpose, worker: int, round_: int = 0) -> None:
         """Seed PyTorch's generator of the device: ``torch.manual_seed`` would seed those of all devices, and
         takes ninety times as long (measured)."""
-        seed = int(self._randomness.stream(purpose, round_, worker).words(1)[0])
+        self._seed_with(int(self._randomness.stream(purpose, round_, worker).words(1)[0]))
+
+    def _seed_with(self, seed: int) -> None:
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             torch.cuda.default_generators[index].manual_seed(seed)

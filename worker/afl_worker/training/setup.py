@@ -14,6 +14,7 @@ from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
+from afl.core.record_privacy import Account
 from afl.core.secrecy.keys import KeyStore
 from afl.daemon import events
 from afl.errors import ConfigError, DataError, PeerError
@@ -28,8 +29,7 @@ from afl.wire.settings import RunSettings
 from afl_worker.journal import Journals
 from afl_worker.keys import KeyFiles, KeysInMemory
 from afl_worker.options import WorkerOptions
-from afl_worker.training.batched import BatchedOracle
-from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.private import make_oracle
 from afl_worker.training.timings import Spent
 
 if TYPE_CHECKING:
@@ -74,30 +74,41 @@ def set_up(
     _check_frozen(options, type(task).__name__, vector.frozen_digest, welcome.frozen_digest)
     context = TaskContext(run.workers, randomness)
     data = {worker: worker_data(task, worker, context) for worker in workers}
-    oracle = (BatchedOracle if settings.batch_oracles else TaskOracle)(
+    oracle = make_oracle(
         task,
         vector,
         data,
         randomness,
+        run,
+        batched=settings.batch_oracles,
         batch_size=settings.batch_size,
         evaluation_batch_size=settings.evaluation_batch_size,
-        clip_norm=run.clip_norm,
-        held_out=run.held_out,
-        loss_of_held_out=run.dual_loss_held_out,
         spent=spent,
     )
     for worker in workers:
         # What is held out counts as examples that there are: a server could hold out all but one.
         examples = {worker: example_count(data[worker].train)}
         options.policy.check_batch(oracle.batch_size(worker), examples)
+        if worker in oracle.accounts:
+            _open(options, worker, oracle.accounts[worker])
     run = replace(run, tensors=vector.tensors)
     side = worker_side(run, vector.dim, randomness, workers, device, keeps_old=skips)
     journals = None
     if level != "off":
         journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, level)
-    participant = Participant(vector, side, oracle, workers, journal=journals, skips_non_finite=skips)
+    participant = Participant(
+        vector,
+        side,
+        oracle,
+        workers,
+        journal=journals,
+        accounts=oracle.accounts,
+        skips_non_finite=skips,
+    )
     kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
+    if journals is not None:
+        _count_lost(oracle.accounts, kept, journals.damaged(), welcome)
     for worker, entry in kept.items():
         resumed = events.JournalRead(worker=worker, round=entry.report.position.round)
         named = run.named(resumed.round)
@@ -122,6 +133,53 @@ def set_up(
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side, run, vector.dim), masking)
+
+
+def _open(options: WorkerOptions, worker: int, account: Account) -> None:
+    """Say what the run will cost a worker's records, and hold it to what the site's policy allows."""
+    options.policy.check_epsilon(account.planned_epsilon, worker)
+    if options.policy.limits.epsilon is not None:
+        account.limit(options.policy.limits.epsilon)
+    noise, loss_noise = account.privacy.noises
+    event = events.PrivacyPlanned(
+        worker=worker,
+        epsilon=account.planned_epsilon,
+        delta=account.privacy.delta,
+        noise=noise,
+        loss_noise=loss_noise,
+    )
+    LOG.info(
+        "worker %d: %d rounds cost each of its records an epsilon of %.4g at delta %g (noise %.4g, of losses "
+        "%.4g); what evaluations give on test data is told in full",
+        worker,
+        account.planned,
+        event.epsilon,
+        event.delta,
+        noise,
+        loss_noise,
+        extra=event.extra,
+    )
+
+
+def _count_lost(
+    accounts: Mapping[int, Account], kept: Mapping[int, Kept], damaged: Collection[int], welcome: pb.Welcome
+) -> None:
+    """Steps that an earlier process may have taken, and of which the journal has nothing, count as taken."""
+    for entry in welcome.workers:
+        account = accounts.get(entry.worker)
+        if account is None:
+            continue
+        lost = 0
+        if entry.worker in damaged:
+            lost = 1
+        elif entry.worker not in kept and entry.position.round > 1:
+            # Of the rounds before one answer each, and perhaps of the open one.
+            lost = entry.position.round
+        if lost:
+            account.steps += lost
+            event = events.PrivacyCounted(worker=entry.worker, steps=lost)
+            text = "worker %d: its journal lacks what was sent; %d steps count as spent by earlier processes"
+            LOG.warning(text, entry.worker, lost, extra=event.extra)
 
 
 def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:

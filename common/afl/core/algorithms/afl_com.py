@@ -265,8 +265,11 @@ def afl_com_side(
     def eta_q(round_: int) -> float:
         return settings.eta_q * settings.eta_q_factor(round_)
 
+    uniform = settings.dual.options.get("uniform", 0.0)
+    block = None if uniform else settings.block
+
     def half(worker: int) -> AflComWorker:
-        own = OwnWeight(settings.workers, eta_q, settings.block) if settings.hides_losses else None
+        own = OwnWeight(settings.workers, eta_q, block, uniform) if settings.hides_losses else None
         return AflComWorker(
             worker, settings, realizations, device, spare, resends=resends, joins=joins, own_weight=own
         )

@@ -7,13 +7,12 @@ and its keys described, without the seconds that takes.
 from __future__ import annotations
 
 import abc
-import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.dual import DualRule, rule_named
+from afl.core.options import AlgorithmOption
 from afl.core.randomness import SharedRandomness
 
 if TYPE_CHECKING:
@@ -24,69 +23,14 @@ if TYPE_CHECKING:
 
 SHARED_OPTIONS: Final = frozenset(
     {
-        *("block", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
-        *("uplink", "downlink", "schedule", "optimizer", "weight_decay"),
+        *("block", "dual", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
+        *("uplink", "downlink", "schedule", "optimizer", "weight_decay", "final_model"),
     }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""
 
 KEYS: Final = SHARED_OPTIONS | {"name", "rounds", "eta_w", "clip_norm", "smoothness", "sigma_q"}
 """The keys of the configuration's section ``algorithm`` that are no algorithm's own."""
-
-
-@dataclass(frozen=True)
-class AlgorithmOption:
-    """An option of your own algorithm: a key of the configuration's section ``algorithm``.
-
-    Attributes:
-        name: the key.
-        description: what it means, in the docs' words; no capital at the beginning.
-        kind: ``number`` (a float), ``count`` (a whole number), ``flag`` or ``text``.
-        default: what it is where the configuration has none; ``None`` if it must be given.
-        least: of a number or count.
-        most: of a number or count.
-        choices: of a text, if only some are right.
-        unit: empty where it has none.
-    """
-
-    name: str
-    description: str
-    kind: Literal["number", "count", "flag", "text"] = "number"
-    default: float | bool | str | None = None
-    least: float = -math.inf
-    most: float = math.inf
-    choices: tuple[str, ...] = ()
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        assert self.name.isidentifier(), self.name
-        assert self.description, self.name
-        assert self.default is None or self.takes(self.default), f"{self.name}: {self.default!r}"
-
-    def takes(self, value: Any) -> bool:
-        """Whether it may have the value, as read from YAML or JSON."""
-        match self.kind:
-            case "flag":
-                return isinstance(value, bool)
-            case "text":
-                return isinstance(value, str) and (not self.choices or value in self.choices)
-            case "count":
-                return type(value) is int and self.least <= value <= self.most
-            case "number":
-                is_finite = type(value) in {int, float} and abs(value) <= sys.float_info.max
-                return is_finite and self.least <= value <= self.most
-
-    @property
-    def accepted(self) -> str:
-        """What it may be, in words: ``a number from 0 to 1``."""
-        kinds = {"number": "a number", "count": "a whole number", "flag": "true or false", "text": "text"}
-        if self.choices:
-            return " or ".join(self.choices)
-        low = f" from {self.least:g}" if self.least > -math.inf else ""
-        high = f" to {self.most:g}" if low and self.most < math.inf else ""
-        if not low and self.most < math.inf:
-            high = f" of at most {self.most:g}"
-        return kinds[self.kind] + low + high
 
 
 class Algorithm(abc.ABC):
@@ -143,3 +87,13 @@ class Algorithm(abc.ABC):
         from afl.core.algorithms.afl_com import afl_com_side  # noqa: PLC0415  # with PyTorch
 
         return afl_com_side(settings, dim, randomness, workers, device, resends=resends)
+
+
+def dual_rule(settings: AlgorithmSettings) -> DualRule:
+    """The rule that moves the dual weights, as the configuration's ``algorithm.dual`` names it, at q_1.
+
+    It is for an algorithm that ``takes`` the option ``dual`` and all of :data:`afl.core.dual.DUAL_OPTIONS`.
+    """
+    rule = rule_named(settings.dual.name)
+    shared = {option: getattr(settings, option) for option in rule.takes}
+    return rule(settings.workers, **shared, **settings.dual.options)

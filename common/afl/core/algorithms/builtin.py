@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from afl.core.algorithms.algorithm import Algorithm
+from afl.core.algorithms.algorithm import Algorithm, dual_rule
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.dual import DUAL_OPTIONS
 from afl.core.randomness import SharedRandomness
 
 if TYPE_CHECKING:
@@ -25,22 +26,17 @@ class AflCom(Algorithm):
 
     name = "afl-com"
     description = "compresses both ways"
-    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight", "uplink", "downlink"}
+    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss", "final_model", "uplink", "downlink"}
     has_theorems = True
 
     def server(
         self, settings: AlgorithmSettings, params: Tensor, randomness: SharedRandomness
     ) -> ServerAlgorithm:
-        """With KL mirror ascent and restarts."""
+        """With the dual rule of the settings: KL mirror ascent with restarts, or another."""
         from afl.core.algorithms.afl_com import AflComServer
-        from afl.core.dual import CappedWeights, DualRule, DualWeights
         from afl.core.secrecy.hidden_weights import HiddenWeights
 
-        dual: DualRule = DualWeights(settings.workers, settings.eta_q, settings.block)
-        if settings.largest_weight is not None:
-            dual = CappedWeights(settings.workers, settings.eta_q, settings.block, settings.largest_weight)
-        if settings.hides_losses:
-            dual = HiddenWeights(settings.workers)
+        dual = HiddenWeights(settings.workers) if settings.hides_losses else dual_rule(settings)
         return AflComServer(settings, params, randomness, dual)
 
 
@@ -49,7 +45,7 @@ class AflBr(AflCom):
 
     name = "afl-br"
     description = "sends whole vectors"
-    takes = STEPPING | {"block", "dual_loss", "eta_q", "largest_weight"}
+    takes = STEPPING | DUAL_OPTIONS | {"dual", "dual_loss", "final_model"}
 
 
 class Sgda(Algorithm):

@@ -9,6 +9,11 @@ In round t, each operation on a coordinate rounded to float32, in this order; et
     adam:          m <- f(b1) m + f(1 - b1) D;  v <- f(b2) v + f(1 - b2) (D D)
                    w <- w - f(eta c2 / c1) (m / (sqrt(v) + f(epsilon c2)))
 
+and where the final model is the mean over the last n of T rounds, in each of them, with k = t - T + n, from
+mean = 0 on::
+
+    mean <- mean + f(1 / k) (w - mean);  at t = T:  w <- mean
+
 with f rounding to float32 what is computed in float64, ``c1 = 1 - b1^t`` and ``c2 = sqrt(1 - b2^t)``: Adam's
 bias correction (Kingma, Ba 2015, end of section 2, whose epsilon is then that of algorithm 1). A sum or
 difference is of two rounded numbers, never a fused multiply-add.
@@ -35,7 +40,8 @@ class Optimizer:
     """SGD, and what the others have in common.
 
     Attributes:
-        state: what it keeps from round to round, float32 ``[slots, dim]`` where the model lies.
+        state: what it keeps from round to round, float32 ``[slots, dim]`` where the model lies; with one
+            vector more, the last, for the mean of models if the final one is to be that.
     """
 
     slots = 0
@@ -43,7 +49,8 @@ class Optimizer:
     def __init__(self, settings: AlgorithmSettings, dim: int, device: torch.device | str = "cpu") -> None:
         self._settings = settings
         self._choice = settings.optimizer
-        self.state = torch.zeros((self.slots, dim), dtype=torch.float32, device=device)
+        vectors = self.slots + (settings.mean_of_last > 0)
+        self.state = torch.zeros((vectors, dim), dtype=torch.float32, device=device)
 
     def step(self, round_: int, params: Tensor, realization: Realization, update: Compressed) -> None:
         """Move ``params`` (float32 ``[dim]``) by D_t, and the state with it."""
@@ -53,9 +60,24 @@ class Optimizer:
         # What leaves float32's range makes the next loss infinite, which stops the run by name.
         with np.errstate(over="ignore", invalid="ignore"):
             self._move(round_, eta, params, realization, update)
+            self._take_mean(round_, params)
 
     def _move(self, _: int, eta: float, params: Tensor, realization: Realization, update: Compressed) -> None:
         realization.step(params, update, eta)
+
+    def _take_mean(self, round_: int, params: Tensor) -> None:
+        last, rounds = self._settings.mean_of_last, self._settings.rounds
+        since = round_ - max(0, rounds - last)
+        if not last or since < 1:
+            return
+        mean, share = self.state[-1], float(np.float32(1.0 / since))
+        for vectors in _blocks(params, mean):
+            w, m = vectors
+            change = w - m
+            change *= share
+            m += change
+        if round_ == rounds:
+            params.copy_(mean)
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +107,8 @@ class _Dense(Optimizer):
         self, round_: int, eta: float, params: Tensor, realization: Realization, update: Compressed
     ) -> None:
         constants = [float(np.float32(constant)) for constant in self._constants(round_, eta)]
-        for vectors in _blocks(params, realization.decode(update), *self.state):
+        decoded = realization.decode(update).to(params.device)
+        for vectors in _blocks(params, decoded, *self.state[: self.slots]):
             self._move_block(constants, *vectors)
 
     @abc.abstractmethod
@@ -159,12 +182,12 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
-def _blocks(params: Tensor, update: Tensor, *state: Tensor) -> Iterator[tuple[Any, ...]]:
+def _blocks(*vectors: Tensor) -> Iterator[tuple[Any, ...]]:
     """The vectors, to be changed in place: in host memory as numpy's, block by block, so that a block is in
     cache for all operations on it; elsewhere whole, as torch's."""
-    if params.device.type != "cpu":
-        yield params, update.to(params.device), *state
+    if vectors[0].device.type != "cpu":
+        yield vectors
         return
-    arrays = [vector.numpy() for vector in (params, update, *state)]
-    for start in range(0, len(params), BLOCK):
+    arrays = [vector.numpy() for vector in vectors]
+    for start in range(0, len(arrays[0]), BLOCK):
         yield tuple(array[start : start + BLOCK] for array in arrays)

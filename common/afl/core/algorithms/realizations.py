@@ -48,11 +48,15 @@ class Realizations:
         device: torch.device | str = "cpu",
     ) -> None:
         self.uplink = create(settings.uplink.name, dim, settings.uplink.options)
+        # What is additive and idempotent loses nothing on its second way with one realization (Theorem 3).
+        is_one = settings.downlink == settings.uplink and self.uplink.additive_idempotent
         self.downlink = (
-            self.uplink
-            if settings.downlink == settings.uplink
-            else create(settings.downlink.name, dim, settings.downlink.options)
+            self.uplink if is_one else create(settings.downlink.name, dim, settings.downlink.options)
         )
+        # Earlier versions drew a user's own once in that case, and must not be taken for alike. Those built
+        # in that are not additive draw nothing at all.
+        is_own = not type(self.uplink).__module__.startswith("afl.")
+        self._is_apart = settings.downlink == settings.uplink and not is_one and is_own
         # Only the sum of messages that all lie on one grid is known to all copies of the model.
         assert self.downlink is self.uplink or not self.uplink.bits
         self.grid: Grid | None = None
@@ -120,6 +124,7 @@ class Realizations:
                 self._draw(self.uplink, 1)[0].digest_material(),
                 self._draw(self.downlink, 1)[0].digest_material(),
                 b"" if self.grid is None else self._grid_material,
+                b"drawn apart" if self._is_apart else b"",
             )
         )
 
@@ -147,7 +152,7 @@ class Realizations:
             # Room is made first: the round asked for may be the oldest of all.
             while len(self._drawn) >= self._KEPT:
                 del self._drawn[min(self._drawn)]
-            # A downlink of its own is independent of what it compresses, as Theorem 2's proof has it.
+            # Any other downlink is independent of what it compresses, as Theorem 2's proof has it.
             purpose = Purpose.COMPRESSOR if compressor is self.uplink else Purpose.DOWNLINK_COMPRESSOR
             stream = self._randomness.stream(purpose, round_)
             drawn, lengths = compressor.realize(stream, self._device), None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from afl.core.algorithms.schedule import CONSTANT, Schedule
+from afl.core.record_privacy import RecordPrivacy
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,18 @@ class CompressorChoice:
     """A compressor's name and options, before the dimension is known."""
 
     name: str = "identity"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+KL_RESTARTS: Final = "kl-restarts"
+"""The dual rule of the paper."""
+
+
+@dataclass(frozen=True)
+class DualChoice:
+    """The rule that moves the dual weights, and its own options."""
+
+    name: str = KL_RESTARTS
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,6 +64,7 @@ class AlgorithmSettings:
         eta_w: primal step size.
         eta_q: dual step size (DRFA: gamma); only the server uses it.
         largest_weight: alpha, the most that a dual weight may be (AFL-BR, AFL-Com); ``None`` for no cap.
+        dual: the rule that moves the dual weights (AFL-BR, AFL-Com).
         uplink: C for the workers' messages (AFL-Com).
         downlink: C for the broadcast (AFL-Com).
         name: the algorithm.
@@ -63,10 +77,12 @@ class AlgorithmSettings:
             sums.
         schedule: what the step sizes are multiplied by in each round.
         optimizer: how every copy of the model steps along D.
+        mean_of_last: of how many last rounds' models the final one is the mean; 0 where it is the last.
         weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
         held_out: the share of each worker's training records that gives no gradients.
         dual_loss_held_out: whether the losses that move the dual weights are of held-out records.
+        records: what protects each record of a worker's; ``None`` for nothing.
         tensors: the lengths of the model's parameter tensors; empty where all are one.
         own: the values of :attr:`afl.core.algorithms.algorithm.Algorithm.options`, by name.
     """
@@ -82,15 +98,18 @@ class AlgorithmSettings:
     local_steps: int = 1
     sampled: int | None = None
     largest_weight: float | None = None
+    dual: DualChoice = DualChoice()
     weigh_by_samples: bool = False
     secure_aggregation: bool = False
     hides_losses: bool = False
     schedule: Schedule = CONSTANT
     optimizer: OptimizerChoice = OptimizerChoice()
+    mean_of_last: int = 0
     weight_decay: float = 0.0
     clip_norm: float | None = None
     held_out: float = 0.0
     dual_loss_held_out: bool = False
+    records: RecordPrivacy | None = None
     tensors: tuple[int, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,5 +1,6 @@
 """KL mirror ascent of which nobody sees all: each worker keeps its own dual weight, and the server learns the
-sum that they are divided by (equation 3 of the paper, with its restarts)."""
+sum that they are divided by (equation 3 of the paper, with its restarts or a fixed share of uniform
+weights)."""
 
 from __future__ import annotations
 
@@ -36,18 +37,22 @@ class OwnWeight:
     """One worker's dual weight.
 
     ``u_i = q_i exp(eta_q l_i)`` is told under a mask; once the server has said ``Z = sum_i u_i``, the next
-    weight is ``u_i / Z``, or 1/m after a restart.
+    weight is ``u_i / Z``, or 1/m after a restart; or ``(1 - uniform) u_i / Z + uniform / m``.
 
     Args:
         workers: m.
         eta_q: dual step size of a round, 1-based.
-        block: B.
+        block: B; ``None`` for no restarts.
+        uniform: the share of uniform weights (:class:`afl.core.dual.FixedShare`).
     """
 
-    def __init__(self, workers: int, eta_q: Callable[[int], float], block: int) -> None:
+    def __init__(
+        self, workers: int, eta_q: Callable[[int], float], block: int | None, uniform: float = 0.0
+    ) -> None:
         self._workers = workers
         self._eta_q = eta_q
         self._block = block
+        self._uniform = uniform
         self._told = (0, 0)
         """The last round of which u was told, and u in fixed point."""
 
@@ -59,10 +64,12 @@ class OwnWeight:
             total: Z of the round before, as the server has told it; of no use in a round after a restart.
         """
         told, u = self._told
-        if (round_ - 1) % self._block == 0 or told != round_ - 1 or total <= 0:
+        restarts = self._block is not None and (round_ - 1) % self._block == 0
+        if restarts or told != round_ - 1 or total <= 0:
             # Who has lost what it told begins at 1/m: Z makes all weights add up to 1 again.
             return 1.0 / self._workers
-        return math.ldexp(u, -FRACTION_BITS) / total
+        own = math.ldexp(u, -FRACTION_BITS) / total
+        return (1.0 - self._uniform) * own + self._uniform / self._workers
 
     def share(self, round_: int, weight: float, loss: float) -> tuple[int, int]:
         """u and the loss of a round, in fixed point.

@@ -57,7 +57,7 @@ def card_of(
         "data": {"description": description or config.run.description, "workers": config.workers},
         "task": config.task.model_dump(mode="json", include={"name", "options", "batch_size"}),
         "algorithm": _settings(config),
-        "privacy": config.privacy.model_dump(mode="json"),
+        "privacy": config.privacy.model_dump(mode="json", exclude_none=True),
         "evaluation": source.evaluation and _evaluation(source.evaluation, source.rounds),
         "sites": [] if source.sites.hides else [_site(row) for row in source.sites.rows],
         "communication": source.sent and _communication(source.sent, source.synchronizations, whole),
@@ -99,6 +99,7 @@ def _settings(config: Config) -> dict[str, Any]:
             settings[way] = {"name": compressor.name, **compressor.options}
     names = ("dual_loss", "largest_weight", "local_steps", "sampled", "weighting")
     options = {name: value for name in names if (value := getattr(algorithm, name)) is not None}
+    options |= {"dual": algorithm.dual_section} if algorithm.dual_section else {}
     return settings | options | algorithm.stepping | algorithm.own
 
 

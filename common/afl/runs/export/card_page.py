@@ -44,6 +44,12 @@ def page_of(card: Mapping[str, Any]) -> str:
         f"{data['workers']} worker{'s' * (data['workers'] != 1)} trained, each on data of its own. The "
         f"server saw {_told(card['evaluation'], card['privacy'])}, and no examples."
     )
+    if records := card["privacy"].get("records"):
+        shared += (
+            " Each record is protected by noise that its site added (`privacy.records`): `privacy_epsilon` "
+            f"below is at delta {records['delta']:g}, for one record that is replaced. What was measured on "
+            "test data has no noise."
+        )
     stored = (
         f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
         "trained ones in float32, others in their own types."

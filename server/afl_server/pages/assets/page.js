@@ -195,6 +195,7 @@ function drawServed(chart, worst, mean, kind, metric, name) {
     about: said || all ? `${title(metric)} over the rounds.${said || all}` : `No ${metric} yet.`,
     note: [
       every > 1 ? `every ${every}th evaluation` : "",
+      history.block && xs.length ? `the last one ${(xs.at(-1) - 1) % history.block + 1} rounds after a restart, of ${history.block}` : "",
       hides ? "" : history.workers > FEW ? "in grey: all workers, and the middle half of them" : "in grey: each worker",
     ].filter(Boolean).join("; "),
   });

@@ -1,0 +1,167 @@
+"""Gradients and losses that protect each record: clipped one by one, summed, and noised.
+
+Which records a minibatch has, the noise, and what a task draws (dropout, augmentation) come from the site's
+own randomness, a fresh key of the operating system for each step. The run's seed, which the server knows,
+has no part in it, so nothing here can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.model.parameters import ParameterVector
+from afl.core.randomness import SharedRandomness
+from afl.core.record_privacy import METRIC, Account, RecordPrivacy
+from afl.core.vectors import Weighted
+from afl.errors import ConfigError, TaskError
+from afl.tasks.base import Batch, Task, WorkerData
+from afl.tasks.dtypes import telling_types
+from afl_worker.training.batched import BatchedOracle, LossModule
+from afl_worker.training.examples import mapped
+from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.per_record import RecordGradients, tensors_of
+
+MEMORY: Final = 256 * 2**20
+"""Bytes of the gradients of single records that are held at once; at least one record's are."""
+
+
+class PrivateOracle(TaskOracle):
+    """A :class:`TaskOracle` whose gradients and losses are private, and counted.
+
+    Args:
+        records: what is asked for.
+        rounds: that are planned.
+        memory: of single records' gradients, in bytes.
+
+    Raises:
+        ConfigError: if ``delta`` is above 1/n for a worker, the noise cannot be found, or a worker has fewer
+            records than a minibatch.
+        TaskError: if the model mixes records, or has buffers that are averaged.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        vector: ParameterVector,
+        data: Mapping[int, WorkerData],
+        randomness: SharedRandomness,
+        *,
+        records: RecordPrivacy,
+        rounds: int,
+        batch_size: int,
+        memory: int = MEMORY,
+        **options: Any,
+    ) -> None:
+        super().__init__(task, vector, data, randomness, batch_size=batch_size, **options)
+        _refuse_mixing(vector)
+        for worker in data:
+            count = self.train_examples(worker)
+            if count < batch_size:
+                raise ConfigError(
+                    f"worker {worker} has {count} training records, fewer than task.batch_size "
+                    f"({batch_size}); with privacy.records a minibatch is drawn among more"
+                )
+            self.accounts[worker] = Account(
+                worker, records, records=count, batch_size=batch_size, rounds=rounds
+            )
+        self._gradients = RecordGradients(type(task).__name__, LossModule(task, vector.module), memory)
+        self._has_looked = False
+        self._sum = torch.empty_like(vector.values)
+
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """Raise ConfigError: a loss on a minibatch of its own is not accounted for."""
+        raise ConfigError(
+            f"worker {worker}, round {round_}: the algorithm asks for a loss on a minibatch of its own, "
+            "which privacy.records does not account for"
+        )
+
+    def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
+        """As :meth:`TaskOracle.evaluate`, with what has been spent: test data are told of in full."""
+        means, count = super().evaluate(worker)
+        if METRIC in means:
+            raise TaskError(
+                f"{type(self._task).__name__}.metrics returned a metric called {METRIC}, which has another "
+                "meaning with privacy.records; give it another name"
+            )
+        return {**means, METRIC: self.accounts[worker].epsilon}, count
+
+    def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:  # noqa: ARG002
+        account, part = self.accounts[worker], self._examples[worker].train
+        account.spend()
+        privacy, size = account.privacy, part.batch_size
+        noise, loss_noise = privacy.noises
+        secret = np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16))))
+        chosen = secret.choice(part.count, size, replace=False, shuffle=False)
+        self._seed_with(int.from_bytes(os.urandom(8)))
+        batch = self._augmented_one_by_one(part.batch(torch.from_numpy(chosen), self._device))
+        sums = torch.split(self._sum.zero_(), list(self._vector.tensors))
+        by_name = {f"module.{name}": values for name, values in zip(self._vector.names, sums, strict=True)}
+        if not self._has_looked:
+            self._has_looked = True
+            with telling_types(self.module(worker, training=False), batch):
+                self._gradients.look_at(batch)
+        with telling_types(self.module(worker, training=True), batch):
+            loss = self._gradients.add_clipped(batch, size, privacy.clip, privacy.loss_clip, by_name)
+        loss += secret.normal(scale=loss_noise * privacy.loss_clip)
+        for values in sums:
+            # In float64: of noise that was rounded before it is added, more could be told.
+            noised = torch.from_numpy(secret.normal(scale=noise * privacy.clip, size=len(values)))
+            values.copy_(noised.to(self._device).add_(values).div_(size))
+        return loss / size, size, Weighted([self._sum], [len(self._sum)], scale)
+
+    def _augmented_one_by_one(self, batch: Batch) -> Batch:
+        """Each record as the task augments it alone: what mixes records would let one change them all."""
+        if type(self._task).augment is Task.augment:
+            return batch
+        generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), signed=True))
+        ones = [
+            self._task.augment(mapped(lambda tensor, at=at: tensor[at : at + 1], batch), generator)
+            for at in range(len(tensors_of(batch)[0]))
+        ]
+        return mapped(lambda *tensors: torch.cat(tensors), *ones)
+
+
+def _refuse_mixing(vector: ParameterVector) -> None:
+    for name, layer in vector.module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  # the base of all of them
+            raise TaskError(
+                f"the layer {name or 'model'} ({type(layer).__name__}) mixes the records of a minibatch, so "
+                "that none can be protected alone; use GroupNorm or LayerNorm with privacy.records"
+            )
+    if vector.buffers.size:
+        raise TaskError(
+            'the model has floating-point buffers that are averaged (`buffers = "mean"`), which '
+            'privacy.records does not protect; use `buffers = "local"`'
+        )
+
+
+def make_oracle(
+    task: Task,
+    vector: ParameterVector,
+    data: Mapping[int, WorkerData],
+    randomness: SharedRandomness,
+    settings: AlgorithmSettings,
+    *,
+    batched: bool,
+    **options: Any,
+) -> TaskOracle:
+    """The oracle that a run's settings ask for; ``options`` are :class:`TaskOracle`'s.
+
+    Raises what the oracles raise.
+    """
+    options |= {
+        "clip_norm": settings.clip_norm,
+        "held_out": settings.held_out,
+        "loss_of_held_out": settings.dual_loss_held_out,
+    }
+    if settings.records is not None:
+        private: dict[str, Any] = {"records": settings.records, "rounds": settings.rounds}
+        return PrivateOracle(task, vector, data, randomness, **private, **options)
+    return (BatchedOracle if batched else TaskOracle)(task, vector, data, randomness, **options)
