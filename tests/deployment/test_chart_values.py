@@ -96,6 +96,8 @@ def test_a_site_s_wrong_value_is_refused_and_the_key_is_named(site: Values, said
 def test_more_workers_than_the_server_waits_for_are_refused() -> None:
     """Their ids would be refused by the server, again and again."""
     assert build("cluster", {"server": {"workers": 4}, "site": {"firstId": 2, "count": 2}})
+    elsewhere = {"host": "a.example.org", "egressTo": [{"ipBlock": {"cidr": "203.0.113.7/32"}}]}
+    assert build("cluster", {"server": {"workers": 4}, "site": {"firstId": 9, "count": 2, **elsewhere}})
     with pytest.raises(
         AssertionError, match=r"name workers up to 4, and server\.workers is 4: ids begin with 0"
     ):
