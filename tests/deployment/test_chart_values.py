@@ -150,6 +150,22 @@ def test_odd_values_are_taken_as_they_are() -> None:
     assert claim["spec"]["storageClassName"] == "1e3"
 
 
+def test_whom_server_and_workers_call_beside() -> None:
+    """A tracker and a collector of traces are behind the policies too, and have names."""
+    rule = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
+    for egress in ([], [rule]):
+        documents = build("cluster", {"networkPolicy": {"egress": egress}})
+        server, worker = (
+            the(documents, "NetworkPolicy", name)["spec"]["egress"] for name in ("afl-server", "afl-worker")
+        )
+        (dns,) = [each for each in worker if each["ports"][0]["port"] == 53]
+        assert [each for each in server if each != dns] == egress
+        assert (dns in server) == bool(egress), "the server calls nobody"
+        assert [each for each in worker if each != dns][1:] == egress
+    with pytest.raises(AssertionError, match="missing property 'ports'"):
+        build("cluster", {"networkPolicy": {"egress": [{"to": rule["to"]}]}})
+
+
 def test_a_site_may_have_a_token_and_no_certificate() -> None:
     token = "--token-file=/etc/afl/tls/token-$(AFL_WORKER_ID)"
     site = {"tls": {"certificate": None, "key": None}, "extraArgs": [token]}
