@@ -81,7 +81,7 @@ class Naming(logging.Filter):
 
 class _EverMoreRarely(logging.Filter):
     """Of each line of OpenTelemetry's code the first, second, fourth, eighth and so on pass: while a
-    collector is away it would write several of them every few seconds, for as long as the run lasts."""
+    collector is away it writes several of them every few seconds, for as long as the run lasts."""
 
     def __init__(self) -> None:
         super().__init__()
