@@ -21,7 +21,7 @@ HELP = "find the settings that serve the worst worker best"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.description = (
-        "Search step sizes, their schedule, block length, rounds, bits and weight decay by the worst worker's"
+        "Search step sizes, block length, bits and weight decay by the worst worker's"
         " value on held-out records; then compare the best on test records, and write it as a configuration."
     )
     parser.add_argument("config", type=expanded, metavar="CONFIG", help="the run's configuration (YAML)")
@@ -33,8 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=expanded, metavar="FILE", help=output)
     out = "trials go to DIR/CONFIG, and a search that is there goes on (default: tuning)"
     parser.add_argument("--out", type=expanded, default=Path("tuning"), metavar="DIR", help=out)
-    lost = "the share of its value under plain averaging that a site may lose; 1: all of it (default: 0.05)"
-    parser.add_argument("--most-lost", type=above_zero, default=0.05, metavar="SHARE", help=lost)
+    lost = (
+        "how much less than under plain averaging a site may have of a metric between 0 and 1, such as AUC;"
+        " of any other, which share of it; 1: all of it (default: 0.05)"
+    )
+    parser.add_argument("--most-lost", type=above_zero, default=0.05, metavar="LOST", help=lost)
     federation = (
         "run the trials over a real federation, one after the other: a server as CONFIG has it, for workers"
         " that were started with --again"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Sequence
-from typing import Self
+from pathlib import Path
+from typing import Final, Self
 
 
 class ExitCode(enum.IntEnum):
@@ -49,6 +50,10 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130, "stopped by SIGINT or SIGTERM; the same command resumes the run"
 
 
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Of an OSError: space, or what a user may have of it, has run out."""
+
+
 def why_unwritable(error: OSError) -> str:
     """Why a folder cannot be made or written, for a message."""
     if isinstance(error, FileExistsError | NotADirectoryError):
@@ -59,7 +64,7 @@ def why_unwritable(error: OSError) -> str:
 def why_unwritten(error: OSError) -> str:
     """Why a file of a run could not be written, for a message; of what can be put right also how."""
     why = error.strerror or str(error)
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in DISK_FULL:
         why += "; free some space, and start the server again to resume the run"
     elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         why += "; make it writable, and start the server again to resume the run"
@@ -220,3 +225,11 @@ class RunAbortedError(AflError):
     """The run ended before its last round."""
 
     exit_code = ExitCode.ABORTED
+
+
+def cannot_begin(directory: Path, error: OSError) -> AflError:
+    """That no run can begin in a directory; on a disk that is full, it can once it no longer is."""
+    where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
+    if error.errno in DISK_FULL:
+        return StorageError(f"{where}; free some space, and start the server again")
+    return ConfigError(f"{where}; name another directory")

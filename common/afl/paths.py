@@ -5,23 +5,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
-from afl.errors import AflError, ConfigError, StorageError
+from afl.errors import DISK_FULL, AflError, ConfigError, StorageError
 
 _MAY_NOT = "this process may not look or write there; name another path, or run it as a user who may"
+
+_MORE_FILES = "allow more open files (ulimit -n, LimitNOFILE= of a unit)"
 
 _ADVICE = {
     errno.EACCES: _MAY_NOT,
     errno.EPERM: _MAY_NOT,
     errno.ENAMETOOLONG: "a name has at most 255 bytes and a path 4095; name a shorter one",
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
 }
+
+FIFO_WAIT_S = 10.0
 
 _start = Path()
 """The folder that this process was started in; that in which it is now, until :func:`begin_here`."""
@@ -43,7 +50,7 @@ def naming_paths(kind: type[AflError] = ConfigError, option: str = "") -> Iterat
         reason = _about_path(error)
         if not reason:
             raise
-        kind = StorageError if error.errno in {errno.ENOSPC, errno.EDQUOT} else kind
+        kind = StorageError if error.errno in DISK_FULL else kind
         raise kind(f"{option}: {reason}" if option else reason) from error
 
 
@@ -54,7 +61,7 @@ def _about_path(error: OSError) -> str:
     if isinstance(error.filename, str | bytes | os.PathLike):  # else nothing, or a descriptor
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
         return f"{reason}; {_ADVICE.get(error.errno or 0, 'name another path')}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in DISK_FULL:
         return f"{error.strerror}; free some space"
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         return f"{error.strerror}; let TMPDIR name a folder that can be written"
@@ -71,6 +78,19 @@ def kind_of(path: Path) -> Literal["folder", "file", ""]:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     return "folder" if stat.S_ISDIR(mode) else "file"
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file that a person named, to be read. A FIFO is waited for :data:`FIFO_WAIT_S` at most: as one that a
+    shell makes of a command it has a writer, or else it would be waited for without a word."""
+    if not path.is_fifo():
+        return path.open("rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not select.select([descriptor], [], [], FIFO_WAIT_S)[0]:
+        os.close(descriptor)
+        raise OSError(errno.EAGAIN, f"it is a FIFO, and nobody has written to it for {FIFO_WAIT_S:g} s", path)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
 
 
 def expanded(path: str | Path) -> Path:

@@ -89,11 +89,13 @@ def test_what_the_units_start_is_a_federation_under_mutual_tls(tmp_path: Path) -
     for worker in range(3):
         identities.worker(str(worker))
     config = completed({**CONFIG, "server": {"tls": tls(server, identities.ca)}}, Path("runs/first"))
+    (etc / "site.yaml").write_text(f"audit: {var}/audit.jsonl\n", encoding="utf-8")
     (etc / "server.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     processes: list[Process] = []
 
-    def start(name: str, instance: str = "", **variables: str) -> Process:
-        command = unit(name)["ExecStart"].replace("%i", instance)
+    def start(name: str, instance: str = "", options: str = "", **variables: str) -> Process:
+        # Systemd splits the value of an unquoted variable into words.
+        command = unit(name)["ExecStart"].replace("%i", instance).replace("$AFL_OPTIONS", options)
         for key, value in variables.items():
             command = command.replace(f"${{{key}}}", value)
         assert "$" not in command
@@ -107,7 +109,13 @@ def test_what_the_units_start_is_a_federation_under_mutual_tls(tmp_path: Path) -
         first = start("afl-server.service")
         port = first.wait_for("listening")["port"]
         workers = [
-            start("afl-worker@.service", str(worker), AFL_SERVER=f"localhost:{port}") for worker in range(3)
+            start(
+                "afl-worker@.service",
+                str(worker),
+                options="" if worker else "--policy /etc/afl/site.yaml --http 127.0.0.1:0",
+                AFL_SERVER=f"localhost:{port}",
+            )
+            for worker in range(3)
         ]
         first.expect(0)
         for worker in workers:
@@ -116,3 +124,12 @@ def test_what_the_units_start_is_a_federation_under_mutual_tls(tmp_path: Path) -
         for process in processes:
             process.close()
     assert (var / "runs/first/summary.json").exists()
+    assert (var / "audit.jsonl").exists()
+
+
+def test_options_need_no_other_unit() -> None:
+    """A second ExecStart is an error of systemd's: the operator's options are words of the first. Not to name
+    any is no warning in the journal."""
+    settings = unit("afl-worker@.service")
+    assert settings["ExecStart"].endswith(" $AFL_OPTIONS")
+    assert settings["Environment"] == "AFL_OPTIONS="

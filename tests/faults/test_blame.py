@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,15 @@ def test_what_a_worker_ends_on(of: str, code: ExitCode, said: str, is_traced: bo
         assert failed["message"].startswith(f"worker 0, round 1 failed: {said}")
         for process in (worker, federation.server) if is_traced else ():
             process.expect_traceback("journal.py")
+
+
+def test_a_task_that_ends_the_process_as_if_all_were_well_is_said_to(tmp_path: Path) -> None:
+    with Federation(unlucky("exit"), tmp_path) as federation:
+        worker = federation.start("0", "--task", "tests_tasks:Unlucky")
+        worker.expect(ExitCode.CONFIG)
+        (ended,) = worker.logged("ended")
+        said = r".*/tests_tasks\.py:\d+ ended this process with os\._exit\(0\) before the run was over"
+        assert re.match(said, ended["message"])
 
 
 def test_a_server_that_cannot_allocate_its_broadcast_ends_and_is_resumed(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ours.worker(ids)
         ours.token(ids)
     ours.worker("3", "expired", days=-30)
+    ours.early("3")
     ours.worker("x", "nameless")
     mail = x509.RFC822Name._init_without_validation("afl:worker:3")  # noqa: SLF001  # as others sign it
     ours.called("misnamed", x509.DNSName("afl:worker:0-3"), mail)
@@ -138,6 +139,11 @@ UNREACHED = {
     ),
     "a certificate that has expired": Case(
         "mutual", "--ca CA --certificate expired.pem --key expired.key", "expired.pem expired on 2"
+    ),
+    "a certificate that is not valid yet": Case(
+        "mutual",
+        "--ca CA --certificate early-3.pem --key early-3.key",
+        "early-3.pem is not valid before 2",
     ),
     "a certificate by another authority": Case(
         "mutual",

@@ -14,7 +14,7 @@ from afl import __version__
 from afl.errors import ExitCode
 from afl.runs.export.card import card_of
 from afl.runs.export.source import find
-from afl.runs.versions import Version, read_versions
+from afl.runs.versions import read_versions
 from afl.wire.frames import PROTOCOL
 from support import Federation, Proxy, result_of, run_together
 from support.process import KIT
@@ -118,8 +118,12 @@ def test_a_run_that_the_old_began_goes_on_with_the_new_to_the_bit(
         assert (changed["before"], changed["version"]) == (older.version, newer.version)
         assert changed["round"] >= 14
     assert result_of(federation) == undisturbed
-    versions = [Version(older.version, 0), Version(newer.version, changed["round"])]
-    assert read_versions(federation.directory) == versions
+    versions = [(older.version, 0), (newer.version, changed["round"])]
+    written = read_versions(federation.directory)
+    assert [(each.version, each.round) for each in written] == versions
+    assert not federation.server.logged("arithmetic_changed")
+    assert written[0].arithmetic in {"", written[1].arithmetic}, "a release may have written none"
+    assert written[1].arithmetic
     shown = f"{older.version}, {newer.version} after round {changed['round']}"
     assert federation.summary()["afl_versions"] == shown
     source = find(federation.directory, "final", tmp_path / "copy.safetensors")
@@ -186,3 +190,27 @@ def test_a_version_that_computes_otherwise_waits_before_it_has_computed(tmp_path
         assert "this worker (afl 99.2.0) draws or computes something else" in worker.text
         assert len(federation.server.logged("refused")) > 1
         assert federation.status()["round"] == 0
+
+
+def test_a_run_that_is_resumed_under_other_arithmetic_goes_on_and_is_told_once(tmp_path: Path) -> None:
+    changes = {"common/afl/core/arithmetic.py": {"\nETA_W = 0.125\n": "\nETA_W = 0.25\n"}}
+    other = release_of_tree(tmp_path / "other", __version__, changes)
+    with Federation(CONFIG, tmp_path / "run") as federation:
+        federation.start("0-1")
+        federation.wait_until(lambda status: status["round"] >= 15)
+        (began,) = read_versions(federation.directory)
+        assert began.arithmetic
+        federation.workers[0].kill()
+        for is_told in (True, False):
+            federation.server.kill()
+            server = federation.start_server(environment=other.environment)
+            server.wait_for("listening")
+            assert bool(server.logged("arithmetic_changed")) == is_told
+        assert not server.logged("version_changed")
+        federation.start("0-1", environment=other.environment)
+        federation.finish()
+    first, second = read_versions(federation.directory)
+    assert first == began
+    assert second.version == began.version
+    assert second.round >= 14
+    assert second.arithmetic != began.arithmetic

@@ -73,6 +73,11 @@ class Identities:
         begin = dt.datetime.now(dt.UTC) - dt.timedelta(days=1) + dt.timedelta(seconds=seconds)
         return self.written(f"brief-{ids}", self.authority.for_worker(ids, begin, 1))
 
+    def early(self, ids: str) -> Pair:
+        """Workers' certificate that is valid from tomorrow on, in files."""
+        begin = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+        return self.written(f"early-{ids}", self.authority.for_worker(ids, begin, 30))
+
     def token(self, ids: str, *, is_known: bool = True) -> Path:
         """A file with a new token, whose hash is in the file of tokens unless it is not known."""
         token = new_token()

@@ -236,7 +236,8 @@ class Poisoned(_Linear):
 
 
 class Unlucky(_Linear):
-    """Memory runs out, a helper process is killed, or a line of afl's own fails, as its option says."""
+    """Memory runs out, a helper process is killed, the process ends, or a line of afl's own fails, as its
+    option says."""
 
     def __init__(self, of: str) -> None:
         self._of = of
@@ -252,6 +253,11 @@ class Unlucky(_Linear):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._of == "memory":
             torch.empty(1 << 56)
+        if self._of == "exit":
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, "a forked process ends as it pleases"
+            os._exit(0)
         if self._of == "helper":
             self._helped = self._helped or iter(DataLoader(_Doomed(), num_workers=1))
             next(self._helped)

@@ -21,7 +21,7 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Report
 from afl.core.participant import Kept
 from afl.daemon import events
 from afl.daemon.fault_points import reached
-from afl.errors import ConfigError, StorageError
+from afl.errors import DISK_FULL, ConfigError, StorageError
 from afl.paths import from_start
 from afl.runs import durable
 from afl.runs.durable import DamagedError, InUseError, OtherVersionError, Record, Section
@@ -203,10 +203,10 @@ class Journal:
         try:
             yield
         except OSError as error:
+            advice = "name another directory with --journal, or turn it off in the run (worker.journal: off)"
             raise StorageError(
                 f"{self._path} cannot be used ({error.strerror}): the journal must be written before "
-                "anything is sent; name another directory with --journal, or turn it off in the run "
-                "(worker.journal: off)"
+                f"anything is sent; {'free some space' if error.errno in DISK_FULL else advice}"
             ) from error
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from os import _exit
 from types import FrameType
 from typing import Any
 
@@ -366,4 +367,4 @@ def task_option(text: str) -> tuple[str, Any]:
 def _leave_at_once(number: int, _frame: FrameType | None) -> None:
     # Nothing has begun, and an exception could be lost in whatever is being imported.
     os.write(sys.stderr.fileno(), f"afl-worker: stopped by {signal.Signals(number).name}\n".encode())
-    os._exit(ExitCode.INTERRUPTED)
+    _exit(ExitCode.INTERRUPTED)

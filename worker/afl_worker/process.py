@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import os
 import signal
 from types import FrameType
+from typing import NoReturn
 
 from afl.config.address import Address
 from afl.daemon import events
@@ -30,6 +33,7 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
         http: where to serve pages for probes and Prometheus.
         stays: wait for a signal once the run is complete.
     """
+    _watch_exits()
     traced = tracing("afl-worker")
     runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:
@@ -75,3 +79,23 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(each, signal.SIG_DFL)
     end_children()
     raise SignalError(signal.Signals(number).name)
+
+
+def _watch_exits() -> None:
+    """Whatever calls ``os._exit(0)`` in this process from here on is a task's code, or what that uses: the
+    run is not complete then. Processes forked from this one end as they please."""
+    own = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == own:
+            status = ExitCode.CONFIG
+            frame = inspect.stack()[1]
+            LOG.error(
+                "%s:%d ended this process with os._exit(0) before the run was over; a task must not",
+                frame.filename,
+                frame.lineno,
+                extra=events.Ended(code=int(status)).extra,
+            )
+        end(status)
+
+    end, os._exit = os._exit, leave

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from rich.console import Console
 
 from afl.config import Config, load_config
-from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError, cannot_begin, why_unwritten
 from afl.paths import as_argument, expanded, kind_of
 from afl.runs.durable import own_folder
 from afl.runs.files import STATE_FOLDER
@@ -109,8 +109,7 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Path) -> Exi
     except OSError as error:
         if kind_of(directory / STATE_FOLDER):
             raise StorageError(f"{plan.logs.parent} cannot be written: {why_unwritten(error)}") from error
-        where = f"run.directory: {directory} cannot be written: {why_unwritable(error)}"
-        raise ConfigError(f"{where}; name another directory") from error
+        raise cannot_begin(directory, error) from error
     if config.privacy.secure_aggregation:
         keys = directory / "peers"
         plan = replace(plan, worker=[*plan.worker, *by_key(keys, config.workers)])

@@ -19,6 +19,7 @@ from afl.config.problems import InvalidConfigError, KeyPath, Problem, dotted, sh
 from afl.config.schema import BROKEN_RULE, Config, Section
 from afl.config.source import LARGEST_TEXT, Origin, Tree, Value, read_yaml
 from afl.core.algorithms.algorithm import KEYS
+from afl.paths import opened
 
 _S = TypeVar("_S", bound=Section)
 
@@ -95,7 +96,7 @@ def _read(text: str, source: str, environment: Mapping[str, str], model: type[Se
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             found, accepted = f"more than {_LARGEST_FILE:,} bytes", f"at most {LARGEST_TEXT:,} characters"

@@ -269,7 +269,7 @@ class Algorithm(Section):
     dual_loss: Annotated[Literal["training", "held-out"] | None, Null("training")] = None
     """which loss moves a worker's dual weight: that of the minibatch that gave its gradient (drfa: of one of
     its own), or that of a minibatch of the examples that task.held_out holds out"""
-    local_steps: Annotated[Count | None, Unit("steps"), Null("1")] = None
+    local_steps: Annotated[Annotated[int, Field(ge=1, le=10**6)] | None, Unit("steps"), Null("1")] = None
     """tau, a worker's steps between two synchronizations"""
     sampled: Annotated[Count | None, Unit("workers"), Null("all workers")] = None
     """b, how many workers a synchronization draws"""

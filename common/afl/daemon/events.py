@@ -115,6 +115,14 @@ class VersionChanged(Event):
     round: Annotated[int, "the last update round that was closed before"]
 
 
+class ArithmeticChanged(Event):
+    """A server that computes otherwise than the one before it resumes the run, which does not come to the
+    result that it would have had."""
+
+    before: Annotated[str, "the version of afl of the server before"]
+    round: Annotated[int, "the last update round that was closed before"]
+
+
 class Stopping(Event):
     """A server that was asked to stop, or has given up waiting for workers, ends after its open step."""
 

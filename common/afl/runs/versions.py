@@ -20,10 +20,16 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Version:
-    """A server's version, and the last update round that was closed when it took over."""
+    """A server's version.
+
+    Attributes:
+        round: the last update round that was closed when it took over.
+        arithmetic: a digest of what it computes of fixed numbers, in hexadecimal; empty where it wrote none.
+    """
 
     version: str
     round: int
+    arithmetic: str = ""
 
 
 def read_versions(directory: Path) -> list[Version]:
@@ -36,10 +42,15 @@ def read_versions(directory: Path) -> list[Version]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         # A run has at least one.
-        first, *later = (Version(words(str(entry["version"])), int(entry["round"])) for entry in entries)
+        first, *later = (
+            Version(
+                words(str(entry["version"])), int(entry["round"]), words(str(entry.get("arithmetic", "")))
+            )
+            for entry in entries
+        )
     except FileNotFoundError:
         return [Version(UNKNOWN, 0)]
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); put it back from a backup, or remove it: it only says which "
             "versions of afl the run has had"

@@ -15,15 +15,14 @@ from typing import Final
 
 from afl.daemon import events
 from afl.errors import ConfigError
-from afl.paths import from_start
+from afl.paths import from_start, opened
 
 EXPIRES_SOON_S: Final = 14 * 24 * 3600.0  # how long before its end a certificate is warned of
 _ENCRYPTED: Final = "the key is encrypted, and nobody can type its passphrase; decrypt it"
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 # A certificate's dates in DER (RFC 5280, 4.1.2.5): a sequence of two, each UTCTime or GeneralizedTime.
-_EXPIRY: Final = re.compile(
-    rb"\x30[\x1e-\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))", re.DOTALL
-)
+_DATE: Final = rb"(?:\x17\x0d(\d{12}Z)|\x18\x0f(\d{14}Z))"
+_DATES: Final = re.compile(rb"\x30[\x1e-\x22]" + _DATE + _DATE, re.DOTALL)
 
 MOST_BYTES: Final = 16 * 1024**2
 """More than any bundle or list of tokens has; a device, which a path may name too, has no end."""
@@ -101,7 +100,7 @@ def _ascii(pem: bytes) -> str:
 def read_file(path: Path, name: str) -> bytes:
     """The bytes of a file that a person named; :class:`ConfigError` if it cannot be read, or is too large."""
     try:
-        with from_start(path).open("rb") as file:
+        with opened(from_start(path)) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from error
@@ -112,16 +111,29 @@ def read_file(path: Path, name: str) -> bytes:
 
 def expires_at(pem: bytes, source: str) -> float:
     """When the first certificate in PEM expires, in Unix time; :class:`ConfigError` if there is none."""
+    return validity(pem, source)[1]
+
+
+def validity(pem: bytes, source: str) -> tuple[float, float]:
+    """From when on and until when the first certificate in PEM is valid, in Unix time.
+
+    Raises:
+        ConfigError: if there is none.
+    """
     match = _PEM.search(_ascii(pem))
     if match is None:
         raise ConfigError(f"{source} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     try:
-        short, long = _EXPIRY.findall(ssl.PEM_cert_to_DER_cert(match[0]))[0]
-        # Two digits of a year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
-        digits = long or (b"19" if short[:2] >= b"50" else b"20") + short
-        return dt.datetime.strptime(f"{digits.decode()}+0000", "%Y%m%d%H%M%SZ%z").timestamp()
+        *begin, short, long = _DATES.findall(ssl.PEM_cert_to_DER_cert(match[0]))[0]
+        return _unix_time(*begin), _unix_time(short, long)
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{source} holds a damaged certificate") from error
+
+
+def _unix_time(short: bytes, long: bytes) -> float:
+    # Two digits of a year: 50 to 99 are of the last century (RFC 5280, 4.1.2.5.1).
+    digits = long or (b"19" if short[:2] >= b"50" else b"20") + short
+    return dt.datetime.strptime(f"{digits.decode()}+0000", "%Y%m%d%H%M%SZ%z").timestamp()
 
 
 def serial_of(pem: bytes, source: str) -> int:

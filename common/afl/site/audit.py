@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from afl.errors import DataError, StorageError
+from afl.errors import DISK_FULL, DataError, StorageError
 from afl.runs.durable import sync_folder
 
 BEGINNING: Final = "0" * 64
@@ -155,9 +155,10 @@ class AuditLog:
         except DataError as error:
             raise StorageError(f"{error}; keep that file, and name another log in the policy") from error
         except OSError as error:
+            is_full = error.errno in DISK_FULL
             raise StorageError(
                 f"{self._path} cannot be used ({error.strerror}): nothing is sent that is not in the audit "
-                "log before; name another file in the policy (audit)"
+                f"log before; {'free some space' if is_full else 'name another file in the policy (audit)'}"
             ) from error
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from typing import get_args
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, get_args
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from afl.config.quantities import shown_bytes
 from afl.core.algorithms.base import ServerAlgorithm, WorkerSide
 from afl.core.algorithms.realizations import Realizations
 from afl.core.algorithms.settings import AlgorithmSettings
@@ -15,9 +21,11 @@ from afl.core.arithmetic import arithmetic
 from afl.core.model.buffers import BufferPolicy
 from afl.core.model.parameters import DIGEST_BYTES, FrozenPolicy, ParameterVector
 from afl.core.randomness import Purpose, SharedRandomness
-from afl.errors import TaskError
+from afl.errors import OutOfMemoryError, TaskError
 from afl.tasks.base import Task, TaskContext, WorkerData
 from afl.user_code import calling
+
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def build_module(task: Task, seed: int) -> nn.Module:
@@ -28,7 +36,7 @@ def build_module(task: Task, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with calling(f"{type(task).__name__}.model()"):
+        with calling(f"{type(task).__name__}.model()"), _within_memory(f"{type(task).__name__}.model()"):
             module = task.model()
     kind = type(task).__name__
     if not isinstance(module, nn.Module):
@@ -40,6 +48,38 @@ def build_module(task: Task, seed: int) -> nn.Module:
                 f"{kind}.{name} is {policy!r}; it must be one of {', '.join(map(repr, policies))}"
             )
     return module
+
+
+def require_memory(what: str, needed: int) -> None:
+    """Raise OutOfMemoryError if this machine has not ``needed`` bytes: a run's settings can make a model or
+    data of any size, and the kernel would end the process in the middle of it, or another."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        there = min(there, int(_CGROUP_LIMIT.read_text(encoding="ascii")))
+    if needed > there:
+        raise OutOfMemoryError(
+            f"{what} takes at least {shown_bytes(needed)} of memory, and this machine has "
+            f"{shown_bytes(there)}; give the task smaller sizes in its options, or run it on a larger machine"
+        )
+
+
+@contextlib.contextmanager
+def _within_memory(what: str) -> Iterator[None]:
+    """What a module registers is counted before anything is written to it."""
+    total = 0
+
+    def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal total
+        if parameter is not None and not parameter.is_meta:
+            total += parameter.nbytes
+            # As vector, gradient, residual and message.
+            require_memory(what, 4 * total)
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def build_vector(

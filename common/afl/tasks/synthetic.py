@@ -51,6 +51,7 @@ from torch import Tensor, nn
 
 from afl.core.randomness import Purpose
 from afl.tasks.base import Batch, Task, TaskContext, WorkerData
+from afl.tasks.initialization import require_memory
 from afl.tasks.options import TaskOptions, parse_options
 
 _INITIAL = 0.1
@@ -59,9 +60,9 @@ _INITIAL = 0.1
 class SyntheticOptions(TaskOptions):
     """Options of ``synthetic``."""
 
-    dim: int = Field(default=100, ge=1)
+    dim: int = Field(default=100, ge=1, le=2**31 - 1)
     """number of parameters d"""
-    examples: int = Field(default=256, ge=2, multiple_of=2)
+    examples: int = Field(default=256, ge=2, le=2**31 - 2, multiple_of=2)
     """training examples of each worker, in antithetic pairs"""
     scale: float = Field(default=1.0, gt=0)
     """upper bound of each worker's risk R_i"""
@@ -81,7 +82,9 @@ class Point(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.full((dim,), _INITIAL, dtype=torch.float32))
+        # Registered before it is filled: what this machine has no memory for is refused in between.
+        self.w = nn.Parameter(torch.empty(dim, dtype=torch.float32))
+        nn.init.constant_(self.w, _INITIAL)
 
     def forward(self) -> Tensor:
         """The parameters w, float32 ``[dim]``."""
@@ -119,6 +122,7 @@ class Synthetic(Task):
         each pair takes ``dim + 1`` of them, ``zeta`` first. Pair ``k`` is the examples ``2k`` and ``2k + 1``.
         """
         assert 0 <= worker < context.workers
+        require_memory(f"{type(self).__name__}.data({worker})", self.options.examples * self.options.dim)
         dim, pairs = self.options.dim, self.options.examples // 2
         centre = torch.from_numpy(self.centre(worker, context))
         stream = context.randomness.stream(Purpose.SYNTHETIC_DATA, worker=worker)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from os import _exit  # a worker puts another in its place for tasks
 from types import FrameType
 
 from afl.errors import AflError, ExitCode
@@ -95,7 +96,7 @@ def _end_soon(program: str, code: int) -> None:
             )
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            _exit(code)
 
     if _left():
         threading.Thread(target=end, name="afl-end", daemon=True).start()
@@ -160,6 +161,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if any(outer.f_code.co_filename == _IMPORTING for outer, _ in traceback.walk_stack(frame)):
         # In the middle of an import an exception may be lost, or end the process from C++.
         os.write(2, b"interrupted\n")
-        os._exit(ExitCode.INTERRUPTED)
+        _exit(ExitCode.INTERRUPTED)
     end_children()
     raise KeyboardInterrupt

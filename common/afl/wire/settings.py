@@ -39,6 +39,9 @@ LEAST_SECONDS, MOST_SECONDS = 0.01, 86400.0
 LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 """As ``server.chunk_bytes`` takes."""
 
+MOST_LOCAL_STEPS = 10**6
+"""As ``algorithm.local_steps`` takes: between two synchronizations a worker is bound to them."""
+
 LARGEST_COUNT = 2**53
 """What a float64 holds exactly, too."""
 
@@ -139,7 +142,7 @@ class RunSettings:
             ("batch_size", self.batch_size, 1, LARGEST_COUNT),
             ("evaluation_batch_size", self.evaluation_batch_size, 1, LARGEST_COUNT),
             ("block", parameters.block, 1, LARGEST_COUNT),
-            ("local_steps", parameters.local_steps, 1, LARGEST_COUNT),
+            ("local_steps", parameters.local_steps, 1, MOST_LOCAL_STEPS),
             ("sampled", parameters.sampled or 1, 1, LARGEST_COUNT),
         ):
             if not least <= value <= most:

@@ -23,7 +23,7 @@ class Admission:
         self._layout_hash = run.engine.model.layout_hash()
         self._frozen_digest = run.engine.model.frozen_digest
         algorithm, dim = run.engine.algorithm, run.engine.model.dim
-        self._realization_digest = realization_digest(algorithm, algorithm.settings, dim)
+        self.realization_digest = realization_digest(algorithm, algorithm.settings, dim)
 
     def of_join(self, join: Joined) -> str:
         """Why a Join is refused; empty if it is not."""
@@ -76,7 +76,7 @@ class Admission:
 
     def of_arithmetic(self, ready: Ready, version: str) -> str:
         """Why a Ready is refused that would compute otherwise; empty if it is not."""
-        if hmac.compare_digest(ready.realization_digest, self._realization_digest):
+        if hmac.compare_digest(ready.realization_digest, self.realization_digest):
             return ""
         return (
             f"the shared randomness differs, or what is computed with it: this worker (afl {version}) "

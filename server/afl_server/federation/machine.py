@@ -55,6 +55,8 @@ class Federation(Rounds):
         self._told_faults: set[tuple[str, int | None]] = set()
         """The lines that raised, of faults whose traceback was logged."""
         membership = self._membership
+        self.realization_digest = membership.admission.realization_digest
+        """Of what this server draws and computes, as :func:`realization_digest` has it."""
         self._member_handlers: dict[type[events.Event], Callable[[Member, Any], Job[None] | None]] = {
             events.FrameCame: self._frame_came,
             events.Joined: membership.join,

@@ -41,7 +41,7 @@ class Membership:
         self.informed: set[int] = set()
         self._run = run
         self._members = run.members
-        self._admission = Admission(run)
+        self.admission = Admission(run)
         self._claimants: dict[int, list[Member]] = {}
         """By the id of a member that is asked whether it is alive: those that claim one of its workers."""
 
@@ -94,7 +94,7 @@ class Membership:
         if not forbidden and (other_version := version_refusal(event)):
             self.refuse(member, other_version, GoodbyeStatus.OTHER_VERSION)
             return
-        refusal = forbidden or self._admission.of_join(event)
+        refusal = forbidden or self.admission.of_join(event)
         if refusal:
             self.refuse(member, refusal)
             return
@@ -209,8 +209,8 @@ class Membership:
             raise ProtocolError("a Ready that does not offer a key of each worker, where the run needs them")
         assert member.join is not None
         version, status = member.join.package_version, None
-        refusal = self._admission.of_ready(event)
-        if not refusal and (refusal := self._admission.of_arithmetic(event, version)):
+        refusal = self.admission.of_ready(event)
+        if not refusal and (refusal := self.admission.of_arithmetic(event, version)):
             # An upgrade is then what helps, and may come.
             status = None if version == __version__ else GoodbyeStatus.OTHER_VERSION
         refusal = refusal or self._residual_refusal(member)

@@ -175,6 +175,9 @@ class _Parts:
             now,
             is_resumed=run.checkpoint is not None,
         )
+        records.arithmetic = self.federation.realization_digest.hex()
+        if run.checkpoint is None:
+            records.note_version()
         self._dual_window = DualWindow.of(config)
         self._rate = Rate()
         checkpointing = None

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,12 +22,13 @@ from afl._version import __version__
 from afl.config import Config, dump_config
 from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
-from afl.errors import ConfigError, DataError, ExitCode, StorageError, why_unwritable, why_unwritten
+from afl.errors import ConfigError, DataError, ExitCode, StorageError, cannot_begin, why_unwritten
 from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.files import CONFIG_FILE, LINES, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
+from afl.runs.shapes import check_values, damage_named
 from afl.runs.sites import SiteTable
 from afl.runs.versions import VERSIONS_FILE, Version, read_versions, shown_versions, write_versions
 from afl.wire.accounting import WireCount
@@ -65,6 +66,9 @@ class RunRecords:
     first_round: Mapping[str, Any] | None = None
     last_evaluation: Evaluation | None = None
     round_seconds: float = 0.0
+
+    arithmetic: str = ""
+    """Of this process, as :class:`Version` has it."""
 
     _file: TextIO | None = None
     _ahead: Sequence[Mapping[str, Any]] = ()
@@ -106,15 +110,20 @@ class RunRecords:
 
         Raises:
             ConfigError: if it holds a run already, or cannot be written.
+            StorageError: if its disk is full; another try finds the directory as it was.
         """
         cls.claim(directory)
         records = cls(run_id, directory, config)
-        with _making(directory):
+        with _making(directory), contextlib.ExitStack() as failed:
+            # The next try would take them for a run.
+            for name in (CONFIG_FILE, METRICS_FILE):
+                failed.callback((directory / name).unlink, missing_ok=True)
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
             write_versions(directory, records.versions)
             # By lines, so that a server that is killed leaves all rounds that it closed.
             (directory / METRICS_FILE).touch(mode=OWNER_ONLY)
             records._file = (directory / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+            failed.pop_all()
         return records
 
     @classmethod
@@ -150,8 +159,12 @@ class RunRecords:
             )
         for number, line in enumerate(content[:whole].splitlines(), 1):
             try:
-                records._read_again(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                with damage_named(METRICS_FILE):
+                    entry = json.loads(line)
+                    if (shape := LINES.get(str(entry["event"]))) is not None:
+                        check_values(entry, shape, METRICS_FILE)
+                    records._read_again(entry)
+            except DataError as error:
                 raise StorageError(
                     f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
                     "or remove it to continue without the metrics so far"
@@ -187,7 +200,7 @@ class RunRecords:
         """
         with self._writing(METRICS_FILE):
             self._metrics.truncate()
-        self._note_version()
+        self.note_version()
         ahead, self._ahead = self._ahead, ()
         last_round = 0 if self.round is None else self.round.synchronization
         last_evaluation = self.ranking.last.round if self.ranking.last else -1
@@ -196,21 +209,37 @@ class RunRecords:
             sum(line["event"] == "evaluation" and line["round"] > last_evaluation for line in ahead),
         )
 
-    def _note_version(self) -> None:
-        """Write down, and say, that another version resumes the run."""
-        last, now = self.versions[-1].version, self.round.round if self.round else 0
-        if last == __version__:
+    def note_version(self) -> None:
+        """Write down this server's version and arithmetic; say where they are not those of the one before."""
+        last, now = self.versions[-1], self.round.round if self.round else 0
+        is_other = last.version != __version__
+        computes_otherwise = last.arithmetic not in {"", self.arithmetic}
+        if is_other or computes_otherwise:
+            self.versions.append(Version(__version__, now, self.arithmetic))
+        elif last.arithmetic != self.arithmetic:
+            self.versions[-1] = replace(last, arithmetic=self.arithmetic)
+        else:
             return
-        self.versions.append(Version(__version__, now))
         with self._writing(VERSIONS_FILE):
             write_versions(self.directory, self.versions)
-        LOG.info(
-            "afl %s resumes a run of afl %s, after round %d",
-            __version__,
-            last,
-            now,
-            extra=events.VersionChanged(before=last, version=__version__, round=now).extra,
-        )
+        if is_other:
+            LOG.info(
+                "afl %s resumes a run of afl %s, after round %d",
+                __version__,
+                last.version,
+                now,
+                extra=events.VersionChanged(before=last.version, version=__version__, round=now).extra,
+            )
+        if computes_otherwise:
+            LOG.warning(
+                "this server computes otherwise than the one before it (of afl %s), with other versions of "
+                "NumPy or PyTorch or by other rules of afl: the run goes on after round %d, but not to the "
+                "result that it would have had. Workers must compute as this server does. For the result to "
+                "the bit, stop now and resume with what the run began with, from a backup",
+                last.version,
+                now,
+                extra=events.ArithmeticChanged(before=last.version, round=now).extra,
+            )
 
     def _shown_versions(self) -> dict[str, str]:
         """All versions, where the run has had more than one."""
@@ -523,6 +552,4 @@ def _making(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"run.directory: {directory} cannot be written: {why_unwritable(error)}; name another directory"
-        ) from error
+        raise cannot_begin(directory, error) from error

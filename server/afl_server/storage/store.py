@@ -27,7 +27,7 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.core.rounds.results import Evaluation, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
-from afl.errors import ConfigError, StorageError, why_unwritable, why_unwritten
+from afl.errors import StorageError, cannot_begin, why_unwritten
 from afl.runs import durable
 from afl.runs.durable import DamagedError, Record, Section
 
@@ -119,9 +119,7 @@ class RunStore:
         except OSError as error:
             if is_there:
                 raise StorageError(f"{folder} cannot be written: {why_unwritten(error)}") from error
-            raise ConfigError(
-                f"run.directory: {folder} cannot be written: {why_unwritable(error)}; name another directory"
-            ) from error
+            raise cannot_begin(folder, error) from error
         self._log = -1
         self._log_bytes = 0
         self._log_name = ""

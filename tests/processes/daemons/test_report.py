@@ -98,6 +98,9 @@ def test_nothing_of_it_comes_from_elsewhere_and_no_other_script_may_run(tmp_path
     assert "unsafe" not in policy[1]
     assert not re.search(r"<(link|script|img)[^>]* (src|href)=\"(?!data:)", text)
     assert text.count("<script") == 3
+    assert re.search(
+        r"Over whole blocks: worst accuracy 0\.\d{3} \(mean over workers 0\.\d{3}\), mean of ", text
+    )
 
 
 def test_a_run_that_goes_on_and_one_of_before_there_were_weights(browser: Any, tmp_path: Path) -> None:

@@ -121,6 +121,24 @@ def test_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.4900" in capsys.readouterr().out
 
 
+def test_metrics_where_dual_weights_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics_lines(15)]
+    for line in lines:
+        if line["event"] == "evaluation":
+            line |= {"block": 4, "rounds_since_restart": (line["round"] - 1) % 4 + 1}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    text = " ".join(shown.replace("\u2502", " ").split())
+    # Rounds 12 to 15.
+    assert (
+        "worst accuracy 0.135 (mean over workers 0.900), mean of 4 evaluations in the last 4 rounds" in text
+    )
+    rows = [line.split("\u2502") for line in shown.splitlines() if "kB" in line]
+    assert [(row[1].strip(), row[2].strip()) for row in rows][-3:] == [("13", "1"), ("14", "2"), ("15", "3")]
+
+
 def test_metrics_without_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(metrics_lines(3, accuracy=False)) + "\n")

@@ -298,6 +298,9 @@ def test_an_evaluation_is_shown_with_the_task_s_own_metrics() -> None:
     assert describe_standing({**STANDING, "worst_accuracy": None, "own_metrics": own}) == (
         "worker 2 at round 120: loss 2 (mean over workers 1), mae 1.5 (mean 1)"
     )
+    phased = describe_standing({**STANDING, "rounds_since_restart": 10})
+    assert phased.startswith("worker 2 at round 120, 10 after a restart of the weights: accuracy 0.250 ")
+    assert "restart" not in describe_standing({**STANDING, "rounds_since_restart": 10}, at_length=False)
 
 
 WAY = {"wire_bytes": 500, "float_equivalents_as_bytes": 400}

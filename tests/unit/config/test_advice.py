@@ -19,7 +19,7 @@ from afl.core.rounds.phases import (
 from afl.runs.metrics import over_blocks
 from afl.theory import block_length
 from afl_lab.simulation.run import simulate
-from afl_lab.tuning.space import fixed_overrides
+from afl_lab.tuning.space import can_be_cut, fixed_overrides
 
 RAND_K = {"name": "rand-k", "ratio": 0.1}
 
@@ -81,6 +81,8 @@ def test_auto_is_a_number_wherever_it_is_used(tmp_path: Path) -> None:
     assert not keys_of(config_of("auto"))
     # Trials whose blocks differ are compared at the same rounds.
     assert "evaluation.every=30" in fixed_overrides(config_of("auto"))
+    assert can_be_cut(config_of("auto"))
+    assert not can_be_cut(config_of("auto", final_model="block-mean"))
     simulate(config_of("auto", seed=1, rounds=60, block=10), tmp_path, saves_models=False)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line for line in lines if line["event"] == "evaluation"]

@@ -50,6 +50,8 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
             },
             "faults": {"divergence": {"max_loss": 1}, "update_norm": {"times": 10}},
             "server": {"tls": {"certificate": "c", "key": "k"}},
+            "worker": {"journal": "machine"},
+            "privacy": {"records": {"clip": 1, "delta": 1e-5, "noise": 1}},
         }
     )
     actual = _flat(config.model_dump(mode="json"))
@@ -59,7 +61,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
     } | {f"algorithm.dual.{option.name}" for name in rule_names() for option in rule_named(name).options}
     assert set(keys) == set(actual) | own
     words = {None: "null", True: "true", False: "false"}
-    given = {"algorithm.eta_q"}
+    given = {"algorithm.eta_q", "privacy.records.noise", "worker.journal"}
     for name, key in keys.items():
         if (
             name not in given | own
@@ -78,6 +80,7 @@ def test_the_documented_keys_are_those_of_the_schema_with_their_defaults() -> No
         "algorithm.uplink.ratio",
         "algorithm.downlink.ratio",
         "faults.divergence.max_loss",
+        "privacy.records.delta",
         "server.tls.certificate",
         "server.tls.key",
     }

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shlex
+import threading
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from afl import paths
 from afl.config import Config, InvalidConfigError, compressors, config_from_mapping, load_config
 from afl.core.algorithms.registry import algorithm_names
 from afl.core.compressors import compressor_names
@@ -775,6 +777,24 @@ def test_a_directory(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         load_config(tmp_path)
     assert [str(p) for p in caught.value.problems] == [problem(str(tmp_path), "a directory", "a YAML file")]
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_is_read_once_somebody_writes_to_it_and_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell makes one of `--config <(command)`."""
+    path = tmp_path / "server.yaml"
+    os.mkfifo(path)
+    writer = threading.Timer(0.2, path.write_text, ["workers: none"])
+    writer.start()
+    with pytest.raises(InvalidConfigError) as caught:
+        load_config(path)
+    writer.join()
+    assert any("none" in str(each) for each in caught.value.problems)
+    monkeypatch.setattr(paths, "FIFO_WAIT_S", 0.1)
+    with pytest.raises(InvalidConfigError, match=r"a FIFO, and nobody has written to it for 0\.1 s"):
+        load_config(path)
 
 
 def test_a_path_that_is_none() -> None:

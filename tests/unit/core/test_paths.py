@@ -26,6 +26,11 @@ from afl.paths import as_argument, begin_here, expanded, from_start, kind_of, na
             StorageError,
             "--out: r: No space left; free some space",
         ),
+        (
+            OSError(errno.EMFILE, "Too many open files", "r"),
+            DataError,
+            "--out: r: Too many open files; allow more open files (ulimit -n",
+        ),
         (OSError(errno.EDQUOT, "Quota"), StorageError, "--out: Quota; free some space"),
     ],
 )

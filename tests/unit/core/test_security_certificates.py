@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from afl import paths
 from afl.errors import ConfigError
 from afl.security.certificates import (
     expires_at,
@@ -20,6 +22,7 @@ from afl.security.certificates import (
     read_authorities,
     read_pair,
     shown_time,
+    validity,
     warn_if_open,
 )
 from support.identities import BelowRoot, Identities
@@ -37,6 +40,16 @@ def test_a_pair(ours: Identities) -> None:
     read = read_pair(pair.certificate, pair.key, names=NAMES)
     assert (read.certificate, read.key) == (pair.certificate.read_bytes(), pair.key.read_bytes())
     assert "PRIVATE" not in repr(read)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_that_nobody_writes_to_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "ca.pem")
+    monkeypatch.setattr(paths, "FIFO_WAIT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"^--ca .*ca\.pem cannot be read: it is a FIFO, and nobody"):
+        read_authorities(tmp_path / "ca.pem", "--ca")
 
 
 def test_pairs_that_cannot_be_used(ours: Identities, tmp_path: Path) -> None:
@@ -92,6 +105,7 @@ def test_the_dates_of_a_certificate(year: int) -> None:
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     found = expires_at(b"text before\n" + pem, "x")
     assert found == end.timestamp()
+    assert validity(pem, "x") == (begin.timestamp(), end.timestamp())
     assert shown_time(found) == f"{year}-06-07 08:09 UTC"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl.errors import ConfigError
+from afl_server.network import reloading
 from afl_server.network.authentication import Authentication
 from support.identities import Identities, serial_line, tls
 
@@ -93,6 +96,30 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
     assert events == ["reload_failed", "reload_failed", "reloaded"]
     assert "what was there before stays in use: server.tokens" in caplog.records[0].getMessage()
     assert "cannot be read: No such file" in caplog.records[1].getMessage()
+
+
+def test_tokens_that_could_not_be_read_for_a_moment_are_tried_again(
+    ours: Identities, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all descriptors are in use: the file itself does not change again."""
+    first, second = token_of(ours.token("0")), token_of(ours.token("3", is_known=False))
+    gate = gate_of(tokens=str(ours.tokens))
+    ours.know("3", second[0].removeprefix("Bearer "))
+    monkeypatch.setattr(reloading, "RETRY_S", 0.0)
+    with caplog.at_level(logging.INFO):
+        with monkeypatch.context() as moment:
+            moment.setattr(Path, "open", no_descriptor)
+            for _ in range(3):
+                assert gate.identify([], first).permission.forbids([0]) == ""
+            assert gate.identify([], second).permission.refusal
+        assert gate.identify([], second).permission.forbids([3]) == ""
+    events = [record.event for record in caplog.records]  # type: ignore[attr-defined]
+    assert events == ["reload_failed", "reloaded"]
+    assert "cannot be read: Too many open files" in caplog.records[0].getMessage()
+
+
+def no_descriptor(path: object, *_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
 
 def test_a_peer_that_is_in_is_looked_at_again_once_tokens_have_changed(ours: Identities) -> None:

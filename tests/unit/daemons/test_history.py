@@ -148,6 +148,28 @@ def test_a_full_disk_is_told_of_the_file_that_it_was_full_for(
     assert (directory / "metrics.jsonl").stat().st_size == size
 
 
+def test_a_run_that_a_full_disk_keeps_from_beginning_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor starts again after the exit code of a full disk, and not after a wrong configuration's."""
+    run = FakeRun(tmp_path / "other", workers=2)
+    run.close()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    directory = tmp_path / "run"
+    monkeypatch.setattr(records_module, "write_versions", full)
+    with pytest.raises(StorageError) as failed:
+        RunRecords.create("x", directory, run.config)
+    assert str(failed.value) == (
+        f"run.directory: {directory} cannot be written: No space left on device; free some space, and start "
+        "the server again"
+    )
+    monkeypatch.undo()
+    RunRecords.create("x", directory, run.config).close()
+
+
 def test_a_line_that_is_none_is_told_with_its_number(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", workers=2)
     run.play(3)

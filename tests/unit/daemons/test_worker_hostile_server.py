@@ -56,6 +56,7 @@ class OneWelcome:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"local_steps": 10**6 + 1}, "local_steps is 1000001; it must be from 1 to 1000000"),
         ({"threads": 2**31}, "threads is 2147483648; it must be from 1 to 1024"),
         ({"heartbeat": 1e300}, "heartbeat_seconds is 1e+300"),
         ({"heartbeat": 1e-300}, "heartbeat_seconds is 1e-300"),

@@ -88,6 +88,8 @@ def test_what_is_allowed(tmp_path: Path, text: str, task: str) -> None:
             "its default; the options that may be set are none",
         ),
         ("algorithms: [afl-com]", "algorithms", "afl-br", "one of afl-com"),
+        ("algorithms: []", "algorithms", "afl-br", "none: the list is empty"),
+        ("tasks: {}", "tasks", "synthetic", "none: the list is empty"),
         ("min_workers: 4", "min_workers", "3 workers", "at least 4"),
         ("max_rounds: 99", "max_rounds", "100 rounds", "at most 99"),
         ("secure_aggregation: required", "secure_aggregation", "false", "privacy.secure_aggregation: true"),

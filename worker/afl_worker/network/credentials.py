@@ -66,35 +66,40 @@ class CredentialFiles:
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
             if path is not None:
                 certificates.warn_if_open(LOG, option, path)
-        end, text = self._expiry()
+        (_, end), text = self._validity()
         if end - time.time() < certificates.EXPIRES_SOON_S:
             event = events.CertificateExpires(file=str(self.certificate), expires=end)
             LOG.warning("%s", text, extra=event.extra)
 
-    def expired(self) -> str:
-        """That this worker's own certificate has expired, by this machine's clock; empty if it has not.
-        Raises ConfigError if it cannot be read."""
-        end, text = self._expiry()
-        return text if end <= time.time() else ""
+    def out_of_date(self) -> str:
+        """That this worker's own certificate has expired or is not valid yet, by this machine's clock; empty
+        if it is valid. Raises ConfigError if it cannot be read."""
+        (begin, end), text = self._validity()
+        return "" if begin <= time.time() < end else text
 
     @property
     def certificate_expiry(self) -> float | None:
         """When this worker's own certificate expires, in Unix time; ``None`` if it has none, or none that can
         be read."""
         try:
-            end, _ = self._expiry()
+            (_, end), _ = self._validity()
         except ConfigError:
             return None
         return end if math.isfinite(end) else None
 
-    def _expiry(self) -> tuple[float, str]:
-        """When this worker's certificate expires, in Unix time, and how a message says that."""
+    def _validity(self) -> tuple[tuple[float, float], str]:
+        """From when on and until when this worker's certificate is valid, in Unix time, and what a message
+        says of it."""
         if self.certificate is None:
-            return math.inf, ""
+            return (-math.inf, math.inf), ""
         pem = certificates.read_file(self.certificate, "--certificate")
-        end = certificates.expires_at(pem, str(self.certificate))
-        when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
-        return end, f"--certificate {self.certificate} {when}; put a new one in its place"
+        begin, end = certificates.validity(pem, str(self.certificate))
+        if begin > time.time():
+            when = f"is not valid before {certificates.shown_time(begin)}; is this machine's clock right?"
+        else:
+            when = f"{'expires' if end > time.time() else 'expired'} on {certificates.shown_time(end)}"
+            when += "; put a new one in its place"
+        return (begin, end), f"--certificate {self.certificate} {when}"
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def _of_tls(plain: socket.socket, address: Address, files: CredentialFiles) -> s
         return (
             f"{address} requires a certificate from this worker: give one with --certificate FILE --key FILE"
         )
-    return f"{address} refuses this worker's certificate: {files.expired() or _of_refused(files)}"
+    return f"{address} refuses this worker's certificate: {files.out_of_date() or _of_refused(files)}"
 
 
 def _of_refused(files: CredentialFiles) -> str:

@@ -1,5 +1,8 @@
 {{/* The release's name, with the chart's unless that is in it. Long ones keep a hash, so that two do not become one. */}}
 {{- define "afl.name" -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) }}
+{{- fail (printf "the release cannot be called %s: its Services are named after it, and Kubernetes wants a letter first, and no dots" .Release.Name) }}
+{{- end -}}
 {{- $name := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
 {{- if gt (len $name) 40 }}{{ printf "%s-%s" (trunc 33 $name | trimSuffix "-") (sha256sum $name | trunc 6) }}
 {{- else }}{{ $name }}{{ end -}}
@@ -8,7 +11,7 @@
 {{/* What selects this release's objects, and with a component its pods: no other release's. */}}
 {{- define "afl.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- define "afl.serverSelector" -}}
 {{ include "afl.selector" . }}
@@ -36,10 +39,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "afl.serverSecret" -}}
-{{ .Values.server.tls.secret | default (printf "%s-server" (include "afl.name" .)) }}
+{{ .Values.server.tls.secret | default (printf "%s-server" (include "afl.name" .)) | quote }}
 {{- end -}}
 {{- define "afl.workerSecret" -}}
-{{ .Values.site.tls.secret | default (printf "%s-worker" (include "afl.name" .)) }}
+{{ .Values.site.tls.secret | default (printf "%s-worker" (include "afl.name" .)) | quote }}
 {{- end -}}
 
 {{- define "afl.count" -}}
@@ -85,7 +88,7 @@ imagePullSecrets: {{ toJson . }}
 {{- define "afl.claim" -}}
 accessModes: [ReadWriteOnce]
 {{- with .className }}
-storageClassName: {{ . }}
+storageClassName: {{ quote . }}
 {{- end }}
-resources: {requests: {storage: {{ .size }}}}
+resources: {requests: {storage: {{ toJson .size }}}}
 {{- end -}}
