@@ -62,6 +62,7 @@ def test_a_worker_that_is_killed_sends_what_it_had_drawn_and_counts_it_once(tmp_
             kept.append(newest(next(tmp_path.glob("afl-journal/*/worker-1.journal"))))
         last = federation.start("1", *policy)
         federation.finish()
+        assert last.logged("privacy_planned")[0]["epsilon"] <= 8.0
         assert last.logged("journal_read")
         assert not last.logged("privacy_counted")
         spent = last.logged("privacy_spent")[-1]
