@@ -20,7 +20,15 @@ from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.names import named, names_of, with_names
 from afl.outside import plain, printable
 from afl.paths import expanded, kind_of
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event, read_model
+from afl.runs.files import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    metrics_entries,
+    of_event,
+    read_model,
+    read_summary,
+)
 from afl.runs.metrics import (
     HIDDEN,
     MOST_SHOWN,
@@ -35,6 +43,7 @@ from afl.runs.metrics import (
     ranked,
     worst_loss,
 )
+from afl.runs.shapes import damage_named
 from afl.runs.sites import SiteTable
 from afl.runs.versions import read_versions, shown_versions
 from afl.terminal.by_site import BySite
@@ -69,7 +78,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     for index, part in enumerate(described(options.path, None if options.all else MOST_ROWS)):
         if index:
             console.print()
-        console.print(part)
+        # Some rows are made only now.
+        with damage_named(str(options.path)):
+            console.print(part)
     return ExitCode.OK
 
 
@@ -96,11 +107,10 @@ def described(path: Path, limit: int | None) -> list[RenderableType]:
     if describer is None:
         raise ConfigError(f"{path}: not a file that afl writes or reads; inspect takes {_KINDS}")
     try:
-        return describer(path, limit)
+        with damage_named(str(path)):
+            return describer(path, limit)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except KeyError as error:
-        raise DataError(f"{path}: lacks {error}; was it written by another version of afl?") from error
 
 
 def _model(path: Path, limit: int | None) -> list[RenderableType]:
@@ -242,16 +252,16 @@ def _own_of(entry: Mapping[str, Any]) -> OwnMetrics:
 
 def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON, or damaged: {error}") from error
-    summary = plain(summary)
-    if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY_KEYS:
+    if not isinstance(found, dict) or not found.keys() >= _SUMMARY_KEYS:
         raise ConfigError(f"{path}: JSON, but not the summary of a run; inspect takes {_KINDS}")
+    summary = read_summary(path)
     communication = summary["communication"]
     parts = table("what", *(f"{direction}>" for direction in communication), title="Bytes on the wire")
     for division in ("wire_bytes_by_kind", "payload_bytes_by_part"):
-        for name in next(iter(communication.values()))[division]:
+        for name in communication["uplink"][division]:
             parts.add_row(name, *(shown_bytes(count[division][name]) for count in communication.values()))
         parts.add_section()
     parts.add_row("all", *(shown_bytes(count["wire_bytes"]) for count in communication.values()))

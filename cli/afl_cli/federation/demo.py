@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import shutil
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from afl.config.quantities import shown_bytes, shown_seconds
 from afl.errors import ConfigError, ExitCode, why_unwritable
 from afl.optional_dependencies import INSTALL_HINT
 from afl.paths import as_argument, expanded
-from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event
+from afl.runs.files import METRICS_FILE, SUMMARY_FILE, metrics_entries, model_file, of_event, read_summary
 from afl.runs.metrics import hidden_figures, ranked
 from afl.security.identity import WorkerIds
 from afl.terminal.display import RunDisplay
@@ -176,7 +175,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def result_table(directory: Path, *, seconds: float) -> RenderableType:
     """What came of a run, for someone who has not seen one before."""
-    summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = read_summary(directory / SUMMARY_FILE)
     entries, _ = metrics_entries(directory / METRICS_FILE)
     evaluations = of_event(entries, "evaluation")
     first, last = evaluations[0], evaluations[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import afl_server
 from afl.config import Config, dump_config
 from afl.errors import AflError, ExitCode
 from afl.runs.durable import own_folder, write_whole
-from afl.runs.files import STATE_FOLDER, SUMMARY_FILE
+from afl.runs.files import STATE_FOLDER, SUMMARY_FILE, read_summary
 from afl_cli.federation.children import Children
 from afl_cli.federation.local import failure_of
 
@@ -75,7 +74,7 @@ class Served(Children):
 def _ended(directory: Path) -> dict[str, Any] | None:
     """The summary of a run that is over."""
     try:
-        summary: dict[str, Any] = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = read_summary(directory / SUMMARY_FILE)
     except FileNotFoundError:
         return None
     return summary if summary["result"] in {"ok", "diverged"} else None

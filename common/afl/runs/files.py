@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from afl.errors import DataError
 from afl.outside import plain
+from afl.runs.shapes import EvaluationLine, RoundLine, Summary, check_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,12 @@ SUMMARY_FILE = "summary.json"
 EVENTS_FILE = "events.json"
 STATE_FOLDER = "state"
 TRACKERS_FOLDER = "trackers"
+
+LINES: Final[Mapping[str, type[RoundLine | EvaluationLine]]] = {
+    "round": RoundLine,
+    "evaluation": EvaluationLine,
+}
+"""The lines of the metrics, by their ``event``."""
 
 MODEL_NAMES = ("final", "random", "best")
 
@@ -84,7 +91,7 @@ def read_model(path: Path) -> StoredModel:
 def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The lines of a run's metrics, and whether the last one is cut: a server may be writing it.
 
-    :class:`DataError` if a line before it is no JSON object.
+    :class:`DataError` if a line before it is no JSON object, or a value in one is of another type than ours.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     entries: list[dict[str, Any]] = []
@@ -95,11 +102,31 @@ def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
             if number == len(lines) and entries:
                 return entries, True
             raise DataError(f"{path}:{number}: not JSON, or damaged: {error}") from error
+        except RecursionError as error:
+            raise DataError(f"{path}:{number}: nested too deeply to be a line of a run's metrics") from error
         if not isinstance(entry, dict):
             raise DataError(f"{path}:{number}: not an object of a run's metrics")
+        event = entry.get("event")
+        if isinstance(event, str) and event in LINES:
+            check_values(entry, LINES[event], f"{path}:{number}")
         # A program other than ours may have written it.
         entries.append(entry if line.isprintable() and "\\" not in line else plain(entry))
     return entries, False
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A run's summary. Raises DataError if it is no JSON object, or has a value of another type than ours,
+    and OSError if it cannot be read."""
+    try:
+        summary = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON, or damaged: {error}") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{path}: not the summary of a run")
+    check_values(summary, Summary, str(path))
+    # A program other than ours may have written it.
+    found: dict[str, Any] = plain(summary)
+    return found
 
 
 def of_event(entries: Iterable[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -193,7 +193,7 @@ class SitePolicy:
         """Raise PolicyError unless this server may be connected to, with these authorities (PEM)."""
         demands = []
         if self.limits.servers is not None:
-            allowed = f"one of {', '.join(map(str, self.limits.servers))}"
+            allowed = _one_of(map(str, self.limits.servers))
             demands.append(self._of("servers", allowed, str(address), address in self.limits.servers))
         if self.limits.authorities is not None:
             found = [hashlib.sha256(der).hexdigest() for der in pem_certificates(authorities or b"")]
@@ -221,7 +221,7 @@ class SitePolicy:
         limits, run, stated = self.limits, settings.parameters, disclosed(settings)
         demands = list(self._of_task(task, settings.task_options))
         if limits.algorithms is not None:
-            allowed = f"one of {', '.join(limits.algorithms)}"
+            allowed = _one_of(limits.algorithms)
             demands.append(self._of("algorithms", allowed, run.name, run.name in limits.algorithms))
         if (least := limits.min_workers) is not None:
             workers = f"{run.workers} workers"
@@ -263,7 +263,7 @@ class SitePolicy:
             return
         known = {_identity(name): name for name in self.limits.tasks}
         name = known.get(_identity(task))
-        yield self._of("tasks", f"one of {', '.join(known.values())}", task, name is not None)
+        yield self._of("tasks", _one_of(known.values()), task, name is not None)
         allowed = self.limits.tasks[name] if name is not None else ANY
         if allowed == ANY:
             return
@@ -271,7 +271,7 @@ class SitePolicy:
         values = allowed if isinstance(allowed, dict) else {}
         for key, value in options.items():
             ours = values.get(key, [])
-            right = "any value" if ours == ANY else f"one of {', '.join(map(shown, ours))}"
+            right = "any value" if ours == ANY else _one_of(map(shown, ours))
             if key not in values:
                 right = f"its default; the options that may be set are {', '.join(values) or 'none'}"
             # As JSON, in which true is not 1.
@@ -295,6 +295,11 @@ class SitePolicy:
             what = "this site's policy forbids what the server asks for, and nothing of it was sent:"
             problems = [Problem(each.key, each.found, each.allowed, where=each.where) for each in broken]
             raise PolicyError("\n\n".join([f"{what} {', '.join(keys)}", *map(str, problems)]), keys)
+
+
+def _one_of(allowed: Iterable[str]) -> str:
+    names = ", ".join(allowed)
+    return f"one of {names}" if names else "none: the list is empty"
 
 
 def _identity(task: str) -> str:

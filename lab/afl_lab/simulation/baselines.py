@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from afl.config.schema import Algorithm, Run
 from afl.core.algorithms.registry import algorithm_named
 from afl.errors import ExitCode
 from afl.names import Names, named, names_of
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event, read_summary
 from afl.runs.metrics import Ranked, ranked
 from afl.terminal.view import table
 from afl_lab.simulation.command import shown_progress
@@ -166,7 +165,7 @@ def _last(directory: Path) -> Mapping[str, Any]:
 def _standing(name: str, directory: Path) -> Standing:
     last = _last(directory)
     by = ranked(last)
-    summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = read_summary(directory / SUMMARY_FILE)
     sent = sum(count["wire_bytes"] for count in summary["communication"].values())
     workers = enumerate(last.get("workers") or [])
     values = {worker: metrics[by.metric] for worker, metrics in workers if by.metric in metrics}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from afl.config import Config, load_config
 from afl.errors import ConfigError, StorageError, why_unwritable
 from afl.paths import kind_of
 from afl.runs.durable import InUseError, lock, unlock
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER
+from afl.runs.files import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, TRACKERS_FOLDER, read_summary
 
 ENDED = frozenset({"ok", "diverged"})
 """Results that another try would give again."""
@@ -58,7 +57,7 @@ class Job:
             raise ConfigError(f"{held}; name another directory with --out, or delete it")
         if not kind_of(summary):
             return None
-        found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+        found = read_summary(summary)
         is_whole = found["result"] in ENDED and (found["models"] or not self.saves_models)
         return found if is_whole else None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import math
 import re
 import time
@@ -26,13 +25,22 @@ import numpy as np
 from afl.config import Config, load_config
 from afl.core.messages import Kind
 from afl.core.rounds.results import RoundSummary
-from afl.errors import ConfigError, DataError, ExitCode
+from afl.errors import ConfigError, ExitCode
 from afl.names import with_names
 from afl.outside import plain
 from afl.paths import kind_of
 from afl.runs.export.source import State, state_of
-from afl.runs.files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, metrics_entries, of_event
+from afl.runs.files import (
+    CONFIG_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    metrics_entries,
+    of_event,
+    read_summary,
+)
 from afl.runs.metrics import HIDDEN, number_of, over_blocks
+from afl.runs.shapes import damage_named
 from afl.runs.sites import SiteTable
 from afl.wire.accounting import Traffic, WireCount
 from afl_server.federation.counters import Counters
@@ -64,11 +72,9 @@ def report_of(directory: Path) -> str:
             raise ConfigError(f"{directory}: holds no run (no {name}); afl report takes a run's directory")
     config = load_config(directory / CONFIG_FILE, environment={})
     path = directory / METRICS_FILE
-    try:
+    with damage_named(str(path)):
         run = _Run(directory, config, metrics_entries(path)[0] if path.stat().st_size else [])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: lacks {error}; was it written by another version of afl?") from error
-    return _page(run)
+        return _page(run)
 
 
 class _Run:
@@ -78,7 +84,7 @@ class _Run:
         self.directory, self.config = directory, config
         self.state, self.state_words = state_of(directory)
         path = directory / SUMMARY_FILE
-        self.summary: Mapping[str, Any] = plain(json.loads(path.read_bytes())) if path.exists() else {}
+        self.summary: Mapping[str, Any] = read_summary(path) if path.exists() else {}
         self.rounds, self.evaluations = of_event(entries, "round"), of_event(entries, "evaluation")
         self.sites = SiteTable.of(self.evaluations)
         self._history = History(config.workers)

@@ -26,8 +26,9 @@ from afl.errors import ConfigError, DataError, ExitCode, StorageError, cannot_be
 from afl.names import Names
 from afl.paths import kind_of, naming_paths
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
-from afl.runs.files import CONFIG_FILE, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
+from afl.runs.files import CONFIG_FILE, LINES, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
+from afl.runs.shapes import check_values, damage_named
 from afl.runs.sites import SiteTable
 from afl.runs.versions import VERSIONS_FILE, Version, read_versions, shown_versions, write_versions
 from afl.wire.accounting import WireCount
@@ -158,8 +159,12 @@ class RunRecords:
             )
         for number, line in enumerate(content[:whole].splitlines(), 1):
             try:
-                records._read_again(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                with damage_named(METRICS_FILE):
+                    entry = json.loads(line)
+                    if (shape := LINES.get(str(entry["event"]))) is not None:
+                        check_values(entry, shape, METRICS_FILE)
+                    records._read_again(entry)
+            except DataError as error:
                 raise StorageError(
                     f"{path}, line {number}: no line of metrics ({error}); put the file back from a backup, "
                     "or remove it to continue without the metrics so far"

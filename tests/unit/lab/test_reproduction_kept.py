@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def test_a_part_that_was_not_run_is_said_to_be_so(name: str, part: str) -> None:
     assert not (KEPT / name / f"{part}.md").exists()
     (said,) = (line for line in (DOCS / "reproduction.md").read_text().splitlines() if "Not run yet" in line)
     assert f"`{part}`" in said
+
+
+def test_each_point_of_the_summary_names_the_table_it_rests_on() -> None:
+    text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    summary = text.partition("\n## In short\n")[2].partition("\n## ")[0]
+    points = re.findall(r"^- .*(?:\n  .*)*", summary, flags=re.MULTILINE)
+    assert len(points) >= 5
+    for point in points:
+        tables = re.findall(r"\]\(((?:reproduction|growth)/[^)]*\.md)\)", point)
+        assert tables, point
+        for table in tables:
+            assert (DOCS / table).read_text(encoding="utf-8").startswith("| "), table

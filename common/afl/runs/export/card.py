@@ -12,9 +12,9 @@ import torch
 
 from afl._version import __version__
 from afl.config import Config, config_digest
-from afl.runs.export.shapes import EvaluationLine, Line
 from afl.runs.export.source import Source
 from afl.runs.metrics import RANK_KEYS
+from afl.runs.shapes import EvaluationLine, Line
 from afl.runs.sites import SiteRow
 
 FORMAT = 1  # raised when a card's keys change their meaning

@@ -17,8 +17,8 @@ from torch import nn
 from afl.core.model.parameters import digest_of
 from afl.errors import ConfigError, DataError
 from afl.paths import as_argument, kind_of, naming_paths
-from afl.runs.export.shapes import Card, CardTask, read
 from afl.runs.files import METRICS_FILE, model_file, read_model
+from afl.runs.shapes import Card, CardTask, read
 from afl.tasks.base import Task
 from afl.tasks.initialization import build_module
 from afl.tasks.registry import load_task, make_task

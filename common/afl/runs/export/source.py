@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -11,15 +10,12 @@ from typing import Literal, TypeAlias
 from afl.config import Config, load_config
 from afl.errors import ConfigError, DataError, ExitCode
 from afl.paths import kind_of, naming_paths
-from afl.runs import files
+from afl.runs import files, shapes
 from afl.runs.durable import is_locked
-from afl.runs.export import shapes
-from afl.runs.export.shapes import EvaluationLine, Line, RoundLine
+from afl.runs.shapes import EvaluationLine, Line, RoundLine
 from afl.runs.sites import SiteTable
 
 State: TypeAlias = Literal["finished", "stopped", "aborted", "running", "unfinished"]
-
-_LINES: Mapping[str, type[RoundLine | EvaluationLine]] = {"round": RoundLine, "evaluation": EvaluationLine}
 
 _STOPPED = frozenset({ExitCode.INTERRUPTED.name.lower(), ExitCode.LOST_WORKERS.name.lower()})
 
@@ -74,9 +70,9 @@ def find(directory: Path, name: str, copy: Path) -> Source:
     except (KeyError, ValueError) as error:
         raise DataError(f"{file}: lacks {error}; was it written by another version of afl?") from error
     lines = [
-        shapes.checked(entry, _LINES[entry["event"]], f"{metrics}:{number}")
+        shapes.checked(entry, files.LINES[entry["event"]], f"{metrics}:{number}")
         for number, entry in enumerate(entries, start=1)
-        if entry.get("event") in list(_LINES)  # which need not be hashable in a file that was edited
+        if entry.get("event") in list(files.LINES)  # which need not be hashable in a file that was edited
     ]
     seen = [line for line in lines if line.round <= rounds]
     closed = next((line for line in reversed(seen) if isinstance(line, RoundLine)), None)
