@@ -96,6 +96,8 @@ def test_a_site_s_wrong_value_is_refused_and_the_key_is_named(site: Values, said
 def test_more_workers_than_the_server_waits_for_are_refused() -> None:
     """Their ids would be refused by the server, again and again."""
     assert build("cluster", {"server": {"workers": 4}, "site": {"firstId": 2, "count": 2}})
+    elsewhere = {"host": "a.example.org", "egressTo": [{"ipBlock": {"cidr": "203.0.113.7/32"}}]}
+    assert build("cluster", {"server": {"workers": 4}, "site": {"firstId": 9, "count": 2, **elsewhere}})
     with pytest.raises(
         AssertionError, match=r"name workers up to 4, and server\.workers is 4: ids begin with 0"
     ):
@@ -146,6 +148,32 @@ def test_odd_values_are_taken_as_they_are() -> None:
     assert volumes["data"]["persistentVolumeClaim"]["claimName"] == "123"
     (claim,) = stateful["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "1e3"
+
+
+def test_whom_server_and_workers_call_beside() -> None:
+    """A tracker and a collector of traces are behind the policies too, and have names."""
+    rule = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
+    for egress in ([], [rule]):
+        documents = build("cluster", {"networkPolicy": {"egress": egress}})
+        server, worker = (
+            the(documents, "NetworkPolicy", name)["spec"]["egress"] for name in ("afl-server", "afl-worker")
+        )
+        (dns,) = [each for each in worker if each["ports"][0]["port"] == 53]
+        assert [each for each in server if each != dns] == egress
+        assert (dns in server) == bool(egress), "the server calls nobody"
+        assert [each for each in worker if each != dns][1:] == egress
+    with pytest.raises(AssertionError, match="missing property 'ports'"):
+        build("cluster", {"networkPolicy": {"egress": [{"to": rule["to"]}]}})
+
+
+def test_a_site_may_have_a_token_and_no_certificate() -> None:
+    token = "--token-file=/etc/afl/tls/token-$(AFL_WORKER_ID)"
+    site = {"tls": {"certificate": None, "key": None}, "extraArgs": [token]}
+    ((_, pod),) = pod_specs(build("site", {"site": site}))
+    words = command(pod["containers"][0], 2)
+    assert "--token-file=/etc/afl/tls/token-2" in words
+    assert "--ca=/etc/afl/tls/ca.pem" in words
+    assert not [word for word in words if word.startswith(("--certificate", "--key"))]
 
 
 @pytest.mark.parametrize(

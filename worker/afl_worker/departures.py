@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from afl.core.messages import NOWHERE, Kind, Payload, Position, Report
@@ -84,6 +85,7 @@ class Departures:
             "algorithm": run.name,
             "rounds": run.rounds,
             "of": run.workers,
+            **({"records": asdict(run.records)} if run.records is not None else {}),
         }
         self._add("joined", self._options.workers, NOWHERE, (), about)
 

@@ -401,7 +401,7 @@ class SummaryDamaged(_OfFile):
 
 # Certificates and tokens.
 class CertificateExpires(_OfFile):
-    """The daemon's own certificate expires within two weeks, or has expired."""
+    """The daemon's own certificate expires within two weeks, has expired, or is not valid yet."""
 
     expires: Annotated[float, "when, in Unix time"]
 

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -78,6 +79,25 @@ class Naming(logging.Filter):
         return True
 
 
+class _EverMoreRarely(logging.Filter):
+    """Of each line of OpenTelemetry's code the first, second, fourth, eighth and so on pass: while a
+    collector is away it writes several of them every few seconds, for as long as the run lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Every other record passes."""
+        if not record.name.startswith("opentelemetry."):
+            return True
+        self._counts[record.name, record.lineno] += 1
+        count = self._counts[record.name, record.lineno]
+        if count > 1:
+            record.msg, record.args = f"{record.getMessage()} (no. {count} of its kind)", ()
+        return count & (count - 1) == 0
+
+
 def add_to_every_line(**fields: Any) -> None:
     """From now on every JSON line of this process has these fields: whose it is, and of which run."""
     for handler in logging.getLogger().handlers:
@@ -88,6 +108,7 @@ def add_to_every_line(**fields: Any) -> None:
 def set_up_logs(*, level: str = "info", as_json: bool | None = None) -> None:
     """Log to standard error: JSON unless it is a terminal, or as asked."""
     handler = _StandardError()
+    handler.addFilter(_EverMoreRarely())
     if as_json if as_json is not None else not sys.stderr.isatty():
         handler.setFormatter(JsonFormatter())
     else:

@@ -211,18 +211,26 @@ def shown_time(unix: float) -> str:
     return dt.datetime.fromtimestamp(unix, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def warn_if_expiring(logger: logging.Logger, name: str, path: Path, not_after: float) -> None:
-    """Log that a server's certificate expires soon, or has expired, if it is so."""
-    left = not_after - time.time()
-    if left < EXPIRES_SOON_S:
-        logger.warning(
-            "%s %s %s %s; put a new one in its place, which is read without a restart",
-            name,
-            path,
-            "expires on" if left > 0 else "expired on",
-            shown_time(not_after),
-            extra=events.CertificateExpires(file=str(path), expires=not_after).extra,
-        )
+def warn_of_dates(logger: logging.Logger, name: str, path: Path, pem: bytes) -> float:
+    """Log that a server's certificate expires soon, has expired or is not valid yet, if it is so.
+
+    Returns:
+        When it expires, in Unix time.
+
+    Raises:
+        ConfigError: if there is none in ``pem``.
+    """
+    begin, end = validity(pem, str(path))
+    now = time.time()
+    event = events.CertificateExpires(file=str(path), expires=end)
+    if begin > now:
+        said = f"is not valid before {shown_time(begin)}; is this machine's clock right?"
+        logger.warning("%s %s %s", name, path, said, extra=event.extra)
+    elif end - now < EXPIRES_SOON_S:
+        said = f"{'expires' if end > now else 'expired'} on {shown_time(end)}"
+        advice = "put a new one in its place, which is read without a restart"
+        logger.warning("%s %s %s; %s", name, path, said, advice, extra=event.extra)
+    return end
 
 
 def warn_if_open(logger: logging.Logger, name: str, path: Path) -> None:

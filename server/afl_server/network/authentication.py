@@ -185,8 +185,7 @@ def _served(tls: Tls) -> Served:
     authorities = None
     if tls.client_ca is not None:
         authorities = certificates.read_authorities(tls.client_ca, "server.tls.client_ca")
-    not_after = certificates.expires_at(pair.certificate, str(tls.certificate))
-    certificates.warn_if_expiring(LOG, names[0], tls.certificate, not_after)
+    not_after = certificates.warn_of_dates(LOG, names[0], tls.certificate, pair.certificate)
     certificates.warn_if_open(LOG, "server.tls.key", tls.key)
     return Served(pair, authorities, not_after)
 

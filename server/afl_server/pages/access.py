@@ -90,8 +90,7 @@ class PageCertificate:
 def _context(certificate: Path, key: Path) -> tuple[ssl.SSLContext, float]:
     context = certificates.server_context(certificate, key, names=_NAMES)
     content = certificates.read_file(certificate, _NAMES[0])
-    not_after = certificates.expires_at(content, str(certificate))
-    certificates.warn_if_expiring(LOG, _NAMES[0], certificate, not_after)
+    not_after = certificates.warn_of_dates(LOG, _NAMES[0], certificate, content)
     certificates.warn_if_open(LOG, _NAMES[1], key)
     return context, not_after
 

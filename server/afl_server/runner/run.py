@@ -27,7 +27,7 @@ from afl.daemon.tracing import tracing
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument
 from afl.runs.durable import OWNER_ONLY
-from afl.runs.files import EVENTS_FILE
+from afl.runs.files import EVENTS_FILE, STATE_FOLDER
 from afl.runs.tracking.following import Following, status_of
 from afl.runs.tracking.tracker import load_trackers
 from afl_server.federation import events
@@ -50,6 +50,7 @@ from afl_server.runner.shell import Shell
 from afl_server.runner.tracing import RoundTraces
 from afl_server.storage.checkpointing import Checkpointing
 from afl_server.storage.run_directory import OpenRun, open_run
+from afl_server.storage.store import content_named, unusable
 
 LOG = logging.getLogger("afl.server")
 
@@ -191,9 +192,10 @@ class _Parts:
         )
         if run.checkpoint is not None:
             assert checkpointing is not None
-            moment = checkpointing.restore(run.checkpoint, self.federation.engine)
-            for wanted in self.federation.resume(moment, self._since(checkpointing)):
-                self.shell.carry_out_now(wanted)
+            with content_named(StorageError, unusable(records.directory / STATE_FOLDER)):
+                moment = checkpointing.restore(run.checkpoint, self.federation.engine)
+                for wanted in self.federation.resume(moment, self._since(checkpointing)):
+                    self.shell.carry_out_now(wanted)
 
     def _since(self, checkpointing: Checkpointing) -> Iterator[tuple[float, Outcome, Moment]]:
         """The outcomes since the checkpoint."""

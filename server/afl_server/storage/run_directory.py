@@ -12,13 +12,13 @@ from afl.config import Config, config_from_text, load_config
 from afl.config.compare import differences
 from afl.daemon import events
 from afl.daemon.logs import add_to_every_line
-from afl.errors import ConfigError, ExitCode, RunCompleteError
+from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError
 from afl.paths import as_argument, from_start, kind_of, naming_paths
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl.runs.versions import VERSIONS_FILE
 from afl.security import certificates
 from afl_server.storage.records import RunRecords, new_run_id
-from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore
+from afl_server.storage.store import ASIDE, Checkpoint, Entry, RunStore, content_named, unusable
 
 LOG = logging.getLogger("afl.server")
 
@@ -141,7 +141,9 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     checkpoint, entries = store.load()
     add_to_every_line(run_id=checkpoint.run_id)
     # Its own word: the file beside it is anyone's to edit.
-    stored = config_from_text(checkpoint.values["config"], f"the configuration in {directory / STATE_FOLDER}")
+    state = directory / STATE_FOLDER
+    with content_named(StorageError, unusable(state)):
+        stored = config_from_text(checkpoint.values["config"], f"the configuration in {state}")
     different = differences(stored, config)
     if different:
         file = directory / CONFIG_FILE
@@ -160,7 +162,8 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
         )
     assert stored.run.seed is not None
     config = config.with_seed(stored.run.seed)
-    records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
+    with content_named(StorageError, unusable(state)):
+        records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
     return OpenRun(config, records, store, checkpoint, _with_losses(store, records, entries))
 
 

@@ -27,7 +27,7 @@ from afl.core.messages import Kind, Payload, PayloadHeader, Position, Step
 from afl.core.rounds.results import Evaluation, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
-from afl.errors import StorageError, cannot_begin, why_unwritten
+from afl.errors import AflError, StorageError, cannot_begin, why_unwritten
 from afl.runs import durable
 from afl.runs.durable import DamagedError, Record, Section
 
@@ -269,7 +269,8 @@ class RunStore:
                     raise StorageError(
                         f"{path} is sealed: give the key that it was written with, as server.integrity_key"
                     )
-                checkpoint = _checkpoint(record)
+                with content_named(DamagedError, "its checksum is right and its content is not"):
+                    checkpoint = _checkpoint(record)
             except durable.OtherVersionError as error:
                 raise StorageError(
                     f"{path} cannot be used: {error}; resume the run with that version, or start a new "
@@ -316,7 +317,12 @@ class RunStore:
                     else:
                         self._lose(f"{path} is damaged at byte {position}: {error}", start, position)
                     return
-                entry = _entry(record)
+                try:
+                    with content_named(DamagedError, "its checksum is right and its content is not"):
+                        entry = _entry(record)
+                except DamagedError as error:
+                    self._lose(f"{path} is damaged at byte {position}: {error}", start, position)
+                    return
                 if entry.sequence != sequence:
                     what = f"{path} holds outcome {entry.sequence} where {sequence} should be"
                     self._lose(what, start, position)
@@ -460,12 +466,41 @@ def _free(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
+def unusable(folder: Path) -> str:
+    """What to say of a run's state that is whole, and whose content no run can be resumed from."""
+    return (
+        f"the state in {folder} has whole records whose content cannot be used; restore the folder from a "
+        "backup, or start a new run in another directory"
+    )
+
+
+@contextlib.contextmanager
+def content_named(kind: type[AflError], what: str) -> Iterator[None]:
+    """Within the block, what comes of a record's content that is not as this version writes it is an error of
+    this kind: without an integrity key a checksum only says that the bytes are those that somebody wrote."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise kind(f"{what} ({type(error).__name__}: {error})") from error
+
+
 def _checkpoint(record: Record) -> Checkpoint:
     values = dict(record.values)
     if values.pop("format") != FORMAT:
         raise durable.OtherVersionError("it was written by another version of afl")
     arrays = durable.unpacked_arrays(values.pop("arrays"), record.sections)
-    return Checkpoint(values.pop("run_id"), values.pop("sequence"), values, arrays)
+    run_id, sequence = values.pop("run_id"), values.pop("sequence")
+    if not (isinstance(run_id, str) and type(sequence) is int):
+        raise TypeError(f"the run {run_id!r} and the sequence {sequence!r}")
+    return Checkpoint(run_id, sequence, values, arrays)
 
 
 def _entry(record: Record) -> Entry:

@@ -250,3 +250,28 @@ def test_of_integers_the_selection_has_a_delta_and_rounding_a_warning(
     (warning,) = integers["warnings"]
     assert "rounding errs by up to half a step" in warning
     assert exact["warnings"] == []
+
+
+def test_what_records_cost_and_what_noise_does_to_steps(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    private = [
+        f"--set={text}" for text in ("privacy.records={noise: 4.0, delta: 1e-5}", "worker.journal=machine")
+    ]
+    found = asked(capsys, "--config", str(config), *private, "--records", "500")["records"]
+    assert found["epsilon"] > 10
+    # d is 60, a minibatch 32.
+    assert found["noise_norm"] == pytest.approx(4 * math.sqrt(60) / 32)
+    assert found["loss_deviation"] == pytest.approx(6 * 5 / 32)
+    sigma_q = math.hypot(0.25, found["loss_deviation"])
+    assert found["eta_q"] == pytest.approx(2 * math.sqrt(math.log(10)) / (sigma_q * 10))
+    assert "What privacy.records costs epsilon" in shown(
+        capsys, "--config", str(config), *private, "--records", "500"
+    )
+    assert "give --records" in shown(capsys, "--config", str(config), *private)
+    assert "fewer than task.batch_size" in refused(
+        capsys, "--config", str(config), *private, "--records", "5"
+    )
+    assert "needs a configuration with privacy.records" in refused(
+        capsys, "--config", str(config), "--records", "500"
+    )

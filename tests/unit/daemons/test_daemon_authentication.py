@@ -166,12 +166,14 @@ def test_what_expires_and_what_others_can_read_is_logged(
     pair.key.chmod(0o644)
     gate_of(tls=tls(pair))
     gate_of(tls=tls(ours.server("old", days=-3)))
+    gate_of(tls=tls(ours.early("3")))
     events = [record.event for record in caplog.records]  # type: ignore[attr-defined]
-    assert events == ["certificate_expires", "secret_is_readable", "certificate_expires"]
-    first, second, third = [record.getMessage() for record in caplog.records]
+    assert events == ["certificate_expires", "secret_is_readable", *["certificate_expires"] * 2]
+    first, second, third, fourth = [record.getMessage() for record in caplog.records]
     assert "server.pem expires on 2" in first
     assert "server.key can be read by every user of this machine (mode 0644); chmod 600 it" in second
     assert "old.pem expired on 2" in third
+    assert "early-3.pem is not valid before 2" in fourth
 
 
 def test_files_that_cannot_be_used_end_the_start(ours: Identities, tmp_path: Path) -> None:

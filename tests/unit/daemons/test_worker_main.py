@@ -102,6 +102,9 @@ def test_secrets_that_others_can_read_and_a_certificate_that_has_expired_are_log
     assert "worker-0.key can be read by every user of this machine (mode 0644); chmod 600 it" in first
     assert "token-0 can be read by every user of this machine (mode 0604)" in second
     assert "worker-0.pem expired on 2" in third
+    caplog.clear()
+    options_of("--ca", str(ours.ca), *ours.early("0").worker_options)
+    assert "early-0.pem is not valid before 2" in caplog.text
 
 
 @pytest.fixture

@@ -121,14 +121,15 @@ def test_all_that_is_forbidden_is_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "broken"),
     [
-        (Disclosure(Privacy()), ["epsilon", "delta"]),
-        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-5, epsilon=1.5)), []),
-        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-6, epsilon=1.6)), ["epsilon"]),
-        (Disclosure(Privacy(), RecordPrivacy(1, 1, delta=1e-4, epsilon=1.0)), ["delta"]),
+        (Disclosure(Privacy(), RecordPrivacy(1.0, 5.0, 1e-5, epsilon=1.5)), []),
+        (Disclosure(Privacy(), RecordPrivacy(1.0, 5.0, 1e-6, epsilon=1.6)), ["epsilon"]),
+        (Disclosure(Privacy(), RecordPrivacy(1.0, 5.0, 1e-4, epsilon=1.0)), ["delta"]),
+        # What the noise is worth is known once the records are counted.
+        (Disclosure(Privacy(), RecordPrivacy(1.0, 5.0, 1e-5, noise=1e-3)), []),
         (
             Disclosure(
                 Privacy.model_construct(secure_aggregation=True, losses="hidden"),
-                RecordPrivacy(1, 1, delta=1e-5, noise=3.0),
+                RecordPrivacy(1.0, 5.0, 1e-5, epsilon=1.0),
             ),
             [],
         ),
@@ -145,6 +146,16 @@ def test_what_a_run_states_is_read_in_one_place(
     monkeypatch.setattr(policy_module, "disclosed", lambda _: stated)
     demands = policy_of(tmp_path, text).demands(settings_of(), "synthetic")
     assert [demand.key[0] for demand in demands if not demand.is_met] == broken
+
+
+def test_what_the_planned_rounds_cost_may_not_be_above_the_policys_epsilon(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, "epsilon: 1.5\ndelta: 1e-5")
+    policy.check_epsilon(1.5, 0)
+    SitePolicy().check_epsilon(100.0, 0)
+    with pytest.raises(
+        PolicyError, match=r"site.yaml:2: epsilon\n.*rounds cost worker 3 1\.6\n.*at most 1\.5"
+    ):
+        policy.check_epsilon(1.6, 3)
 
 
 def test_minibatches_may_not_be_smaller_than_the_floor_or_all_examples(tmp_path: Path) -> None:

@@ -62,12 +62,13 @@ class CredentialFiles:
         return Credentials(authorities, pair, token, self.server_name)
 
     def warn(self) -> None:
-        """Log what may go wrong: secrets that others can read, a certificate that expires soon or has."""
+        """Log what may go wrong: secrets that others can read, and a certificate that expires soon, has
+        expired or is not valid yet."""
         for option, path in (("--key", self.key), ("--token-file", self.token_file)):
             if path is not None:
                 certificates.warn_if_open(LOG, option, path)
-        (_, end), text = self._validity()
-        if end - time.time() < certificates.EXPIRES_SOON_S:
+        (begin, end), text = self._validity()
+        if not begin <= time.time() < end - certificates.EXPIRES_SOON_S:
             event = events.CertificateExpires(file=str(self.certificate), expires=end)
             LOG.warning("%s", text, extra=event.extra)
 

@@ -92,3 +92,14 @@ storageClassName: {{ quote . }}
 {{- end }}
 resources: {requests: {storage: {{ toJson .size }}}}
 {{- end -}}
+
+{{/* A rule of egress: asking for names. */}}
+{{- define "afl.dns" -}}
+{{- with .Values.networkPolicy.dns -}}
+- to:
+    {{- toYaml . | nindent 4 }}
+  ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+{{- end -}}
