@@ -219,6 +219,12 @@ def worth_tracing(error: BaseException) -> BaseException | None:
     return raised if trace is None else raised.with_traceback(trace)
 
 
+def is_all_ours(error: BaseException) -> bool:
+    """Whether an error came to be without a line of a task's code, or of a library below one."""
+    ours = _our_folders()
+    return all(_is_ours(Path(frame.filename), ours) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def _is_ours(path: Path, ours: list[Path]) -> bool:
     """Whether a line is of what calls tasks: not of a task that is ours, nor of a library."""
     if not os.path.isfile(path):  # noqa: PTH113  # Path.is_file may raise

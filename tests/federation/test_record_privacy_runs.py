@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from afl.errors import ExitCode
 from afl.runs.durable import DamagedError, read_record
 from afl.site.audit import digest_of, read_log
@@ -101,6 +103,46 @@ def test_a_worker_whose_journal_is_lost_counts_what_may_have_been_sent_and_ends_
         (failed,) = federation.server.logged("worker_failed")
         assert "one more would cost too much" in failed["message"]
         assert federation.server.is_running, "it waits for the worker, as configured"
+
+
+@pytest.mark.parametrize("spoil", ["older", "damaged"])
+def test_a_journal_that_lacks_rounds_counts_them_as_spent(tmp_path: Path, spoil: str) -> None:
+    changed = config(
+        algorithm={**CONFIG["algorithm"], "rounds": 400},
+        privacy={"records": {"noise": 30.0, "delta": 1e-5}},
+        evaluation={"every": 400},
+    )
+    with Federation(changed, tmp_path) as federation:
+        federation.start("0")
+        worker = federation.start("1", environment={"AFL_FAULT_POINTS": "worker.before-apply:4:kill"})
+        worker.expect(-9)
+        (journal,) = tmp_path.glob("afl-journal/*/worker-1.journal")
+        older = journal.read_bytes()
+        first = federation.status()["round"]
+        worker = federation.start("1", environment={"AFL_FAULT_POINTS": "worker.before-apply:20:kill"})
+        worker.expect(-9)
+        journal.write_bytes(older if spoil == "older" else bytes(range(256)) * (len(older) // 256))
+        rounds = federation.status()["round"]
+        last = federation.start("1")
+        counted = last.wait_for("privacy_counted")["steps"]
+        assert rounds - first >= 15
+        # The status has the last round that is closed; of an older journal, the one before may be open.
+        assert 0 <= counted - (rounds - first if spoil == "older" else rounds) <= 1
+
+
+def test_a_worker_whose_records_have_changed_does_not_go_on(tmp_path: Path) -> None:
+    changed = config(
+        task={"name": "tests_tasks:Grown", "batch_size": 16},
+        privacy={"records": {"noise": 30.0, "delta": 1e-5}},
+    )
+    task = ("--task", "tests_tasks:Grown")
+    with Federation(changed, tmp_path) as federation:
+        federation.start("0", *task)
+        worker = federation.start("1", *task, environment={"AFL_FAULT_POINTS": "worker.before-apply:4:kill"})
+        worker.expect(-9)
+        last = federation.start("1", *task, environment={"GROWN": "64"})
+        last.expect(ExitCode.CONFIG)
+        assert "private steps with records 32 and now 64" in last.logged("ended")[0]["message"]
 
 
 def test_a_site_that_allows_less_than_the_noise_costs_refuses_the_run(tmp_path: Path) -> None:

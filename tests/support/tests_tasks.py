@@ -33,6 +33,16 @@ class Slow(Synthetic):
         return super().loss(model, batch)
 
 
+class Grown(Synthetic):
+    """``synthetic`` with as many training examples as ``GROWN`` in its environment says, or 32."""
+
+    def data(self, worker: int, context: TaskContext) -> WorkerData:
+        found = super().data(worker, context)
+        assert isinstance(found.train, tuple)
+        count = int(os.environ.get("GROWN", "32"))
+        return WorkerData(train=tuple(part[:count] for part in found.train), test=found.test)
+
+
 class Hurried(Synthetic):
     """``synthetic`` with a pause before each gradient until the file is there that ``HURRY`` in its
     environment names; the same to the bit."""

@@ -38,7 +38,7 @@ from afl.errors import (
     place,
     placed,
 )
-from afl.user_code import as_failure, worth_tracing
+from afl.user_code import as_failure, is_all_ours, worth_tracing
 from afl.v1 import federation_pb2 as pb
 from afl.wire.assembler import StepAssembler
 from afl.wire.frames import (
@@ -414,7 +414,8 @@ class Conversation:
         if isinstance(error, NonFiniteError) and self._settings.parameters.hides_losses:
             # It says what the number is.
             told.message, told.traceback = _NOT_TOLD, ""
-        if self._settings.parameters.records is not None and not isinstance(error, BudgetError | ConfigError):
+        is_of_settings = isinstance(error, BudgetError | ConfigError) and is_all_ours(error)
+        if self._settings.parameters.records is not None and not is_of_settings:
             # It may quote a record.
             told.message, told.traceback = _NOT_TOLD_OF_RECORDS, ""
         self._departures.failed(told)

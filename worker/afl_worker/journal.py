@@ -32,6 +32,7 @@ HEAD_BYTES = 64 * 1024
 """Room for a record's head beyond that of the first: metrics and lengths vary."""
 
 _OF_REPORT = ("loss", "examples", "weight", "missing")
+_PRIVATE = ("private_steps", "private_terms")
 _BUFFERS = "buffers."
 
 KEYS_SUFFIX = ".keys"
@@ -138,7 +139,7 @@ class Journal:
             "model_digest": kept.report.model_digest.hex(),
             "payloads": [vars(payload.header) for payload in kept.payloads],
             "arrays": described,
-            **({"private_steps": kept.private_steps} if kept.private_steps else {}),
+            **({name: getattr(kept, name) for name in _PRIVATE} if kept.private_steps else {}),
         }
         head = durable.record_head(values, sections)
         length = len(head) + sum(map(len, sections))
@@ -301,5 +302,5 @@ def _kept(record: Record) -> Kept:
         tuple(Payload(header, (section,)) for header, section in zip(headers, owned, strict=False)),
         {name: array for name, array in arrays.items() if not name.startswith(_BUFFERS)},
         {name.removeprefix(_BUFFERS): array for name, array in arrays.items() if name.startswith(_BUFFERS)},
-        int(values.get("private_steps", 0)),
+        **{name: values[name] for name in _PRIVATE if name in values},
     )

@@ -21,6 +21,7 @@ from afl.core.algorithms.settings import KL_RESTARTS
 from afl.core.dual import DUAL_OPTIONS, DualRule, is_rule, rule_named, rule_names
 from afl.core.messages import BIT_WIDTHS, BITS
 from afl.core.options import AlgorithmOption
+from afl.core.record_privacy import LEAST
 from afl.core.rounds.policy import is_higher_better
 from afl.errors import ConfigError
 
@@ -339,6 +340,10 @@ def _records(
             if records.get(name) is not None:
                 accepted = f"no {name}; the noise follows from epsilon"
                 yield Problem((*key, name), shown(records[name]), accepted)
+    for name in ("clip", "loss_clip", "noise", "loss_noise"):
+        value = records.get(name)
+        if isinstance(value, float) and 0 < value < LEAST:
+            yield Problem((*key, name), shown(value), f"at least {LEAST:g}")
     if about is not None and "local_steps" in about.takes:
         accepted = f"no section; {about.name} takes local steps, which are not accounted for"
         yield Problem(key, "a section", accepted)

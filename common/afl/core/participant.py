@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,6 +89,7 @@ class Kept:
         state: the algorithm's own, as :meth:`afl.core.algorithms.base.WorkerAlgorithm.state` has it.
         buffers: as :meth:`afl.core.model.buffers.ModuleBuffers.contents` has them.
         private_steps: that have been taken from the worker's records, where they are accounted for.
+        private_terms: what each of them cost by.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Kept:
     state: Mapping[str, NDArray[Any]]
     buffers: Mapping[str, NDArray[np.uint8]]
     private_steps: int = 0
+    private_terms: Mapping[str, float] = field(default_factory=dict)
 
 
 class ReportJournal(Protocol):
@@ -221,7 +223,7 @@ class Participant:
             self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
             self._side.halves[worker].restore(entry.state)
             if worker in self.accounts:
-                self.accounts[worker].steps = entry.private_steps
+                self.accounts[worker].resume(entry.private_steps, entry.private_terms)
 
     def _restore_buffers(self, of: Callable[[Position], bool]) -> None:
         for worker, entry in self._resumed.items():
@@ -230,6 +232,7 @@ class Participant:
 
     def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
         report, payloads = answer
+        account = self.accounts.get(worker)
         # What was sent under a mask must be sent again as it was, also of an evaluation.
         if self._journal is None or not (kind is Kind.TRAIN or (kind is Kind.EVALUATE and payloads)):
             return
@@ -240,7 +243,7 @@ class Participant:
                 tuple(payloads),
                 self._side.halves[worker].state(),
                 self.vector.buffers.contents(worker),
-                self.accounts[worker].steps if worker in self.accounts else 0,
+                *((account.steps, account.terms) if account else ()),
             )
         )
 

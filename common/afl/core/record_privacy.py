@@ -18,7 +18,8 @@ compression, masks, the server's arithmetic, and sending the same again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,6 +35,9 @@ step's ``1 / multiplier^2``."""
 
 MOST_NOISE: Final = 1e4
 """Beyond it the accountant loses digits."""
+
+LEAST: Final = 1e-12
+"""Of noises and clips: far below it float32 and the accountant's squares lose their digits."""
 
 _MOST_STEPS: Final = 2**53
 _PRECISION: Final = 1e-3
@@ -68,6 +72,12 @@ class RecordPrivacy:
     noise: float | None = None
     loss_noise: float | None = None
     epsilon: float | None = None
+
+    @property
+    def too_small(self) -> dict[str, float]:
+        """Noises and clips below :data:`LEAST`, by name."""
+        named = {name: getattr(self, name) for name in ("clip", "loss_clip", "noise", "loss_noise")}
+        return {name: value for name, value in named.items() if value is not None and value < LEAST}
 
     @property
     def noises(self) -> tuple[float, float]:
@@ -139,7 +149,8 @@ class Account:
 
     Attributes:
         privacy: with the noise that this worker adds.
-        steps: spent; set where another process of the worker has spent some.
+        steps: spent.
+        terms: what a step costs by.
 
     Args:
         records: n, the training records that the worker has.
@@ -159,6 +170,8 @@ class Account:
                 f"set it well below {1 / records:.2g}"
             )
         self.privacy = with_noise(privacy, records, batch_size, rounds)
+        noise, loss_noise = self.privacy.noises
+        self.terms = {"records": records, "batch_size": batch_size, "noise": noise, "loss_noise": loss_noise}
         self.steps = 0
         self.planned = rounds
         self._worker = worker
@@ -183,6 +196,25 @@ class Account:
     def planned_epsilon(self) -> float:
         """What the planned rounds cost."""
         return self._accountant.epsilon(self.planned)
+
+    def resume(self, steps: int, terms: Mapping[str, float]) -> None:
+        """Go on from the steps that another process of the worker has spent.
+
+        Raises:
+            ConfigError: if those had another cost.
+        """
+        other = [
+            f"{name} {terms[name]:g} and now {own:g}"
+            for name, own in self.terms.items()
+            if not math.isclose(terms.get(name, own), own, rel_tol=_PRECISION)
+        ]
+        if other:
+            raise ConfigError(
+                f"worker {self._worker} has taken {steps} private steps with {', '.join(other)}: what they "
+                "have cost is not what it would be now; give the worker the same training records and the "
+                "run its settings, or take part in a new run"
+            )
+        self.steps = steps
 
     def spend(self) -> None:
         """Count a step, before anything of it is drawn.

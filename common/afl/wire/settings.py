@@ -24,7 +24,7 @@ from afl.core.algorithms.settings import (
 )
 from afl.core.codecs.plain import VALUE_BYTES
 from afl.core.dual import is_rule, rule_named
-from afl.core.record_privacy import MOST_NOISE, RecordPrivacy
+from afl.core.record_privacy import LEAST, MOST_NOISE, RecordPrivacy
 from afl.errors import PeerError, ProtocolError, VersionError
 from afl.outside import words
 from afl.security.identity import LARGEST_WORKER_ID
@@ -157,6 +157,8 @@ class RunSettings:
             raise PeerError("the server's settings: privacy.records has either noise or epsilon")
         if max(records.noise or 0.0, records.loss_noise or 0.0) > MOST_NOISE:
             raise PeerError(f"the server's settings: noise above {MOST_NOISE:g} in privacy.records")
+        if records.too_small:
+            raise PeerError(f"the server's settings: {records.too_small} in privacy.records, below {LEAST:g}")
         if self.journal != "machine" or parameters.held_out:
             raise PeerError(
                 "the server's settings: with privacy.records, worker.journal is machine, and task.held_out 0"

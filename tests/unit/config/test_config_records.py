@@ -44,6 +44,16 @@ def config(**changes: Any) -> dict[str, Any]:
         ({"privacy": {"records": {"noise": 1.0}}}, "privacy.records.delta", "a number"),
         ({"privacy": {"records": {"noise": 1.0, "delta": 1.0}}}, "privacy.records.delta", "at most 0.1"),
         ({"privacy": {"records": {"noise": 0.0, "delta": 0.1}}}, "privacy.records.noise", "above 0"),
+        (
+            {"privacy": {"records": {"noise": 1e-300, "delta": 0.1}}},
+            "privacy.records.noise",
+            "at least 1e-12",
+        ),
+        (
+            {"privacy": {"records": {"noise": 1.0, "clip": 1e-40, "delta": 0.1}}},
+            "privacy.records.clip",
+            "at least 1e-12",
+        ),
         ({"worker": {}}, "worker.journal", "machine: with privacy.records"),
         (
             {"worker": {"journal": "machine", "batch_oracles": True}},
@@ -85,7 +95,14 @@ def test_workers_are_told_it_and_older_ones_cannot_overlook_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"journal": "process"}, {"records": RecordPrivacy(1.0, 5.0, 1e-5)}, {"held_out": 0.5}]
+    "changes",
+    [
+        {"journal": "process"},
+        {"records": RecordPrivacy(1.0, 5.0, 1e-5)},
+        {"records": RecordPrivacy(1e-40, 5.0, 1e-5, noise=1.0)},
+        {"records": RecordPrivacy(1.0, 5.0, 1e-5, noise=1.0, loss_noise=1e-300)},
+        {"held_out": 0.5},
+    ],
 )
 def test_a_server_cannot_tell_a_worker_less(changes: dict[str, Any]) -> None:
     settings = RunSettings.of_config(config_from_mapping(config()))

@@ -82,3 +82,11 @@ def test_the_rounds_that_are_planned_fit_an_epsilon_and_hardly_one_more() -> Non
 def test_a_delta_above_one_over_the_records_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"delta 0\.01 is above 1/1000: worker 3 has 1000 training records"):
         account(delta=0.01)
+
+
+def test_steps_of_an_earlier_process_go_on_only_where_they_cost_the_same() -> None:
+    one = account(noise=1.0)
+    with pytest.raises(ConfigError, match="5 private steps with records 500 and now 1000:"):
+        one.resume(5, {**one.terms, "records": 500})
+    one.resume(5, one.terms)
+    assert one.steps == 5

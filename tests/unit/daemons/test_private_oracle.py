@@ -286,9 +286,38 @@ class Item(Small):
         return loss if loss.item() > 0 else -loss
 
 
+class Doubling(Small):
+    """Augmentation that makes two records of one."""
+
+    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
+        assert isinstance(batch, tuple)
+        return torch.cat([batch[0]] * 2), torch.cat([batch[1]] * 2)
+
+
+class Dropping(Small):
+    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
+        assert isinstance(batch, tuple)
+        return batch[0][:0], batch[1][:0]
+
+
+class Detached(Small):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch).detach()
+
+
+class Each(Small):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, tuple)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: oracle(Doubling()).gradient(0, 1), TaskError, "augment gave a tensor of shape .2, 6. for 1"),
+        (lambda: oracle(Dropping()).gradient(0, 1), TaskError, "augment gave a tensor of shape .0, 6. for 1"),
+        (lambda: oracle(Detached()).gradient(0, 1), TaskError, "does not depend on the parameters"),
+        (lambda: oracle(Each()).gradient(0, 1), TaskError, "a tensor of shape .4.; a scalar tensor"),
         (lambda: oracle(Normed()), TaskError, "the layer 1 .BatchNorm1d. mixes the records"),
         (lambda: oracle(Averaged()), TaskError, "floating-point buffers that are averaged"),
         (lambda: oracle(Summed()).gradient(0, 1), TaskError, "is no mean of its records' losses"),
@@ -309,3 +338,22 @@ def test_evaluations_tell_what_was_spent() -> None:
     after, _ = one.evaluate(0)
     assert before[METRIC] == 0.0 < after[METRIC] < 10
     assert {name for name in after if name != METRIC} == {name for name in before if name != METRIC}
+
+
+def test_a_gradient_of_any_length_is_shortened_to_the_limit() -> None:
+    class Steep(Small):
+        def model(self) -> nn.Module:
+            return nn.Linear(1, 1, bias=False)
+
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            assert isinstance(batch, tuple)
+            loss: Tensor = model(batch[0]).mean()
+            return loss
+
+    found, module = gradients(Steep())
+    for length in 10.0 ** np.arange(25, 38.5, 0.1):
+        sums = sums_of(module)
+        batch = (torch.full((1, 1), length), torch.zeros(1, dtype=torch.int64))
+        found.add_clipped(batch, 1, 1e-7, 1.0, sums)
+        (total,) = sums.values()
+        assert float(total.abs().max()) <= 1e-7

@@ -16,7 +16,7 @@ from afl.errors import TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
 from afl_worker.training.examples import mapped
-from afl_worker.training.oracle import TaskOracle
+from afl_worker.training.oracle import TaskOracle, scalar
 
 
 class BatchedOracle(TaskOracle):
@@ -103,4 +103,4 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch."""
-        return self._task.loss(self.module, batch).reshape(())
+        return scalar(type(self._task).__name__, self._task.loss(self.module, batch)).reshape(())

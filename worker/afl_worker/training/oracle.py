@@ -128,19 +128,9 @@ class TaskOracle:
         batch = self.augmented(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
-        what = f"{type(self._task).__name__}.loss returned"
         with telling_types(module, batch):
-            loss = self._task.loss(module, batch)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise TaskError(
-                    f"{what} {_described(loss)}; a scalar tensor is needed: the mean over the batch, without "
-                    ".item()"
-                )
-            if not loss.requires_grad:
-                raise TaskError(
-                    f"{what} a tensor that does not depend on the parameters; does it call .detach(), "
-                    ".item() or .numpy(), or work under torch.no_grad()?"
-                )
+            name = type(self._task).__name__
+            loss = differentiable(name, scalar(name, self._task.loss(module, batch)))
             loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), self.batch_size(worker), self._vector.gradient(scale)
 
@@ -260,6 +250,26 @@ class TaskOracle:
         if module.training is not training:
             module.train(training)
         return module
+
+
+def scalar(task: str, loss: object) -> Tensor:
+    """What a task's ``loss`` returned. Raises TaskError where it is no one number."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise TaskError(
+            f"{task}.loss returned {_described(loss)}; a scalar tensor is needed: the mean over the batch, "
+            "without .item()"
+        )
+    return loss
+
+
+def differentiable(task: str, loss: Tensor) -> Tensor:
+    """What a task's ``loss`` returned. Raises TaskError where no gradient can be taken of it."""
+    if not loss.requires_grad:
+        raise TaskError(
+            f"{task}.loss returned a tensor that does not depend on the parameters; does it call .detach(), "
+            ".item() or .numpy(), or work under torch.no_grad()?"
+        )
+    return loss
 
 
 def _weighted_mean(values: Sequence[tuple[float, int]], count: int) -> float:

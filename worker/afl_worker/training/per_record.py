@@ -23,9 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from afl.errors import TaskError
 from afl.tasks.base import Batch
 from afl_worker.training.examples import mapped
+from afl_worker.training.oracle import differentiable
 
 MARGIN: Final = 1e-5
 """By how much a clipped gradient is shorter than the limit: float32's products and sums err by less."""
+
+LONGEST: Final = 1e30
+"""A gradient that is longer than the limit by more counts as not finite."""
 
 COMPARED: Final = 4
 """Records of which the loss is compared with the mean of theirs, and the two ways to a gradient."""
@@ -75,7 +79,8 @@ class RecordGradients:
         mode.
 
         Raises:
-            TaskError: if the loss is no mean of its records' losses: the run would optimize another.
+            TaskError: if the loss does not depend on the parameters, or is no mean of its records' losses:
+                the run would optimize another.
         """
         few = mapped(lambda tensor: tensor[:COMPARED], batch)
         ones = [
@@ -86,6 +91,7 @@ class RecordGradients:
             for layer in self._loss.modules()
             if type(layer) is nn.Linear and id(layer.weight) in self._names
         }
+        differentiable(self._task, self._loss(few))
         with torch.no_grad():
             with self._watching(layers, {}):
                 parts = [float(self._loss(ones[0]))]
@@ -167,7 +173,8 @@ class RecordGradients:
                 ones = float(self._bias_of(layer) is not None)
                 norms.append(_norms(outputs[name]) * (_norms(inputs[name]).square() + ones).sqrt())
         lengths = torch.stack(norms).square().sum(0).sqrt() if norms else torch.zeros(len(losses))
-        is_wild = ~torch.isfinite(lengths)
+        # Of a factor that is far below float32's normal numbers the digits are lost, and the norm with them.
+        is_wild = ~torch.isfinite(lengths) | (lengths > LONGEST * clip)
         if is_wild.any():
             for parts in (made, outputs, inputs):
                 for part in parts.values():

@@ -100,7 +100,9 @@ class PrivateOracle(TaskOracle):
         secret = np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16))))
         chosen = secret.choice(part.count, size, replace=False, shuffle=False)
         self._seed_with(int.from_bytes(os.urandom(8)))
-        batch = self._augmented_one_by_one(part.batch(torch.from_numpy(chosen), self._device))
+        batch = part.batch(torch.from_numpy(chosen), self._device)
+        _require_rows(f"{type(self._task).__name__}'s data have", batch, size)
+        batch = self._augmented_one_by_one(batch)
         sums = torch.split(self._sum.zero_(), list(self._vector.tensors))
         by_name = {f"module.{name}": values for name, values in zip(self._vector.names, sums, strict=True)}
         if not self._has_looked:
@@ -117,7 +119,12 @@ class PrivateOracle(TaskOracle):
         return loss / size, size, Weighted([self._sum], [len(self._sum)], scale)
 
     def _augmented_one_by_one(self, batch: Batch) -> Batch:
-        """Each record as the task augments it alone: what mixes records would let one change them all."""
+        """Each record as the task augments it alone: what mixes records would let one change them all, and
+        one that becomes several would count as often.
+
+        Raises:
+            TaskError: if it becomes none, or several.
+        """
         if type(self._task).augment is Task.augment:
             return batch
         generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), signed=True))
@@ -125,7 +132,19 @@ class PrivateOracle(TaskOracle):
             self._task.augment(mapped(lambda tensor, at=at: tensor[at : at + 1], batch), generator)
             for at in range(len(tensors_of(batch)[0]))
         ]
+        for one in ones:
+            _require_rows(f"{type(self._task).__name__}.augment gave", one, 1)
         return mapped(lambda *tensors: torch.cat(tensors), *ones)
+
+
+def _require_rows(what: str, batch: Batch, records: int) -> None:
+    for tensor in tensors_of(batch):
+        if tensor.shape[:1] != (records,):
+            raise TaskError(
+                f"{what} a tensor of shape {list(tensor.shape)} for {records} "
+                f"record{'s' * (records > 1)}; privacy.records clips rows, so each record must be one: "
+                "several views of it belong in another dimension"
+            )
 
 
 def _refuse_mixing(vector: ParameterVector) -> None:

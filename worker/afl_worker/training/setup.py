@@ -12,6 +12,7 @@ import torch
 
 from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.messages import BUFFERS_PHASE
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.record_privacy import Account
@@ -164,21 +165,30 @@ def _open(options: WorkerOptions, worker: int, account: Account) -> None:
 def _count_lost(
     accounts: Mapping[int, Account], kept: Mapping[int, Kept], damaged: Collection[int], welcome: pb.Welcome
 ) -> None:
-    """Steps that an earlier process may have taken, and of which the journal has nothing, count as taken."""
+    """Steps that an earlier process may have taken, and of which the journal has nothing, count as taken.
+
+    A journal may be lost, damaged, or an older copy. That of a worker which was away for some rounds looks
+    like an older copy.
+    """
     for entry in welcome.workers:
         account = accounts.get(entry.worker)
         if account is None:
             continue
-        lost = 0
-        if entry.worker in damaged:
-            lost = 1
-        elif entry.worker not in kept and entry.position.round > 1:
+        open_, begun = position_of(entry.position), entry.held or entry.payload > 0 or entry.offset > 0
+        if entry.worker in kept:
+            answered = open_.round - (open_.phase < BUFFERS_PHASE and not begun)
+            lost = answered - kept[entry.worker].report.position.round
+        else:
             # Of the rounds before one answer each, and perhaps of the open one.
-            lost = entry.position.round
-        if lost:
+            lost = open_.round if open_.round > 1 or begun else 0
+        lost = max(lost, entry.worker in damaged)
+        if lost > 0:
             account.steps += lost
             event = events.PrivacyCounted(worker=entry.worker, steps=lost)
-            text = "worker %d: its journal lacks what was sent; %d steps count as spent by earlier processes"
+            text = (
+                "worker %d: its journal lacks rounds up to that which the server has open; %d steps count as "
+                "spent by earlier processes"
+            )
             LOG.warning(text, entry.worker, lost, extra=event.extra)
 
 
