@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -33,12 +34,12 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
         http: where to serve pages for probes and Prometheus.
         stays: wait for a signal once the run is complete.
     """
-    _watch_exits()
     traced = tracing("afl-worker")
     runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_watching_exits())
         naming = Naming(dict(zip(options.workers, options.sites, strict=False)))
         LOG.addFilter(naming)
         stack.callback(LOG.removeFilter, naming)
@@ -81,9 +82,10 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
     raise SignalError(signal.Signals(number).name)
 
 
-def _watch_exits() -> None:
-    """Whatever calls ``os._exit(0)`` in this process from here on is a task's code, or what that uses: the
-    run is not complete then. Processes forked from this one end as they please."""
+@contextlib.contextmanager
+def _watching_exits() -> Iterator[None]:
+    """Whatever calls ``os._exit(0)`` in this process meanwhile is a task's code, or what that uses: the run
+    is not complete then. Processes forked from this one end as they please."""
     own = os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -99,3 +101,7 @@ def _watch_exits() -> None:
         end(status)
 
     end, os._exit = os._exit, leave
+    try:
+        yield
+    finally:
+        os._exit = end
