@@ -71,6 +71,8 @@ class Journal:
         self._sequence = 0
         self.is_whole = True
         """Whether an entry was not lost, as far as can be seen: one that was may have been sent."""
+        self.may_lack_newest = False
+        """Whether one that was lost may be newer than the one read."""
         with self._errors_named():
             _make_folder(path.parent, syncs=syncs)
             self._lock = durable.lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
@@ -91,6 +93,7 @@ class Journal:
         self._room = size // 2
         found: list[Record] = []
         damaged: list[str] = []
+        lost: list[int | None] = []
         for start in (0, self._room) if self._room else ():
             place = content[start : start + self._room]
             try:
@@ -104,8 +107,10 @@ class Journal:
                 # A place that was never written to is zero.
                 if any(place[:HEAD_BYTES]):
                     damaged.append(str(error))
+                    lost.append(error.values.get("sequence"))
         lengths = {int(record.values["journal_bytes"]) for record in found}
         if lengths and lengths != {size}:
+            lost.append(None)
             damaged.append(f"the file has {size} bytes where it had {max(lengths)}")
         elif not found and not damaged:
             damaged.append(f"none in {size} bytes")
@@ -116,10 +121,13 @@ class Journal:
             why = "; ".join(damaged)
             LOG.warning("%s holds an incomplete entry (%s); %s", self._path, why, used, extra=event.extra)
         if not found:
+            self.may_lack_newest = bool(damaged)
             return None
         newest = max(found, key=lambda record: int(record.values["sequence"]))
         self._require_own(newest)
         self._sequence = int(newest.values["sequence"])
+        # A write that is cut off before its head leaves that of the entry before the newest.
+        self.may_lack_newest = any(number is None or number > self._sequence for number in lost)
         return _kept(newest)
 
     def write(self, kept: Kept) -> None:
@@ -237,6 +245,10 @@ class Journals:
     def damaged(self) -> list[int]:
         """Workers of which an entry was lost."""
         return [worker for worker, journal in self._own.items() if not journal.is_whole]
+
+    def lacks_newest(self) -> list[int]:
+        """Workers of which the newest entry may be lost."""
+        return [worker for worker, journal in self._own.items() if journal.may_lack_newest]
 
     def write(self, kept: Kept) -> None:
         """Make a worker's entry durable."""

@@ -52,9 +52,17 @@ LOCK_PAUSE_S = 0.1
 
 
 class DamagedError(AflError):
-    """A record that is not whole: torn, cut short, or changed."""
+    """A record that is not whole: torn, cut short, or changed.
+
+    Attributes:
+        values: the record's, where its header is whole.
+    """
 
     exit_code = ExitCode.STORAGE
+
+    def __init__(self, message: str, values: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.values = values or {}
 
 
 class CutShortError(DamagedError):
@@ -156,7 +164,7 @@ def read_record(data: memoryview, start: int = 0, seal: Seal | None = None) -> R
         raise CutShortError("the record's content is cut short")
     whole = data[position:end]
     if _checksum([whole]) != content.get("checksum"):
-        raise DamagedError("the record's content is not as it was written")
+        raise DamagedError("the record's content is not as it was written", content["values"])
     if seal is not None:
         body = header[:-_SUFFIX_BYTES] + b"}"
         if not hmac.compare_digest(header[-_SUFFIX_BYTES:], seal.suffix(body, [whole])):

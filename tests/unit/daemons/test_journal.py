@@ -125,6 +125,27 @@ def test_an_entry_that_was_torn_leaves_the_one_before(tmp_path, rounds, caplog):
     assert {record.event for record in caplog.records} == {"journal_damaged"}
 
 
+def test_an_entry_that_is_lost_is_told_from_a_write_that_did_not_come_to_its_head(tmp_path):
+    filled(tmp_path, 3)
+    path = tmp_path / "worker.journal"
+    whole = path.read_bytes()
+    for rounds, may_lack in ((2, False), (3, True)):
+        start = rounds % 2 * (len(whole) // 2)
+        spoilt = bytearray(whole)
+        spoilt[start + read_record(memoryview(whole), start).length - 1] ^= 0x5A
+        path.write_bytes(spoilt)
+        journal = opened(tmp_path)
+        assert same(journal.read(), kept(5 - rounds))
+        assert (journal.may_lack_newest, journal.is_whole) == (may_lack, False)
+        journal.close()
+    for spoilt in (whole[: len(whole) // 2], bytes(len(whole))):
+        path.write_bytes(spoilt)
+        journal = opened(tmp_path)
+        journal.read()
+        assert journal.may_lack_newest
+        journal.close()
+
+
 @given(data=st.data(), rounds=st.integers(1, 4), length=st.sampled_from([5, 9000]))
 def test_a_write_that_is_cut_off_anywhere_leaves_the_entry_before(tmp_path_factory, data, rounds, length):
     """The place written to may hold any mixture of old, new and foreign bytes."""

@@ -109,7 +109,7 @@ def set_up(
     kept = journals.read() if journals else {}
     participant.resume(kept, position_of(welcome.buffers_averaged))
     if journals is not None:
-        _count_lost(oracle.accounts, kept, journals.damaged(), welcome)
+        _count_lost(oracle.accounts, kept, journals.lacks_newest(), welcome)
     for worker, entry in kept.items():
         resumed = events.JournalRead(worker=worker, round=entry.report.position.round)
         named = run.named(resumed.round)
@@ -163,7 +163,7 @@ def _open(options: WorkerOptions, worker: int, account: Account) -> None:
 
 
 def _count_lost(
-    accounts: Mapping[int, Account], kept: Mapping[int, Kept], damaged: Collection[int], welcome: pb.Welcome
+    accounts: Mapping[int, Account], kept: Mapping[int, Kept], lacking: Collection[int], welcome: pb.Welcome
 ) -> None:
     """Steps that an earlier process may have taken, and of which the journal has nothing, count as taken.
 
@@ -181,7 +181,7 @@ def _count_lost(
         else:
             # Of the rounds before one answer each, and perhaps of the open one.
             lost = open_.round if open_.round > 1 or begun else 0
-        lost = max(lost, entry.worker in damaged)
+        lost = max(lost, entry.worker in lacking)
         if lost > 0:
             account.steps += lost
             event = events.PrivacyCounted(worker=entry.worker, steps=lost)
