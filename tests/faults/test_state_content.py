@@ -16,7 +16,7 @@ from support import Federation
 CONFIG: dict[str, Any] = {
     "workers": 1,
     "task": {"name": "synthetic", "batch_size": 8},
-    "algorithm": {"name": "afl-com", "rounds": 400, "eta_w": 0.3, "eta_q": 0.3},
+    "algorithm": {"name": "afl-com", "rounds": 1_000_000, "eta_w": 0.3, "eta_q": 0.3},
     "server": {"checkpoint_every": 20},
 }
 

@@ -61,15 +61,17 @@ class RecordGradients:
 
     def __init__(self, task: str, loss: nn.Module, memory: int) -> None:
         self._task, self._loss, self._memory = task, loss, memory
-        self._names = {id(p): name for name, p in loss.named_parameters() if p.requires_grad}
+        self._trained = {name: p for name, p in loss.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in self._trained.items()}
         self._linear: dict[str, nn.Linear] = {}
         """Those whose gradients are not made, by their weights' names."""
+        self._to_make = tuple(self._trained)
         self._seen = _Seen({})
 
     @property
     def chunk(self) -> int:
         """Records whose gradients are made at once."""
-        made = sum(tensor.numel() for tensor in self._made.values())
+        made = sum(self._trained[name].numel() for name in self._to_make)
         return max(1, self._memory // (_VALUE_BYTES * max(made, 1)))
 
     def look_at(self, batch: Batch) -> None:
@@ -106,14 +108,20 @@ class RecordGradients:
         names = [name for name, _ in calls]
         wanted = {name: layers[name] for name, is_one in calls if is_one and names.count(name) == 1}
         by_making = self._mean(few, len(ones))
-        self._linear = wanted
+        self._leave_out(wanted)
         if not all(
             torch.allclose(own, other, rtol=ALIKE, atol=ALIKE * float(own.abs().max()))
             for own, other in zip(by_making, self._mean(few, len(ones)), strict=True)
             if own.numel()
         ):
             # A weight that is used elsewhere too, say.
-            self._linear = {}
+            self._leave_out({})
+
+    def _leave_out(self, linear: dict[str, nn.Linear]) -> None:
+        """Make no gradients of these."""
+        self._linear = linear
+        left_out = set(linear) | {self._bias_of(layer) for layer in linear.values()}
+        self._to_make = tuple(name for name in self._trained if name not in left_out)
 
     def _mean(self, batch: Batch, size: int) -> list[Tensor]:
         sums = [torch.zeros(p.numel(), device=p.device) for p in self._trained.values()]
@@ -132,9 +140,9 @@ class RecordGradients:
         Raises:
             TaskError: if the loss cannot be taken record by record.
         """
-        total = 0.0
-        for start in range(0, size, self.chunk):
-            chunk = mapped(lambda tensor, start=start: tensor[start : start + self.chunk], batch)
+        total, rows = 0.0, self.chunk
+        for start in range(0, size, rows):
+            chunk = mapped(lambda tensor, start=start: tensor[start : start + rows], batch)
             made, outputs, inputs, losses = self._gradients(batch, tensors_of(chunk))
             factors = self._factors(made, outputs, inputs, clip, losses)
             for name, gradient in made.items():
@@ -180,7 +188,8 @@ class RecordGradients:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Tensor]:
         """Of each record of a chunk, as rows: gradients that are made, by tensor; those at the outputs of the
         linear layers, and their inputs; losses."""
-        rest = {name: p.detach() for name, p in self._trained.items() if name not in self._made}
+        rest = {name: p.detach() for name, p in self._trained.items()}
+        wanted = {name: rest.pop(name) for name in self._to_make}
         added = {name: layer.weight.new_zeros(layer.out_features) for name, layer in self._linear.items()}
 
         def loss_of(wanted: tuple[Any, Any], *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -199,7 +208,7 @@ class RecordGradients:
         try:
             # Fused attention has no rule for single records.
             with sdpa_kernel(SDPBackend.MATH):
-                (made, outputs), (losses, inputs) = call((self._made, added), *record)
+                (made, outputs), (losses, inputs) = call((wanted, added), *record)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -215,15 +224,6 @@ class RecordGradients:
             {name: each.float() for name, each in inputs.items()},
             losses,
         )
-
-    @property
-    def _trained(self) -> dict[str, Tensor]:
-        return {name: p for name, p in self._loss.named_parameters() if p.requires_grad}
-
-    @property
-    def _made(self) -> dict[str, Tensor]:
-        left_out = set(self._linear) | {self._bias_of(layer) for layer in self._linear.values()}
-        return {name: p.detach() for name, p in self._trained.items() if name not in left_out}
 
     def _bias_of(self, layer: nn.Linear) -> str | None:
         return None if layer.bias is None else self._names.get(id(layer.bias))
