@@ -114,6 +114,17 @@ def test_with_held_out_losses_in_the_rounds_nothing_is_known_of_training() -> No
         assert not told(watch, n + 1, training=(1 - 0.1 * n, 0.5, 0.5), test=(0.5 + 0.02 * n, 0.1, 0.1))
 
 
+def test_losses_with_noise_say_nothing_of_training_and_nothing_can_be_held_out() -> None:
+    watch = SiteWatch(3, noisy_losses=True)
+    for n in range(9):
+        assert not told(watch, n + 1, training=(1 - 0.1 * n, 0.5, 0.5), test=(0.5 + 0.02 * n, 0.1, 0.1))
+    watch = SiteWatch(3, noisy_losses=True)
+    found = [told(watch, n, weights=BELOW) for n in range(1, 6)][-1]
+    assert (
+        "the noise of privacy.records, which a larger task.batch_size steadies (docs/records.md)" in found[0]
+    )
+
+
 def test_of_several_the_one_that_rises_most_is_named() -> None:
     watch = SiteWatch(3)
     for n in range(7):

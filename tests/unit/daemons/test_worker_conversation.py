@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -30,9 +30,11 @@ from afl.core.messages import (
     Step,
 )
 from afl.core.randomness import SharedRandomness
-from afl.errors import ExitCode, ProtocolError
+from afl.core.record_privacy import RecordPrivacy
+from afl.errors import ConfigError, ExitCode, ProtocolError
 from afl.tasks.initialization import build_vector
 from afl.tasks.registry import load_task
+from afl.tasks.synthetic import Synthetic
 from afl.v1 import federation_pb2 as pb
 from afl.wire.frames import Frame, parse_worker_frame, position_message, report_of
 from afl.wire.settings import RunSettings
@@ -198,6 +200,24 @@ def test_a_failure_names_the_worker_whose_step_it_was(tmp_path: Path) -> None:
     assert failed.value.told.worker == 2
     assert FailureCause(int(failed.value.told.cause)) is FailureCause.NON_FINITE
     assert str(failed.value.error).startswith("worker 2, round 1: ")
+
+
+def test_what_a_task_says_in_an_error_of_ours_is_not_told_where_records_are_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(*_: object) -> Never:
+        raise ConfigError("patient 7")
+
+    records = RecordPrivacy(clip=1.0, loss_clip=5.0, delta=1e-5, noise=1.0)
+    protected = replace(SETTINGS, parameters=replace(SETTINGS.parameters, records=records))
+    one = conversation(tmp_path)
+    one.welcome(welcome(protected), protected)
+    made(one.step(model()))
+    monkeypatch.setattr(Synthetic, "loss", loss)
+    with pytest.raises(CannotGoOnError) as failed:
+        made(one.step(CommittedStep(Step(FIRST, Kind.TRAIN), (), {0: 0.5, 1: 0.5})))
+    assert "patient 7" in str(failed.value.error)
+    assert "patient 7" not in str(failed.value.told)
 
 
 @pytest.mark.parametrize("run_id", ["", "../elsewhere", "/etc", "a/b", "..", "a\n", "a" * 200])

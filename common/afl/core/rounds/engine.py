@@ -130,6 +130,7 @@ class RoundEngine:
         self._watch = SiteWatch(
             self.workers,
             dual_loss_held_out=algorithm.settings.dual_loss_held_out,
+            noisy_losses=algorithm.settings.records is not None,
             has_dual_weights=not algorithm.reports_bring_weights,
             by=rank_by,
         )

@@ -30,6 +30,7 @@ class SiteWatch:
         workers: m.
         dual_loss_held_out: whether the losses of rounds are of held-out records: how a site trains is not
             known then.
+        noisy_losses: whether they have noise (``privacy.records``): it would be taken for memorizing.
         has_dual_weights: whether the weights of rounds are such.
         by: the metric that says who is worst; ``None`` for accuracy, or loss where the task has none.
     """
@@ -39,13 +40,14 @@ class SiteWatch:
         workers: int,
         *,
         dual_loss_held_out: bool = False,
+        noisy_losses: bool = False,
         has_dual_weights: bool = True,
         by: RankBy | None = None,
     ) -> None:
         self._workers = workers
         self._by = by
         self._has_dual_weights = has_dual_weights
-        self._held_out = dual_loss_held_out
+        self._held_out, self._noisy = dual_loss_held_out, noisy_losses
         self._weights: NDArray[np.float64] = np.zeros(workers)
         self._losses: NDArray[np.float64] = np.zeros(workers)
         self._counts: NDArray[np.int64] = np.zeros((2, workers), dtype=np.int64)
@@ -98,14 +100,18 @@ class SiteWatch:
         advice = "let the weights follow held-out records: task.held_out, algorithm.dual_loss: held-out"
         if self._held_out:
             advice = "its held-out loss is not the highest: raise task.held_out, or look at its data"
+        if self._noisy:
+            # Nothing may be held out then.
+            advice = "its losses have the noise of privacy.records, which a larger task.batch_size steadies"
+        where = "docs/records.md" if self._noisy else WHERE
         served = f"worker {worst} is served worst ({by.metric} {metrics[worst][by.metric]:.3g})"
         weighted = f"weighted below even ({weights[worst]:.3f}; 1/m is {1 / self._workers:.3f})"
-        return f"{served}, and {weighted}, at the last {in_a_row} evaluations; {advice} ({WHERE})"
+        return f"{served}, and {weighted}, at the last {in_a_row} evaluations; {advice} ({where})"
 
     def _memorizing(
         self, round_: int, metrics: Sequence[Mapping[str, float]], training: NDArray[np.float64]
     ) -> str:
-        if self._held_out:
+        if self._held_out or self._noisy:
             return ""
         kind = "held-out" if any("held_out_loss" in own for own in metrics) else "test"
         key = "held_out_loss" if kind == "held-out" else "loss"
