@@ -39,7 +39,7 @@ server: {listen: "127.0.0.1:0", http: "127.0.0.1:0"}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(10_800),
     pytest.mark.skipif(
         not (shutil.which("buildah") and shutil.which("debootstrap") and os.geteuid() == 0),
         reason="only root can build an image, with buildah and debootstrap",
