@@ -122,7 +122,7 @@ def test_a_worker_serves_metrics_of_its_own_process(tmp_path: Path) -> None:
             counted = summary["communication"][direction]["wire_bytes"]
             assert 0.5 * counted < sent <= counted, "the server counts gRPC's prefixes too"
         names = {name.partition("{")[0] for name in served}
-        assert FAMILIES.keys() - names == {"afl_site_certificate_expiry_seconds"}
+        assert FAMILIES.keys() - names == {"afl_site_certificate_expiry_seconds", "afl_site_epsilon"}
         for host, status in (("127.0.0.1:1", 200), ("localhost", 200), ("rebound.example", 403)):
             connection = HTTPConnection("127.0.0.1", http)
             connection.request("GET", "/metrics", headers={"Host": host})

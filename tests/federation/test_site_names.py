@@ -55,7 +55,9 @@ def test_the_configuration_s_names(tmp_path: Path, capsys: pytest.CaptureFixture
         assert line["worst_site"] == sites[line["worst_worker"]]
         assert f"worst worker {line['worst_worker']} ({line['worst_site']}), accuracy" in line["message"]
     assert main(["inspect", str(run.directory)]) == 0
-    assert f"worker {worst} ({sites[worst]}) at round 30: accuracy" in capsys.readouterr().out
+    place = f"at round 30, {last['rounds_since_restart']} after a restart of the weights"
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"worker {worst} ({sites[worst]}) {place}: accuracy" in shown
     kept = [event["message"] for event in json.loads((run.directory / "events.json").read_text())]
     assert kept[0] == "the run is complete"
     assert any(message.startswith("worker 2 (south-west) at ") for message in kept)

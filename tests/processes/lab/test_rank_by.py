@@ -92,7 +92,8 @@ def test_it_is_shown_by_every_command(
     last, worst = lines[-1], f"{lines[-1]['worst_value']:.5g}"
     assert main(["inspect", str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"worker {last['worst_worker']} at round 12: auc {worst} (mean over workers" in shown
+    place = f"at round 12, {last['rounds_since_restart']} after a restart of the weights"
+    assert f"worker {last['worst_worker']} {place}: auc {worst} (mean over workers" in shown
     assert "its auc" in shown
     assert "its accuracy" in shown, "as one of the task's own metrics"
     assert main(["export", str(run), "--out", "model"]) == 0
