@@ -220,7 +220,7 @@ def flooded(run: dict[str, Any], folder: Path, enrolled: Enrolled, seconds: floa
 @pytest.mark.parametrize(
     ("kind", "seconds", "rounds", "is_timed"),
     [
-        ("tokens", 6.0, 200, False),
+        ("tokens", 6.0, 600, False),
         *(
             pytest.param(kind, 30.0, 500, True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
             for kind in ("certificates", "tokens")
