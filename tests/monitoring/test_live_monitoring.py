@@ -163,6 +163,9 @@ def test_the_alerts_are_evaluated_and_silent_while_all_is_well(watched: Reloaded
 
     watched.prometheus.wait_until(are_evaluated, PATIENCE_S)
     found = {rule["name"]: (rule["health"], rule["alerts"]) for rule in watched.prometheus.rules()}
+    # Whatever else this machine writes may fill its disk for a moment, which is not yet an alert that fires.
+    health, disk = found["AflDiskFilling"]
+    found["AflDiskFilling"] = health, [alert for alert in disk if alert["state"] == "firing"]
     assert found.keys() == {rule["alert"] for rule in rules.alerts()}
     assert {name: state for name, state in found.items() if state != ("ok", [])} == {}
 
