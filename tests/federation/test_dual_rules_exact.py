@@ -11,7 +11,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl_lab.simulation.run import simulate
-from support import Federation, Reference, run_together
+from support import Federation, Reference, final_values, run_together
 
 RAND_K = {"name": "rand-k", "ratio": 0.2}
 TOP_K = {"name": "top-k", "ratio": 0.2}
@@ -46,19 +46,14 @@ def config_of(case: dict[str, Any], **server: Any) -> dict[str, Any]:
     }
 
 
-def final(directory: Path) -> bytes:
-    """The final model's values, which are the end of its file."""
-    return (directory / "model-final.safetensors").read_bytes()[-400:]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name])
     simulate(config_from_mapping(config), tmp_path)
-    assert final(tmp_path) == Reference.of(config).weights[-1].tobytes()
+    assert final_values(tmp_path) == Reference.of(config).weights[-1].tobytes()
     algorithm = {key: value for key, value in config["algorithm"].items() if key != "dual"}
     plain = {**config, "algorithm": {"eta_q": 0.3, **algorithm}}
-    assert Reference.of(plain).weights[-1].tobytes() != final(tmp_path), "the rule changed nothing"
+    assert Reference.of(plain).weights[-1].tobytes() != final_values(tmp_path), "the rule changed nothing"
 
 
 @pytest.mark.parametrize("name", ["kl-regularized, rand-k", "fixed share, top-k"])
@@ -76,7 +71,7 @@ def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
         federation.start_server("--set", f"server.listen=127.0.0.1:{port}")
         federation.finish()
     reference = Reference.of(config)
-    assert final(federation.directory) == reference.weights[-1].tobytes()
+    assert final_values(federation.directory) == reference.weights[-1].tobytes()
     assert not federation.server.logged("digest_mismatch")
     lines = federation.records("round")
     for line, weights in zip(lines, reference.dual_weights, strict=False):
@@ -89,9 +84,11 @@ def test_a_fixed_share_of_hidden_weights_is_that_of_shown_ones(tmp_path: Path) -
     config["privacy"] = {"secure_aggregation": True, "losses": "hidden"}
     federation = run_together(config, tmp_path / "run", ["0-1", "2-3"])
     simulate(config_from_mapping(config), tmp_path / "hidden")
-    assert final(tmp_path / "hidden") == final(federation.directory)
+    assert final_values(tmp_path / "hidden") == final_values(federation.directory)
     config["privacy"]["losses"] = "shown"
     simulate(config_from_mapping(config), tmp_path / "shown")
-    hidden, shown = (np.frombuffer(final(tmp_path / name), dtype=np.float32) for name in ("hidden", "shown"))
+    hidden, shown = (
+        np.frombuffer(final_values(tmp_path / name), dtype=np.float32) for name in ("hidden", "shown")
+    )
     np.testing.assert_allclose(hidden, shown, rtol=0, atol=2e-3)
     assert np.abs(shown - shown.mean()).max() > 0.1

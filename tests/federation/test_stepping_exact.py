@@ -11,7 +11,7 @@ import pytest
 
 from afl.config import config_from_mapping
 from afl_lab.simulation.run import simulate
-from support import Federation, Reference, run_together
+from support import Federation, Reference, final_values, run_together
 
 RAND_K = {"name": "rand-k", "ratio": 0.2}
 TOP_K = {"name": "top-k", "ratio": 0.2}
@@ -65,22 +65,17 @@ def config_of(case: dict[str, Any], **server: Any) -> dict[str, Any]:
     }
 
 
-def final(directory: Path) -> bytes:
-    """The final model's values, which are the end of its file."""
-    return (directory / "model-final.safetensors").read_bytes()[-400:]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name])
     simulate(config_from_mapping(config), tmp_path)
     reference = Reference.of(config)
-    assert final(tmp_path) == reference.weights[-1].tobytes()
+    assert final_values(tmp_path) == reference.weights[-1].tobytes()
     assert np.abs(reference.weights[-1] - reference.weights[0]).max() > 0.1
     plain = {**config, "algorithm": {**config["algorithm"]}}
     for key in ("schedule", "optimizer", "weight_decay", "clip_norm", "final_model"):
         plain["algorithm"].pop(key, None)
-    assert Reference.of(plain).weights[-1].tobytes() != final(tmp_path), "the keys changed nothing"
+    assert Reference.of(plain).weights[-1].tobytes() != final_values(tmp_path), "the keys changed nothing"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +89,7 @@ def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> 
 def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name])
     federation = run_together(config, tmp_path / "run", ["1", "3", "0,2"])
-    assert final(federation.directory) == Reference.of(config).weights[-1].tobytes()
+    assert final_values(federation.directory) == Reference.of(config).weights[-1].tobytes()
     assert not federation.server.logged("digest_mismatch")
 
 
@@ -123,7 +118,7 @@ def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
                 workers[dies].kill()
                 federation.start(("0", "1-2", "3")[dies])
         federation.finish()
-    assert final(federation.directory) == Reference.of(config).weights[-1].tobytes()
+    assert final_values(federation.directory) == Reference.of(config).weights[-1].tobytes()
     assert not federation.server.logged("digest_mismatch")
 
 
@@ -134,7 +129,7 @@ def test_dual_weights_that_workers_keep_follow_the_schedule_too(tmp_path: Path) 
         config["privacy"] = {"secure_aggregation": True, "losses": losses}
         folder = tmp_path / f"{losses} {len(schedule)}"
         simulate(config_from_mapping(config), folder)
-        return np.frombuffer(final(folder), dtype=np.float32)
+        return np.frombuffer(final_values(folder), dtype=np.float32)
 
     shown, hidden = model_of("shown", STEPS), model_of("hidden", STEPS)
     np.testing.assert_allclose(hidden, shown, atol=1e-4)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import Federation, run_together
+from support import Federation, final_values, run_together
 from support.pages import ROOT, blocks
 from support.process import KIT
 from support.reference import MINIBATCH, Floats, _data, _oracle, _words, subset
@@ -21,9 +21,11 @@ from support.reference import MINIBATCH, Floats, _data, _oracle, _words, subset
 PAGE = "docs/own-algorithm.md"
 FILE = Path(__file__).with_name("sgda_momentum.py")
 ROUNDS = 40
+DIM = 50
+
 CONFIG: dict[str, Any] = {
     "workers": 3,
-    "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": 50}},
+    "task": {"name": "synthetic", "batch_size": 8, "options": {"dim": DIM}},
     "algorithm": {"name": "sgda-momentum", "rounds": ROUNDS, "eta_w": 0.3, "eta_q": 0.5, "momentum": 0.75},
     "evaluation": {"every": 20},
 }
@@ -68,11 +70,6 @@ def reference(config: dict[str, Any]) -> Floats:
     return w
 
 
-def final(directory: Path) -> bytes:
-    """The final model's values, which are the end of its file."""
-    return (directory / "model-final.safetensors").read_bytes()[-4 * CONFIG["task"]["options"]["dim"] :]
-
-
 def command(*arguments: str, installed: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -98,7 +95,7 @@ def test_federation_and_simulation_are_the_reference_to_the_bit(
 ) -> None:
     federation = run_together(CONFIG, tmp_path / "federation", ["0,2", "1"], environment=installed)
     right = reference(CONFIG).tobytes()
-    assert final(federation.directory) == right
+    assert final_values(federation.directory, DIM) == right
     assert reference({**CONFIG, "algorithm": {**CONFIG["algorithm"], "momentum": 0.0}}).tobytes() != right
     assert not federation.server.logged("digest_mismatch")
 
@@ -106,7 +103,7 @@ def test_federation_and_simulation_are_the_reference_to_the_bit(
     arguments = ("afl_cli", "simulate", str(config), "--out", str(tmp_path / "simulated"), "--seeds", "7")
     command(*arguments, installed=installed, folder=tmp_path)
     (model,) = (tmp_path / "simulated").rglob("model-final.safetensors")
-    assert final(model.parent) == right
+    assert final_values(model.parent, DIM) == right
 
 
 def test_a_killed_server_goes_on_to_the_bit(installed: dict[str, str], tmp_path: Path) -> None:
@@ -124,7 +121,7 @@ def test_a_killed_server_goes_on_to_the_bit(installed: dict[str, str], tmp_path:
             federation.server.kill()
             federation.start_server("--set", f"server.listen=127.0.0.1:{port}")
         federation.finish()
-    assert final(federation.directory) == reference(config).tobytes()
+    assert final_values(federation.directory, DIM) == reference(config).tobytes()
 
 
 def test_a_worker_without_it_says_what_to_install(installed: dict[str, str], tmp_path: Path) -> None:

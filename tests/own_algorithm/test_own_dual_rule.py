@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from support import Federation
+from support import Federation, final_values
 from support.pages import blocks
 from support.process import KIT
 
@@ -43,10 +43,6 @@ def installed(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(site), str(KIT), os.environ.get("PYTHONPATH", "")])}
 
 
-def final(directory: Path) -> bytes:
-    return (directory / "model-final.safetensors").read_bytes()[-400:]
-
-
 def test_a_rule_of_one_s_own_runs_where_only_the_server_has_it(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -74,4 +70,4 @@ def test_a_rule_of_one_s_own_runs_where_only_the_server_has_it(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     (model,) = (tmp_path / "simulated").rglob("model-final.safetensors")
-    assert final(model.parent) == final(federation.directory)
+    assert final_values(model.parent) == final_values(federation.directory)

@@ -14,7 +14,7 @@ from support.http2 import Http2Observer
 from support.process import Process
 from support.proxy import Proxy
 from support.raw_client import RawClient
-from support.reference import Reference
+from support.reference import Reference, final_values
 
 __all__ = [
     "Drill",
@@ -25,6 +25,7 @@ __all__ = [
     "Proxy",
     "RawClient",
     "Reference",
+    "final_values",
     "result_of",
     "run_together",
 ]

@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -434,3 +435,8 @@ def subset(words: Iterator[int], population: int, size: int) -> NDArray[np.int64
         if len(chosen) == size:
             break
     return np.array(sorted(chosen), dtype=np.int64)
+
+
+def final_values(directory: Path, dim: int = 100) -> bytes:
+    """The values of a run's final model, float32 of so many parameters, which are the end of its file."""
+    return (directory / "model-final.safetensors").read_bytes()[-4 * dim :]
