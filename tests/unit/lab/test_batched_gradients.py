@@ -145,8 +145,11 @@ def test_minibatches_of_different_sizes_are_refused() -> None:
         {"name": "afl-br", "eta_q": 0.1},
         {"name": "sgda", "eta_q": 0.1},
         {"name": "afl-com", "eta_q": 0.1, "uplink": {"name": "rand-k", "ratio": 0.2}},
+        {"name": "drfa", "eta_q": 0.1, "local_steps": 3},
+        {"name": "drfa", "eta_q": 0.1, "local_steps": 3, "sampled": 2},
+        {"name": "fedavg", "local_steps": 3},
     ],
-    ids=lambda algorithm: algorithm["name"],
+    ids=lambda algorithm: f"{algorithm['name']} {algorithm.get('sampled', '')}".strip(),
 )
 def test_a_batched_run_is_close_to_a_plain_one(algorithm: dict[str, Any], tmp_path: Path) -> None:
     config = {
