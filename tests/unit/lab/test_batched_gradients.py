@@ -114,7 +114,10 @@ def test_everything_else_is_the_plain_oracle_s() -> None:
     batched, plain = (oracle_of(kind, task, [0, 1]) for kind in (BatchedOracle, TaskOracle))
     batched.gradient(0, 1)
     assert batched.evaluate(1) == plain.evaluate(1)
-    assert batched.loss(1, 4) == plain.loss(1, 4)
+    for worker in (0, 1):
+        loss, examples = batched.loss(worker, 4)
+        right_loss, right_examples = plain.loss(worker, 4)
+        assert (loss, examples) == (pytest.approx(right_loss, rel=1e-5), right_examples)
     assert batched.train_examples(1) == plain.train_examples(1)
 
 

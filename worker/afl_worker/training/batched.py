@@ -68,9 +68,13 @@ class BatchedOracle(TaskOracle):
         }
         self._gradients: _Ahead[tuple[float, Tensor]] = _Ahead()
         self._updates: _Ahead[LocalUpdate | NonFiniteError] = _Ahead()
+        self._losses: _Ahead[float] = _Ahead()
+        measured = {self._drawn_from(worker, Purpose.LOSS_MINIBATCH).batch_size for worker in data}
+        self._measures_together = len(measured) == 1
         one = grad_and_value(self._loss, has_aux=True)
         self._at_one_model = vmap(one, in_dims=(None, 0, 0), randomness="different")
         self._at_own_models = vmap(one, in_dims=(0, 0, 0), randomness="different")
+        self._without_gradient = vmap(self._loss, in_dims=(None, 0, 0), randomness="different")
 
     def announce(self, workers: Sequence[int]) -> None:
         """Compute for these alone, and for those of them together that lie beside each other."""
@@ -154,6 +158,27 @@ class BatchedOracle(TaskOracle):
         for part, gradient in zip(parts, gradients, strict=True):
             part.addcmul_(gradient, factors.view(-1, *[1] * (part.dim() - 1)), value=-1.0)
 
+    def loss(self, worker: int, round_: int) -> tuple[float, int]:
+        """With those of the workers beside it, where all held-out minibatches have one size."""
+        if not self._measures_together:
+            return super().loss(worker, round_)
+        with self._spent:
+            loss = self._losses.of(worker, round_, lambda: self._measure(self._beside(worker), round_))
+        return loss, self._drawn_from(worker, Purpose.LOSS_MINIBATCH).batch_size
+
+    def _measure(self, workers: Sequence[int], round_: int) -> dict[int, float]:
+        buffers = self._stacked_buffers(workers)
+        self._seed(Purpose.TASK_IN_LOSS, workers[0], round_)
+        module = self.module(workers[0], training=False)
+        batches = [self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH) for worker in workers]
+        with torch.no_grad(), telling_types(module, batches[0]):
+            losses, _ = self._without_gradient(self._shared(), dict(buffers), _stacked(batches))
+        return dict(zip(workers, losses.tolist(), strict=True))
+
+    def _shared(self) -> dict[str, Tensor]:
+        """The parameters of the model as it is."""
+        return {name: parameter.detach() for name, parameter in self._trained.items()}
+
     def _backward(
         self,
         workers: Sequence[int],
@@ -170,10 +195,9 @@ class BatchedOracle(TaskOracle):
         module = self.module(workers[0], training=True)
         batches = [self.augmented(worker, round_) for worker in workers]
         with telling_types(module, batches[0]):
-            batch = mapped(lambda *tensors: torch.stack(tensors), *batches)
+            batch = _stacked(batches)
             if own is None:
-                trained = {name: parameter.detach() for name, parameter in self._trained.items()}
-                gradients, (losses, changed) = self._at_one_model(trained, dict(buffers), batch)
+                gradients, (losses, changed) = self._at_one_model(self._shared(), dict(buffers), batch)
             else:
                 trained = {
                     name: values.to(parameter.dtype)
@@ -198,6 +222,10 @@ class BatchedOracle(TaskOracle):
         """The loss, and the buffers after it."""
         own = dict(buffers)
         return functional_call(self._lossy, (parameters, own), (batch,)), own
+
+
+def _stacked(batches: Sequence[Batch]) -> Batch:
+    return mapped(lambda *tensors: torch.stack(tensors), *batches)
 
 
 def _failure(loss: Tensor, gradients: Sequence[Tensor], models: Tensor, row: int) -> NonFiniteError | None:
