@@ -406,6 +406,10 @@ class SummaryDamaged(_OfFile):
     """summary.json cannot be read; the state says how far the run is."""
 
 
+class VersionsDamaged(_OfFile):
+    """versions.json cannot be read, and is left as it is: nothing is said of other versions or arithmetic."""
+
+
 # Certificates and tokens.
 class CertificateExpires(_OfFile):
     """The daemon's own certificate expires within two weeks, has expired, or is not valid yet."""

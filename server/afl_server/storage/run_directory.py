@@ -13,7 +13,7 @@ from afl.config.compare import access_keys, differences
 from afl.daemon import events
 from afl.daemon.logs import add_to_every_line
 from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError
-from afl.paths import as_argument, from_start, kind_of, naming_paths
+from afl.paths import as_argument, from_start, kind_of, naming_paths, read_plain
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl.runs.versions import VERSIONS_FILE
 from afl.security import certificates
@@ -217,7 +217,7 @@ def _result(directory: Path) -> str:
     """How the run ended; empty if it has not, or if that cannot be read: its state says the same."""
     path = directory / SUMMARY_FILE
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["result"])
+        return str(json.loads(read_plain(path))["result"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, KeyError) as error:
