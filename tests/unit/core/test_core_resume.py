@@ -188,7 +188,7 @@ def outcome(
             mortal.close()
 
 
-def check(subject: Subject, settings: AlgorithmSettings, folder: Path, seeds: int = 3) -> None:
+def check(subject: Subject, settings: AlgorithmSettings, folder: Path, seeds: int = 2) -> None:
     right, _ = outcome(subject, settings)
     for seed in range(seeds):
         found, deaths = outcome(subject, settings, folder / str(seed), seed)
