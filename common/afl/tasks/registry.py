@@ -12,11 +12,11 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from afl.config.problems import nearest
+from afl.core.installed import entry_points
 from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task

@@ -28,7 +28,7 @@ GROUP: Final = 4
 RANDOM_TRIALS: Final = 8
 """So many come before Optuna models what is good: the first ones, and some that are drawn at random."""
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Trial:
         result: ``ok``, ``pruned``, ``diverged`` or ``failed``.
         score: the worst worker's value in the end, negated where less is better; ``None`` if it came to
             none.
-        means: by round, what pruning compares.
+        means: by round, as :class:`afl_lab.tuning.curve.Curve` has it, what pruning compares.
     """
 
     number: int

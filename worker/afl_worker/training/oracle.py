@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
+from afl.core.participant import Oracle
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.record_privacy import Account
 from afl.core.rounds.patience import HELD_OUT
@@ -42,7 +43,7 @@ class _Drawn:
     """The first of the rounds, which begin at 1; the default is before any draw."""
 
 
-class TaskOracle:
+class TaskOracle(Oracle):
     """Computes at the module's present parameters.
 
     Attributes:
