@@ -200,10 +200,7 @@ def evaluation(values: Mapping[str, Any]) -> Iterator[Problem]:
 def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     """What sections demand of each other; the keys start at the top."""
     workers = values.get("workers")
-    algorithm_, worker = (
-        section if isinstance(section := values.get(name), Mapping) else {}
-        for name in ("algorithm", "worker")
-    )
+    algorithm_ = section if isinstance(section := values.get("algorithm"), Mapping) else {}
     sites = values.get("sites")
     if isinstance(sites, list) and type(workers) is int and len(sites) != workers:
         yield Problem(
@@ -243,9 +240,6 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         elif privacy.get("secure_aggregation") is True:
             accepted = "no update_norm; with secure_aggregation the server sees no single update"
             yield Problem(("faults", "update_norm"), "a section", accepted)
-    if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
-        accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
-        yield Problem(("worker", "batch_oracles"), "true", accepted)
 
 
 def _patience(values: Mapping[str, Any]) -> Iterator[Problem]:

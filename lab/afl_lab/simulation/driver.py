@@ -43,8 +43,8 @@ class Driver:
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
         loss_cap, patience, rank_by: as the engine takes them.
-        batched: compute all workers' gradients in one call: faster for small models, but no longer equal
-            to the bit with separate processes.
+        batched: compute all workers' gradients, or their local steps, in one call: faster for small models,
+            but no longer equal to the bit with separate processes.
         initial_model: a file with the values to begin with.
         site: whose examples the only worker has; ``None`` where each has its own.
     """

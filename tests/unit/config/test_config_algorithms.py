@@ -109,18 +109,14 @@ def test_what_the_state_machines_get(name: str, options: dict[str, Any], right: 
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_gradients_are_batched_only_at_one_model(name: str) -> None:
+def test_every_algorithm_s_gradients_can_be_batched(name: str) -> None:
     values = {
         "workers": 4,
         "task": {"name": "digits"},
         "algorithm": {"name": name, "rounds": 100, "eta_w": 0.5, **NEEDED[name]},
         "worker": {"batch_oracles": True},
     }
-    if name in {"drfa", "fedavg"} or "local_steps" in algorithm_named(name).takes:
-        with pytest.raises(ConfigError, match=rf"worker\.batch_oracles(?s:.*){name} takes local steps"):
-            config_from_mapping(values)
-    else:
-        assert RunSettings.of_config(config_from_mapping(values)).batch_oracles
+    assert RunSettings.of_config(config_from_mapping(values)).batch_oracles
 
 
 def test_synchronizations_cover_all_update_rounds() -> None:

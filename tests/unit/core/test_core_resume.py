@@ -217,7 +217,8 @@ def test_buffers_that_training_makes_and_enlarges_are_kept(tmp_path):
     check(TaskSubject(Growing(), WORKERS, batch_size=6), SETTINGS["top-k"], tmp_path)
 
 
+@pytest.mark.parametrize("name", ["top-k", "drfa of b", "fedavg"])
 @pytest.mark.parametrize("task", [MeanNorm, LocalNorm], ids=["mean", "local"])
-def test_a_batched_call_for_some_workers_leaves_the_others_as_they_were(task, tmp_path):
-    """It computes for all workers of the process, also for those whose report is in the journal already."""
-    check(Batched(task(), WORKERS, batch_size=6), SETTINGS["top-k"], tmp_path)
+def test_a_batched_call_for_some_workers_leaves_the_others_as_they_were(task, name, tmp_path):
+    """It computes for all asked workers, also for those whose report is in the journal already."""
+    check(Batched(task(), WORKERS, batch_size=6), SETTINGS[name], tmp_path)
