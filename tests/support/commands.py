@@ -103,7 +103,7 @@ def start(
     return _Spawned(arguments, folder, environment, error, output)
 
 
-def completed(
+def run_command(
     *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """``python ARGUMENTS`` in ``folder``, to its end; ``environment`` is added to this process's own."""
