@@ -1,23 +1,24 @@
 """Sums of single records' clipped gradients, whatever the module.
 
 Each record's loss is that of a batch of one under ``torch.func.vmap``, so nothing that a task or a layer does
-can mix records. A linear layer that sees one vector a record has the gradient ``g a^T``, of the gradient g at
-its output and its input a: its norm is ``|g| |a|``, and the weighted sum over records one product, so it is
-never made for a single record (Goodfellow, "Efficient per-example gradient computations", 2015). All other
-tensors' gradients are made, some records at a time.
+can mix records; each record has its own view of the parameters, so that the gradients at the views, by plain
+autograd, are the records'. The weight of a linear layer that sees one vector a record has the gradient
+``g a^T``, of the gradient g at the bias and the input a: its norm is ``|g| |a|``, and the weighted sum over
+records one product, so it is never made for a single record (Goodfellow, "Efficient per-example gradient
+computations", 2015). All other tensors' gradients are made, some records at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from afl.errors import TaskError
@@ -40,16 +41,6 @@ ALIKE: Final = 1e-3
 _VALUE_BYTES: Final = 4
 
 
-@dataclass
-class _Seen:
-    """What linear layers have seen in one call, and what is added to their outputs, by layer."""
-
-    added: Mapping[str, Tensor]
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    calls: list[tuple[str, bool]] = field(default_factory=list)
-    """Each call, and whether it was of one vector."""
-
-
 class RecordGradients:
     """Of a loss module, at its parameters as they are.
 
@@ -64,9 +55,14 @@ class RecordGradients:
         self._trained = {name: p for name, p in loss.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._trained.items()}
         self._linear: dict[str, nn.Linear] = {}
-        """Those whose gradients are not made, by their weights' names."""
+        """Those whose weights' gradients are not made, by the weights' names."""
         self._to_make = tuple(self._trained)
-        self._seen = _Seen({})
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self._trained}
+        """The modules that have a parameter, and what they call it."""
+        for module in loss.modules():
+            for attribute, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    self._places[self._names[id(parameter)]].append((module, attribute))
 
     @property
     def chunk(self) -> int:
@@ -93,9 +89,8 @@ class RecordGradients:
         }
         differentiable(self._task, self._loss(few))
         with torch.no_grad():
-            with self._watching(layers, {}):
+            with _inputs_of(layers) as seen:
                 parts = [float(self._loss(ones[0]))]
-                calls = self._seen.calls
             parts += [float(self._loss(one)) for one in ones[1:]]
             whole, again = (float(self._loss(few)) for _ in range(2))
         mean = math.fsum(parts) / len(parts)
@@ -105,8 +100,11 @@ class RecordGradients:
                 f"{self._task}.loss is no mean of its records' losses, which privacy.records clips one by "
                 "one; `afl check` shows the numbers"
             )
-        names = [name for name, _ in calls]
-        wanted = {name: layers[name] for name, is_one in calls if is_one and names.count(name) == 1}
+        wanted = {
+            name: layer
+            for name, layer in layers.items()
+            if [each.numel() for each in seen[name]] == [layer.in_features]
+        }
         by_making = self._mean(few, len(ones))
         self._leave_out(wanted)
         if not all(
@@ -118,10 +116,9 @@ class RecordGradients:
             self._leave_out({})
 
     def _leave_out(self, linear: dict[str, nn.Linear]) -> None:
-        """Make no gradients of these."""
+        """Make no gradients of these weights."""
         self._linear = linear
-        left_out = set(linear) | {self._bias_of(layer) for layer in linear.values()}
-        self._to_make = tuple(name for name in self._trained if name not in left_out)
+        self._to_make = tuple(name for name in self._trained if name not in linear)
 
     def _mean(self, batch: Batch, size: int) -> list[Tensor]:
         sums = [torch.zeros(p.numel(), device=p.device) for p in self._trained.values()]
@@ -144,71 +141,67 @@ class RecordGradients:
         for start in range(0, size, rows):
             chunk = mapped(lambda tensor, start=start: tensor[start : start + rows], batch)
             made, outputs, inputs, losses = self._gradients(batch, tensors_of(chunk))
-            factors = self._factors(made, outputs, inputs, clip, losses)
+            factors = self._factors(made, outputs, inputs, clip)
             for name, gradient in made.items():
-                sums[name].add_(factors @ gradient)
-            for name, layer in self._linear.items():
-                if name in inputs:
-                    own = outputs[name] * factors[:, None]
-                    sums[name].add_((own.T @ inputs[name]).reshape(-1))
-                    if (bias := self._bias_of(layer)) is not None:
-                        sums[bias].add_(own.sum(0))
+                sums[name].addmv_(gradient.T, factors)
+            for name, output in outputs.items():
+                weight = sums[name].view(self._linear[name].weight.shape)
+                weight.addmm_((output * factors[:, None]).T, inputs[name])
             losses = losses.double().nan_to_num(nan=loss_clip, posinf=loss_clip)
             total += math.fsum(losses.clamp(0.0, loss_clip).tolist())
         return total
 
     def _factors(
-        self,
-        made: dict[str, Tensor],
-        outputs: dict[str, Tensor],
-        inputs: dict[str, Tensor],
-        clip: float,
-        losses: Tensor,
+        self, made: dict[str, Tensor], outputs: dict[str, Tensor], inputs: dict[str, Tensor], clip: float
     ) -> Tensor:
-        """What each record's gradient is multiplied by, ``[chunk]``; those that are not finite are made
-        zero."""
+        """What each record's gradient is multiplied by, float32 ``[chunk]``; those that are not finite are
+        made zero."""
         norms = [_norms(gradient) for gradient in made.values()]
-        for name, layer in self._linear.items():
-            if name in inputs:
-                ones = float(self._bias_of(layer) is not None)
-                norms.append(_norms(outputs[name]) * (_norms(inputs[name]).square() + ones).sqrt())
-        lengths = torch.stack(norms).square().sum(0).sqrt() if norms else torch.zeros(len(losses))
+        norms += [_norms(output) * _norms(inputs[name]) for name, output in outputs.items()]
+        lengths = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         # Of a factor that is far below float32's normal numbers the digits are lost, and the norm with them.
-        is_wild = ~torch.isfinite(lengths) | (lengths > LONGEST * clip)
-        if is_wild.any():
-            for parts in (made, outputs, inputs):
-                for part in parts.values():
-                    part[is_wild] = 0.0
+        is_sane = lengths <= min(LONGEST * clip, sys.float_info.max)
+        if not is_sane.all():
+            for part in (*made.values(), *outputs.values(), *inputs.values()):
+                part[~is_sane] = 0.0
+            lengths[~is_sane] = 0.0
         if math.isinf(clip):
-            return torch.ones_like(lengths).float()
-        return ((1 - MARGIN) * clip / lengths.clamp(min=clip)).nan_to_num(nan=0.0).float()
+            return torch.ones_like(lengths, dtype=torch.float32)
+        factors: Tensor = (1 - MARGIN) * clip / lengths.clamp_(min=clip)
+        return factors.float()
 
     def _gradients(
         self, batch: Batch, record: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Tensor]:
         """Of each record of a chunk, as rows: gradients that are made, by tensor; those at the outputs of the
-        linear layers, and their inputs; losses."""
-        rest = {name: p.detach() for name, p in self._trained.items()}
-        wanted = {name: rest.pop(name) for name in self._to_make}
-        added = {name: layer.weight.new_zeros(layer.out_features) for name, layer in self._linear.items()}
+        linear layers, and their inputs, by weight; losses."""
+        rows = len(record[0])
+        views = {name: _views(self._trained[name], rows) for name in self._to_make}
+        places = [place for name in views for place in self._places[name]]
+        in_places = [view for name, view in views.items() for _ in self._places[name]]
+        at_outputs: dict[str, Tensor] = {}
+        for name, layer in self._linear.items():
+            trained = None if layer.bias is None else self._names.get(id(layer.bias))
+            if trained is not None:
+                at_outputs[name] = views[trained]
+                continue
+            bias = layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+            at_outputs[name] = _views(bias, rows)
+            places.append((layer, "bias"))
+            in_places.append(at_outputs[name])
 
-        def loss_of(wanted: tuple[Any, Any], *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            parameters, added = wanted
+        def loss_of(in_places: list[Tensor], *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             parts = iter(tensors)
             one = mapped(lambda _: next(parts).unsqueeze(0), batch)
-            with self._watching(self._linear, added):
-                loss: Tensor = functional_call(self._loss, {**rest, **parameters}, (one,))
-                return loss, self._seen.inputs
+            with _inputs_of(self._linear) as seen, _replaced(places, in_places):
+                loss: Tensor = self._loss(one)
+            return loss, {name: own[0] for name, own in seen.items() if own}
 
-        call = vmap(
-            grad_and_value(loss_of, has_aux=True),
-            in_dims=(None, *[0] * len(record)),
-            randomness="different",
-        )
+        sources = list({id(view): view for view in in_places}.values())
         try:
-            # Fused attention has no rule for single records.
-            with sdpa_kernel(SDPBackend.MATH):
-                (made, outputs), (losses, inputs) = call((wanted, added), *record)
+            with _attention_in_parts():
+                losses, inputs = vmap(loss_of, randomness="different")(in_places, *record)
+                found = torch.autograd.grad(losses.sum(), sources, materialize_grads=True)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -217,39 +210,63 @@ class RecordGradients:
                 f"{str(error).splitlines()[0]}. It is called on batches of one under torch.func.vmap: "
                 "without .item(), branches on values, changes of buffers, or recurrent layers"
             ) from error
-        rows = len(losses)
+        gradients = {
+            id(view): gradient.reshape(rows, -1).float()
+            for view, gradient in zip(sources, found, strict=True)
+        }
         return (
-            {name: each.reshape(rows, -1).float() for name, each in made.items()},
-            {name: each.float() for name, each in outputs.items()},
-            {name: each.float() for name, each in inputs.items()},
-            losses,
+            {name: gradients[id(view)] for name, view in views.items()},
+            {name: gradients[id(at_outputs[name])] for name in inputs},
+            {name: each.detach().reshape(rows, -1).float() for name, each in inputs.items()},
+            losses.detach(),
         )
 
-    def _bias_of(self, layer: nn.Linear) -> str | None:
-        return None if layer.bias is None else self._names.get(id(layer.bias))
 
-    @contextlib.contextmanager
-    def _watching(self, layers: Mapping[str, nn.Linear], added: Mapping[str, Tensor]) -> Iterator[None]:
-        """Note the layers' inputs, and add to their outputs."""
-        self._seen = seen = _Seen(added)
+def _views(parameter: Tensor, rows: int) -> Tensor:
+    """One for each record, of which the gradient can be taken."""
+    return parameter.detach().expand(rows, *parameter.shape).requires_grad_()
 
-        def hook(name: str) -> Any:
-            def note(layer: nn.Linear, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-                is_one = given[0].numel() == layer.in_features
-                seen.calls.append((name, is_one))
-                if not is_one or name not in added:
-                    return None
-                seen.inputs[name] = given[0].reshape(-1)
-                return output + added[name].view(output.shape)
 
-            return note
+@contextlib.contextmanager
+def _inputs_of(layers: Mapping[str, nn.Linear]) -> Iterator[dict[str, list[Tensor]]]:
+    """What these layers are given, call by call."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-        handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
-        try:
+    def hook(own: list[Tensor]) -> Any:
+        return lambda _, given: own.append(given[0])
+
+    handles = [layer.register_forward_pre_hook(hook(seen[name])) for name, layer in layers.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _replaced(places: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor]) -> Iterator[None]:
+    """With other parameters: ``functional_call`` takes ten times as long, and gives no layer a bias that it
+    lacks."""
+    before = [module._parameters[attribute] for module, attribute in places]  # noqa: SLF001
+    try:
+        for (module, attribute), value in zip(places, values, strict=True):
+            module._parameters[attribute] = value  # type: ignore[assignment]  # noqa: SLF001
+        yield
+    finally:
+        for (module, attribute), parameter in zip(places, before, strict=True):
+            module._parameters[attribute] = parameter  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _attention_in_parts() -> Iterator[None]:
+    """Fused attention, and PyTorch's fused layers in evaluation mode, have no rule for single records."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def tensors_of(batch: Batch) -> tuple[Tensor, ...]:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,6 +20,7 @@ from afl.core.randomness import SharedRandomness
 from afl.core.record_privacy import METRIC, Account, RecordPrivacy
 from afl.core.vectors import Weighted
 from afl.errors import ConfigError, TaskError
+from afl.optional_dependencies import check_installed
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
 from afl_worker.training.batched import BatchedOracle, LossModule
@@ -74,6 +74,12 @@ class PrivateOracle(TaskOracle):
         self._gradients = RecordGradients(type(task).__name__, LossModule(task, vector.module), memory)
         self._has_looked = False
         self._sum = torch.empty_like(vector.values)
+        parts = torch.split(self._sum, list(vector.tensors))
+        self._sums = {f"module.{name}": part for name, part in zip(vector.names, parts, strict=True)}
+        check_installed("cryptography", "draw what privacy.records keeps secret", "records")
+        from afl_worker.training.noise import SecretStream  # noqa: PLC0415  # needs cryptography
+
+        self._secret_stream = SecretStream
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """Raise ConfigError: a loss on a minibatch of its own is not accounted for."""
@@ -97,26 +103,22 @@ class PrivateOracle(TaskOracle):
         account.spend()
         privacy, size = account.privacy, part.batch_size
         noise, loss_noise = privacy.noises
-        secret = np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16))))
-        chosen = secret.choice(part.count, size, replace=False, shuffle=False)
+        secret = self._secret_stream()
         self._seed_with(int.from_bytes(os.urandom(8)))
-        batch = part.batch(torch.from_numpy(chosen), self._device)
+        batch = part.batch(torch.from_numpy(secret.subset(part.count, size)), self._device)
         _require_rows(f"{type(self._task).__name__}'s data have", batch, size)
         batch = self._augmented_one_by_one(batch)
-        sums = torch.split(self._sum.zero_(), list(self._vector.tensors))
-        by_name = {f"module.{name}": values for name, values in zip(self._vector.names, sums, strict=True)}
+        self._sum.zero_()
         if not self._has_looked:
             self._has_looked = True
             with telling_types(self.module(worker, training=False), batch):
                 self._gradients.look_at(batch)
         with telling_types(self.module(worker, training=True), batch):
-            loss = self._gradients.add_clipped(batch, size, privacy.clip, privacy.loss_clip, by_name)
-        loss += secret.normal(scale=loss_noise * privacy.loss_clip)
-        for values in sums:
-            # In float64: of noise that was rounded before it is added, more could be told.
-            noised = torch.from_numpy(secret.normal(scale=noise * privacy.clip, size=len(values)))
-            values.copy_(noised.to(self._device).add_(values).div_(size))
-        return loss / size, size, Weighted([self._sum], [len(self._sum)], scale)
+            loss = self._gradients.add_clipped(batch, size, privacy.clip, privacy.loss_clip, self._sums)
+        told = torch.tensor([loss], dtype=torch.float64)
+        secret.add_normals(told, loss_noise * privacy.loss_clip)
+        secret.add_normals(self._sum, noise * privacy.clip)
+        return float(told) / size, size, Weighted([self._sum], [len(self._sum)], scale / size)
 
     def _augmented_one_by_one(self, batch: Batch) -> Batch:
         """Each record as the task augments it alone: what mixes records would let one change them all, and
