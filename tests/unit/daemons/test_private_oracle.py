@@ -286,6 +286,30 @@ class Item(Small):
         return loss if loss.item() > 0 else -loss
 
 
+class Counting(Small):
+    """A model that follows the mean of what it sees, in place or by another tensor."""
+
+    buffers = "local"
+    in_place = True
+
+    def model(self) -> nn.Module:
+        module = super().model()
+        module.register_buffer("seen", torch.zeros(6))
+        return module
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, tuple)
+        if self.in_place:
+            model.seen.add_(batch[0].mean(0))  # type: ignore[operator, union-attr]
+        elif model.training:
+            model.seen = 0.9 * model.seen + batch[0].mean(0)  # type: ignore[operator]
+        return super().loss(model, batch)
+
+
+class Following(Counting):
+    in_place = False
+
+
 class Doubling(Small):
     """Augmentation that makes two records of one."""
 
@@ -322,6 +346,8 @@ class Each(Small):
         (lambda: oracle(Averaged()), TaskError, "floating-point buffers that are averaged"),
         (lambda: oracle(Summed()).gradient(0, 1), TaskError, "is no mean of its records' losses"),
         (lambda: oracle(Item()).gradient(0, 1), TaskError, "cannot be taken record by record"),
+        (lambda: oracle(Counting()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
+        (lambda: oracle(Following()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
         (lambda: oracle(Few(records=19)), ConfigError, "19 training records, fewer than task.batch_size"),
         (lambda: oracle(Small()).loss(0, 1), ConfigError, "a loss on a minibatch of its own"),
     ],
