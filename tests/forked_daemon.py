@@ -1,4 +1,4 @@
-"""What a prepared process does to become a daemon. It imports nothing of ours before the daemon does."""
+"""What a prepared process does to become a daemon or a command. It has imported all of ours."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def become(
     folder: Path,
     environment: dict[str, str],
     log: Connection,
+    shown: Connection | None,
     compiled: Path | None,
 ) -> None:
     """Run a module as ``python -m`` would."""
@@ -26,14 +27,21 @@ def become(
     # their memory for that, takes each a fifth of a second, once it is set up.
     gc.freeze()
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor, target in enumerate((nowhere, nowhere, log.fileno())):
+    output = nowhere if shown is None else shown.fileno()
+    for descriptor, target in enumerate((nowhere, output, log.fileno())):
         os.dup2(target, descriptor)
     os.close(nowhere)
-    log.close()
+    for connection in filter(None, (log, shown)):
+        connection.close()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    sys.path[:0] = ["", *paths]
+    if environment.get("AFL_FAULT_POINTS") or any(Path(path, "afl").is_dir() for path in paths):
+        # The variable is read as its module is imported; and there may be another release of ours.
+        for name in [name for name in sys.modules if name.partition(".")[0].startswith("afl")]:
+            del sys.modules[name]
     warnings.simplefilter("error", UserWarning)
     sys.argv = list(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from afl.core.algorithms.base import LocalSteps, LocalUpdate
+from afl.core.algorithms.local_sgd import step_by_step
 from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
 from afl.core.messages import Position
@@ -50,6 +52,10 @@ class _Model:
 
     def publish(self) -> None:
         """Nothing computes with it."""
+
+    def local_steps(self, steps: LocalSteps) -> LocalUpdate:
+        """One after the other."""
+        return step_by_step(self, steps)
 
     def loss(self, synchronization: int) -> tuple[float, int]:  # noqa: ARG002
         """Always the same."""

@@ -19,7 +19,7 @@ from afl.config.quantities import shown_bytes
 from afl.errors import AflError, ConfigError, DataError, ExitCode
 from afl.names import named, names_of, with_names
 from afl.outside import plain, printable
-from afl.paths import expanded, kind_of
+from afl.paths import expanded, kind_of, read_named
 from afl.runs.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -252,7 +252,7 @@ def _own_of(entry: Mapping[str, Any]) -> OwnMetrics:
 
 def _summary(path: Path, _limit: int | None) -> list[RenderableType]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_named(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON, or damaged: {error}") from error
     if not isinstance(found, dict) or not found.keys() >= _SUMMARY_KEYS:

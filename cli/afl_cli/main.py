@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Protocol
 
+from afl.core.installed import entry_points
 from afl.errors import AflError, ExitCode
 from afl.paths import naming_paths
 from afl.terminal.entry import failed

@@ -36,6 +36,7 @@ def advice_on(config: Config) -> Iterator[Advice]:
     yield from _phases(config)
     yield from _runs_ahead(config)
     yield from _mixed_steps(config)
+    yield from _idle_schedule(config)
 
 
 def _phases(config: Config) -> Iterator[Advice]:
@@ -82,3 +83,17 @@ def _mixed_steps(config: Config) -> Iterator[Advice]:
             "one of your own, it is usually three to six times too large",
             f"set a number, such as {config.eta_q_value / 4:.2g}",
         )
+
+
+def _idle_schedule(config: Config) -> Iterator[Advice]:
+    """The factor rises to 1 in the warm-up, and never again: the first and the last round tell all."""
+    algorithm, rounds = config.algorithm, config.algorithm.rounds
+    first, last = (algorithm.step_schedule.of_round(round_, rounds) for round_ in (1, rounds))
+    if algorithm.schedule is None or (first, last) != (1, 1):
+        return
+    yield Advice(
+        "algorithm.schedule",
+        f"the step size is the same in all {rounds} rounds",
+        "set warm_up to 2 or more, then: cosine with a final below 1, or then: steps with a round before the "
+        "last in at; or leave it out",
+    )

@@ -93,6 +93,28 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_named(path: Path) -> bytes:
+    """All of what :func:`opened` opens."""
+    with opened(path) as file:
+        return file.read()
+
+
+def plain_file(path: Path) -> BinaryIO:
+    """A file that afl has written, to be read; an OSError if something else has its place, such as a FIFO,
+    which would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no plain file", str(path))
+
+
+def read_plain(path: Path) -> bytes:
+    """All of a :func:`plain_file`."""
+    with plain_file(path) as file:
+        return file.read()
+
+
 def expanded(path: str | Path) -> Path:
     """With the folder that a leading ``~`` stands for; as it is, if no such user is known here."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises

@@ -12,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path, PurePath
+from typing import NoReturn
 
 from afl.errors import (
     STOPS,
@@ -82,7 +83,8 @@ def calling(what: str) -> Iterator[None]:
         HelperKilledError: if a process that it has started is killed.
     """
     try:
-        yield
+        with ending_forks():
+            yield
     except STOPS:
         raise
     except BaseException as error:
@@ -90,6 +92,34 @@ def calling(what: str) -> Iterator[None]:
         if failure is error:
             raise
         raise failure from error
+
+
+@contextlib.contextmanager
+def ending_forks() -> Iterator[None]:
+    """Around a call of a task's own code: a process that it forks ends where it comes back from the call. It
+    would go on as this one, with its connection and its journals."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            _end_fork(sys.exc_info()[1])
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    code: object = 1
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    else:
+        how = "returned" if error is None else f"raised {described(error)}"
+        print(  # noqa: T201
+            f"a process that the task's code forked has {how}, and is ended, since it would go on as its "
+            "parent; let it end by os._exit, or make it with multiprocessing",
+            file=sys.stderr,
+        )
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def as_failure(error: BaseException, what: str = "") -> AflError:

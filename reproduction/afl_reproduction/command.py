@@ -72,16 +72,20 @@ def _simulate(
 
 
 def _search(
-    experiment: Experiment, part: str, trials: Sequence[tuple[str, Job]], log: SearchLog, processes: int
+    experiment: Experiment,
+    part: str,
+    trials: Sequence[tuple[str, Steps, Job]],
+    log: SearchLog,
+    processes: int,
 ) -> list[Outcome]:
     search = experiment.parts[part].search
     assert search is not None
-    methods = {job.name: method for method, job in trials}
-    todo = [job for method, job in trials if not log.holds(part, method, job.config)]
+    tried = {job.name: (method, steps) for method, steps, job in trials}
+    todo = [job for method, steps, job in trials if not log.holds(part, method, steps, job.config)]
     print(f"{part}: {len(todo)} of {len(trials)} trials to make", flush=True)
 
     def record(job: Job, summary: Mapping[str, Any]) -> None:
-        log.add(trial_of(part, methods[job.name], job, summary, search.score))
+        log.add(trial_of(part, *tried[job.name], job, summary, score=search.score))
 
     return _simulate(todo, processes, record)
 

@@ -7,10 +7,11 @@ are beside this module; a user's own works the same.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,45 +33,84 @@ class _Section(BaseModel):
 
 
 class Method(_Section):
-    """A method: how it is shown, and its configuration's file."""
+    """A method: how it is shown, its configuration's file, and overrides of it."""
 
     label: str
     config: str
+    set: list[str] = []
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Step sizes; ``eta_q`` is None for a method without one."""
+    """Step sizes; ``eta_q`` is None for a method without one.
+
+    Attributes:
+        settings: what else is searched, as ``KEY=VALUE`` with the value in JSON.
+    """
 
     eta_w: float
     eta_q: float | None = None
+    settings: tuple[str, ...] = ()
 
     @property
     def overrides(self) -> list[str]:
         """For a configuration."""
-        own = [f"algorithm.eta_w={self.eta_w!r}"]
-        return own if self.eta_q is None else [*own, f"algorithm.eta_q={self.eta_q!r}"]
+        dual = [] if self.eta_q is None else [f"algorithm.eta_q={self.eta_q!r}"]
+        return [f"algorithm.eta_w={self.eta_w!r}", *dual, *self.settings]
+
+    @property
+    def shown_settings(self) -> list[str]:
+        """``settings`` without the sections that their keys are in."""
+        keys_values = (setting.partition("=") for setting in self.settings)
+        return [f"{_last(key)}={json.loads(value)}" for key, _, value in keys_values]
 
     def __str__(self) -> str:
-        return f"w{self.eta_w:g}" if self.eta_q is None else f"w{self.eta_w:g}-q{self.eta_q:g}"
+        dual = [] if self.eta_q is None else [f"q{self.eta_q:g}"]
+        return "-".join([f"w{self.eta_w:g}", *dual, *self.shown_settings])
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 class Grid(_Section):
-    """Step sizes to try: each of ``eta_w`` with each of ``eta_q``."""
+    """What to try: each of ``eta_w`` with each of ``eta_q`` and each value of other configuration keys."""
 
     eta_w: list[Positive]
     eta_q: list[Positive] = []
+    set: dict[str, list[bool | int | float | str]] = {}
 
     @property
     def trials(self) -> list[Steps]:
         """In order."""
-        if not self.eta_q:
-            return [Steps(eta_w) for eta_w in self.eta_w]
-        return [Steps(*pair) for pair in itertools.product(self.eta_w, self.eta_q)]
+        eta_qs: list[float | None] = [*self.eta_q] or [None]
+        others = [[f"{key}={json.dumps(value)}" for value in values] for key, values in self.set.items()]
+        return [
+            Steps(eta_w, eta_q, settings)
+            for eta_w, eta_q in itertools.product(self.eta_w, eta_qs)
+            for settings in itertools.product(*others)
+        ]
+
+    def edges(self, steps: Steps) -> list[str]:
+        """The names of the numbers of which the grid has no smaller one, or no larger one, than the trial."""
+        others = zip(self.set.items(), steps.settings, strict=True)
+        tried: list[tuple[str, Sequence[Any], Any]] = [
+            ("eta_w", self.eta_w, steps.eta_w),
+            ("eta_q", self.eta_q, steps.eta_q),
+            *(
+                (_last(key), values, json.loads(setting.partition("=")[2]))
+                for (key, values), setting in others
+            ),
+        ]
+        return [
+            name
+            for name, values, value in tried
+            if len(values) > 1 and not isinstance(value, str) and value in {min(values), max(values)}
+        ]
 
 
 class Search(_Section):
-    """A search of step sizes on the validation parts.
+    """A search of step sizes, and of other settings, on the validation parts.
 
     Attributes:
         seed: of all trials; none of the final runs'.
@@ -157,7 +197,8 @@ class Experiment:
         Raises:
             ConfigError: if it is wrong.
         """
-        return load_config(self.folder / self.methods[method].config, overrides)
+        own = self.methods[method]
+        return load_config(self.folder / own.config, [*own.set, *overrides])
 
 
 def shipped_experiments() -> list[str]:

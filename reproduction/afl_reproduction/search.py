@@ -22,8 +22,8 @@ def score_of(points: Sequence[Point], rounds: int, score: Score = "worst_accurac
 
 def trial_jobs(
     experiment: Experiment, part: str, overrides: Sequence[str], out: Path
-) -> list[tuple[str, Job]]:
-    """All trials of a part, each with its method.
+) -> list[tuple[str, Steps, Job]]:
+    """All trials of a part, each with its method and what it tries.
 
     A trial's dual weights restart as often as those of the final runs: eta_q, which it chooses, depends on B,
     and B, where nothing sets it, on the number of rounds, of which a trial has fewer.
@@ -51,20 +51,22 @@ def trial_jobs(
                     *steps.overrides,
                 ],
             ).with_seed(search.seed)
-            jobs.append((method, Job(f"search {name}", config, out / "search" / name, saves_models=False)))
+            job = Job(f"search {name}", config, out / "search" / name, saves_models=False)
+            jobs.append((method, steps, job))
     return jobs
 
 
-def trial_of(part: str, method: str, job: Job, summary: Mapping[str, Any], score: Score) -> Trial:
+def trial_of(
+    part: str, method: str, steps: Steps, job: Job, summary: Mapping[str, Any], *, score: Score
+) -> Trial:
     """What a trial's run directory shows."""
     points = points_of(job.directory)
-    algorithm = job.config.algorithm
     is_whole = summary["result"] == "ok"
     return Trial(
         part,
         method,
-        Steps(algorithm.eta_w_value, algorithm.eta_q),  # type: ignore[arg-type]
-        round(score_of(points, algorithm.rounds, score), 6) if is_whole else None,
+        steps,
+        round(score_of(points, job.config.algorithm.rounds, score), 6) if is_whole else None,
         summary["result"],
         summary["seconds"],
         [(point.round, point.worst_accuracy) for point in points if point.worst_accuracy is not None],

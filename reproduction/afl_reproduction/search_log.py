@@ -1,4 +1,4 @@
-"""The search of step sizes as it is written down: every trial, and which one is chosen."""
+"""A search as it is written down: every trial, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class SearchLog:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
                 try:
                     values = json.loads(line)
-                    self.trials.append(Trial(**{**values, "steps": Steps(**values["steps"])}))
+                    steps = values["steps"]
+                    settings = tuple(steps.get("settings", ()))  # searches of step sizes alone had none
+                    values["steps"] = Steps(**{**steps, "settings": settings})
+                    self.trials.append(Trial(**values))
                 except (ValueError, TypeError, KeyError) as error:
                     raise ConfigError(f"{path}:{number} is no trial: {error}; delete the line") from error
 
@@ -58,13 +61,12 @@ class SearchLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(trial)) + "\n")
 
-    def holds(self, part: str, method: str, config: Config) -> bool:
+    def holds(self, part: str, method: str, steps: Steps, config: Config) -> bool:
         """Whether the trial has been made.
 
         Raises:
             ConfigError: if one with other settings has: then trials are not comparable.
         """
-        steps = Steps(config.algorithm.eta_w_value, config.algorithm.eta_q)  # type: ignore[arg-type]
         for trial in self.trials:
             if (trial.part, trial.method, trial.steps) == (part, method, steps):
                 if is_same(trial.config, config):
@@ -76,15 +78,15 @@ class SearchLog:
         return False
 
     def choice(self, part: str, method: str, grid: Grid) -> Steps | None:
-        """The step sizes of the grid's best trial; of equal ones the smaller. None if none ended well."""
+        """What the grid's best trial tried; of equal ones the smaller steps. None if none ended well."""
         found = [
-            (-trial.score, trial.steps.eta_w, trial.steps.eta_q or 0.0, trial.steps)
+            (-trial.score, trial.steps.eta_w, trial.steps.eta_q or 0.0, trial.steps.settings, trial.steps)
             for trial in self.trials
             if (trial.part, trial.method) == (part, method)
             and trial.steps in grid.trials
             and trial.score is not None
         ]
-        return min(found, key=lambda entry: entry[:3])[3] if found else None
+        return min(found, key=lambda entry: entry[:4])[4] if found else None
 
 
 CLOSE = 0.02
@@ -95,10 +97,10 @@ def search_table(experiment: Experiment, part: str, log: SearchLog) -> str:
     """What the search of a part chose, in markdown; empty where a method has no choice yet."""
     search = experiment.parts[part].search
     assert search is not None
-    lines = [
-        f"| method | trials | diverged | eta_w | eta_q | score | within {CLOSE:g} | at the grid's edge |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    has_others = any(grid.set for grid in search.grids.values())
+    shown = ["eta_w", "eta_q", *(["other settings"] if has_others else [])]
+    columns = ["method", "trials", "diverged", *shown, "score", f"within {CLOSE:g}", "at the grid's edge"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for method, grid in search.grids.items():
         chosen = log.choice(part, method, grid)
         if chosen is None:
@@ -110,18 +112,17 @@ def search_table(experiment: Experiment, part: str, log: SearchLog) -> str:
         ]
         scores = {trial.steps: trial.score for trial in own if trial.score is not None}
         near = [str(steps) for steps, score in scores.items() if score >= scores[chosen] - CLOSE]
-        edges = [
-            name
-            for name, values, value in (
-                ("eta_w", grid.eta_w, chosen.eta_w),
-                ("eta_q", grid.eta_q, chosen.eta_q),
-            )
-            if len(values) > 1 and value in {min(values), max(values)}
+        others = [", ".join(chosen.shown_settings) or "-"] if has_others else []
+        cells = [
+            experiment.methods[method].label,
+            f"{len(own)}",
+            f"{len(own) - len(scores)}",
+            f"{chosen.eta_w:g}",
+            "-" if chosen.eta_q is None else f"{chosen.eta_q:g}",
+            *others,
+            f"{scores[chosen]:.3f}",
+            ", ".join(sorted(set(near) - {str(chosen)})) or "-",
+            ", ".join(grid.edges(chosen)) or "-",
         ]
-        lines.append(
-            f"| {experiment.methods[method].label} | {len(own)} | {len(own) - len(scores)} "
-            f"| {chosen.eta_w:g} | {'-' if chosen.eta_q is None else f'{chosen.eta_q:g}'} "
-            f"| {scores[chosen]:.3f} | {', '.join(sorted(set(near) - {str(chosen)})) or '-'} "
-            f"| {', '.join(edges) or '-'} |"
-        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -150,6 +150,21 @@ def test_odd_values_are_taken_as_they_are() -> None:
     assert claim["spec"]["storageClassName"] == "1e3"
 
 
+@pytest.mark.parametrize(("name", "right"), [(None, {}), ("", {"storageClassName": ""})])
+def test_no_storage_class_is_not_the_default_one(name: str | None, right: Values) -> None:
+    """The empty one asks for volumes that somebody has made."""
+    claim = {"className": name}
+    documents = build("cluster", {"server": {"storage": claim}, "site": {"journal": claim, "data": claim}})
+    found = [
+        each["spec"]
+        for set_ in of_kind(documents, "StatefulSet")
+        for each in set_["spec"]["volumeClaimTemplates"]
+    ]
+    assert len(found) == 3
+    for spec in found:
+        assert {key: value for key, value in spec.items() if key == "storageClassName"} == right
+
+
 def test_whom_server_and_workers_call_beside() -> None:
     """A tracker and a collector of traces are behind the policies too, and have names."""
     rule = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]}

@@ -128,7 +128,8 @@ def test_two_releases_in_one_namespace_share_no_object_and_no_selector(combinati
     """Nor do two whose long names begin alike."""
     long = "a-federation-with-a-name-as-long-as-helm-lets-it-be-"
     one, other, *alike = (
-        build(*COMBINATIONS[combination], release=name) for name in ("afl", "second", long + "1", long + "2")
+        build(*COMBINATIONS[combination], release=name)
+        for name in ("second", "second-afl", long + "1", long + "2")
     )
     for first, second in ((one, other), alike):
         names = [
@@ -299,6 +300,14 @@ def test_a_server_lets_in_its_own_workers_or_whom_the_values_name() -> None:
         ({"server": {"public": "Ingress"}}, "server.host is required"),
         ({"server": {"enabled": False}, "site": {"enabled": True}}, "site.host is required"),
         ({"site": {"enabled": True, "host": "a.example.org"}}, "site.egressTo is required"),
+        (
+            {
+                "server": {"enabled": False},
+                "site": {"enabled": True, "host": "a.example.org"},
+                "certManager": {"enabled": True},
+            },
+            "certManager.enabled is for a release with the server",
+        ),
         ({"site": {"enabled": True, "host": "a.example.org", "egressTo": [{}]}}, "'/site/egressTo/0'"),
     ],
 )

@@ -33,13 +33,14 @@ CONFIG = {
 
 
 def unit(name: str) -> dict[str, str]:
-    """The settings of a unit; none is written twice."""
+    """The settings of a unit; none is written twice, but for files of variables, of which the last counts."""
     settings: dict[str, str] = {}
     for line in (UNITS / name).read_text(encoding="utf-8").splitlines():
         if re.match(r"[A-Za-z]+=", line):
             key, _, value = line.partition("=")
-            assert key not in settings, f"{name} has two lines for {key}"
-            settings[key] = value
+            several = settings.get(key, "") + " " if key == "EnvironmentFile" else ""
+            assert several or key not in settings, f"{name} has two lines for {key}"
+            settings[key] = several.lstrip() + value
     return settings
 
 
@@ -133,3 +134,5 @@ def test_options_need_no_other_unit() -> None:
     settings = unit("afl-worker@.service")
     assert settings["ExecStart"].endswith(" $AFL_OPTIONS")
     assert settings["Environment"] == "AFL_OPTIONS="
+    # A worker's own port: two on one machine cannot share that of --http.
+    assert settings["EnvironmentFile"] == "/etc/afl/worker.env -/etc/afl/worker-%i.env"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_a_server_that_is_killed_again_and_again_goes_on(tmp_path: Path, undistu
     ("number", "damage"), [(signal.SIGTERM, "[]"), pytest.param(signal.SIGINT, "{", marks=pytest.mark.slow)]
 )
 def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path, undisturbed, number, damage):
-    """Whatever has become of its summary meanwhile."""
+    """Whatever has become of its summary and its versions meanwhile."""
     with Proxy() as door, Federation(config_of("top-k"), tmp_path) as federation:
         for ids in GROUPS:
             federation.start(ids, "--task", TASK, server=door.address)
@@ -54,10 +55,15 @@ def test_a_server_that_is_stopped_finishes_its_round_and_goes_on(tmp_path: Path,
         assert federation.summary()["result"] == "interrupted"
         assert f"afl-server --resume {federation.directory}" in federation.server.text
         (federation.directory / "summary.json").write_text(damage)
+        versions = federation.directory / "versions.json"
+        versions.unlink()
+        os.mkfifo(versions)
         federation.start_server()
         door.aim(federation.port)
         federation.finish()
         assert federation.server.logged("summary_damaged")
+        assert federation.server.logged("versions_damaged")
+        assert versions.is_fifo()
     assert result_of(federation) == undisturbed("top-k")
 
 

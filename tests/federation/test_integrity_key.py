@@ -189,3 +189,20 @@ def test_an_older_state_of_the_run_is_resumed_from_and_told(stopped: Path, tmp_p
         assert federation.server.logged("rounds_lost")
         (line,) = federation.server.logged("resumed")
         assert line["round"] < 34
+
+
+def test_keys_of_access_that_somebody_has_changed_in_the_run_are_told(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped / "federation" / "run", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values["server"]["insecure"] = True
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with Federation(sealed(tmp_path), tmp_path / "other") as federation:
+        for changed in (["server.insecure"], []):
+            server = federation.start_resumed(tmp_path / "run")
+            server.wait_for("listening")
+            in_force, *told = server.logged("access_resumed")
+            assert "server.insecure: True" in in_force["message"]
+            assert [line["changed"] for line in told] == ([changed] if changed else [])
+            assert not told or "server.insecure was off" in told[0]["message"]
+            server.kill()

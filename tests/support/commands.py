@@ -1,8 +1,8 @@
-"""Commands as processes of their own, whose imports of PyTorch are done once for all of them.
+"""Commands as processes of their own, whose imports are done once for all of them.
 
-A daemon spends three seconds of a core on importing other people's libraries. One process that has done so
-(``multiprocessing``'s fork server) becomes each of them here; all that is ours is imported afresh in each,
-and compiled once.
+A daemon spends three seconds of a core on importing other people's libraries, and a fifth of one on ours. One
+process that has done so (``multiprocessing``'s fork server) becomes each of them here. What reads the
+environment as it is imported, and other releases, import all that is ours afresh (:mod:`forked_daemon`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import psutil
@@ -30,10 +32,13 @@ from forked_daemon import become
 FROM_NOTHING = "AFL_TESTS_FROM_NOTHING"
 """Set it to start every process from nothing."""
 
+COMMAND_S = 300.0
+"""From a command's start to its end."""
+
 END_S = 90.0
 """A command's end, on a machine busy with others; alone it takes a second."""
 
-_MODULES = ("afl_server", "afl_worker")
+_MODULES = ("afl_cli", "afl_server", "afl_worker")
 _COMPILED: Path | None = None
 PREPARED = multiprocessing.get_context("forkserver")
 PREPARED.set_forkserver_preload(
@@ -57,6 +62,16 @@ PREPARED.set_forkserver_preload(
         "torch",
         "torch.func",
         "yaml",
+        "afl.core.algorithms.afl_com",
+        "afl.core.algorithms.update_server",
+        "afl.core.compressors.identity",
+        "afl.tasks.synthetic",
+        "afl_cli.main",
+        "afl_server.main",
+        "afl_server.runner.run",
+        "afl_worker.main",
+        "afl_worker.process",
+        "afl_worker.training.setup",
     ]
 )
 
@@ -73,12 +88,41 @@ class Command(Protocol):
         """Send a signal, if it still runs."""
 
 
-def start(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], error: int) -> Command:
+def start(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    error: int,
+    output: int = subprocess.DEVNULL,
+) -> Command:
     """Start ``python ARGUMENTS`` in ``folder``; what it writes to standard error goes to the descriptor."""
-    is_daemon = arguments[0] == "-m" and arguments[1] in _MODULES
-    if is_daemon and not os.environ.get(FROM_NOTHING):
-        return _Forked(arguments[1:], folder, environment, error)
-    return _Spawned(arguments, folder, environment, error)
+    is_ours = arguments[0] == "-m" and arguments[1] in _MODULES
+    if is_ours and not os.environ.get(FROM_NOTHING):
+        return _Forked(arguments[1:], folder, environment, error, output)
+    return _Spawned(arguments, folder, environment, error, output)
+
+
+def run_command(
+    *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS`` in ``folder``, to its end; ``environment`` is added to this process's own."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
+        command = start(
+            arguments,
+            folder=folder or Path.cwd(),
+            environment={**os.environ, **environment},
+            error=error.fileno(),
+            output=output.fileno(),
+        )
+        status = command.wait(COMMAND_S)
+        if status is None:
+            command.send_signal(signal.SIGKILL)
+            command.wait(END_S)
+        error.seek(0)
+        output.seek(0)
+        assert status is not None, f"{arguments} has not ended in {COMMAND_S:g} s:\n{error.read()}"
+        return subprocess.CompletedProcess(arguments, status, output.read(), error.read())
 
 
 def prepare(compiled: Path) -> None:
@@ -90,14 +134,19 @@ def prepare(compiled: Path) -> None:
 
 class _Spawned:
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        error: int,
+        output: int = subprocess.DEVNULL,
     ) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, "-W", "error::UserWarning", *arguments],
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=output,
             stderr=error,
         )
         self.pid = self._popen.pid
@@ -113,11 +162,19 @@ class _Spawned:
 
 class _Forked:
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], error: int
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        error: int,
+        output: int = subprocess.DEVNULL,
     ) -> None:
-        with Connection(os.dup(error), readable=False) as log:
+        with Connection(os.dup(error), readable=False) as log, contextlib.ExitStack() as stack:
+            shown = None
+            if output != subprocess.DEVNULL:
+                shown = stack.enter_context(Connection(os.dup(output), readable=False))
             self._process = PREPARED.Process(
-                target=become, args=(tuple(arguments), folder, dict(environment), log, _COMPILED)
+                target=become, args=(tuple(arguments), folder, dict(environment), log, shown, _COMPILED)
             )
             self._process.start()
         assert self._process.pid is not None

@@ -9,6 +9,7 @@ before. Room is reserved when the file is made: a full disk is noticed then, not
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -22,7 +23,7 @@ from afl.core.participant import Kept
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import DISK_FULL, ConfigError, StorageError
-from afl.paths import from_start
+from afl.paths import from_start, kind_of
 from afl.runs import durable
 from afl.runs.durable import DamagedError, InUseError, OtherVersionError, Record, Section
 
@@ -73,7 +74,7 @@ class Journal:
         """Whether an entry was not lost, as far as can be seen: one that was may have been sent."""
         self.may_lack_newest = False
         """Whether one that was lost may be newer than the one read."""
-        with self._errors_named():
+        with _errors_named(self._path):
             _make_folder(path.parent, syncs=syncs)
             self._lock = durable.lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
 
@@ -84,7 +85,7 @@ class Journal:
             ConfigError: if the journal is another worker's, of another model, or another version's.
             StorageError: if it cannot be read.
         """
-        with self._errors_named():
+        with _errors_named(self._path):
             if not self._path.exists():
                 return None
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -152,7 +153,7 @@ class Journal:
         head = durable.record_head(values, sections)
         length = len(head) + sum(map(len, sections))
         grows = length > self._room
-        with self._errors_named():
+        with _errors_named(self._path):
             if grows:
                 self._make_larger(length)
                 head = durable.record_head({**values, "journal_bytes": 2 * self._room}, sections)
@@ -207,16 +208,29 @@ class Journal:
         os.posix_fallocate(fresh, 0, 2 * pages * mmap.PAGESIZE)
         self._room = pages * mmap.PAGESIZE
 
-    @contextlib.contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            advice = "name another directory with --journal, or turn it off in the run (worker.journal: off)"
-            raise StorageError(
-                f"{self._path} cannot be used ({error.strerror}): the journal must be written before "
-                f"anything is sent; {'free some space' if error.errno in DISK_FULL else advice}"
-            ) from error
+
+@contextlib.contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        advice = "name another directory with --journal, or turn it off in the run (worker.journal: off)"
+        raise StorageError(
+            f"{path} cannot be used ({error.strerror}): the journal must be written before "
+            f"anything is sent; {'free some space' if error.errno in DISK_FULL else advice}"
+        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raise StorageError if no journal can be in a folder, as far as is known before there is one. Nothing is
+    made there: the run may keep none."""
+    folder = from_start(folder)
+    with _errors_named(folder):
+        there = next(path for path in (folder, *folder.parents) if kind_of(path))
+        if kind_of(there) != "folder":
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 class Journals:

@@ -13,7 +13,7 @@ from afl.core.messages import Position
 from afl.core.secrecy.keys import DIGEST_BYTES, KEY_BYTES, LARGEST_EPOCH, OwnKey
 from afl.daemon import events
 from afl.errors import PeerError, StorageError
-from afl.paths import from_start
+from afl.paths import from_start, read_plain
 from afl.runs import durable
 from afl_worker.journal import KEYS_SUFFIX
 
@@ -82,7 +82,7 @@ class KeyFiles:
         for worker in self._workers:
             path = self._path(worker)
             try:
-                found[worker] = _parsed(path.read_text(encoding="utf-8"))
+                found[worker] = _parsed(read_plain(path))
             except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
                 event = events.JournalDamaged(worker=worker)
                 LOG.warning("%s holds no key; another is made", path, extra=event.extra)
@@ -122,7 +122,7 @@ class KeysInMemory:
         """They are kept by whoever made them."""
 
 
-def _parsed(text: str) -> tuple[OwnKey, str, bool]:
+def _parsed(text: bytes) -> tuple[OwnKey, str, bool]:
     values = json.loads(text)
     key = OwnKey(int(values["epoch"]), bytes.fromhex(values["private"]), bytes.fromhex(values["roster"]))
     is_key = 1 <= key.epoch <= LARGEST_EPOCH and len(key.private) == KEY_BYTES

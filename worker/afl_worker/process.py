@@ -17,9 +17,11 @@ from afl.daemon.logs import Naming
 from afl.daemon.tracing import tracing
 from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
+from afl.tasks.registry import check_task
 from afl.terminal.children import comes_again, end_children
 from afl.user_code import as_failure, worth_tracing
-from afl_worker.options import STOP_SIGNALS, WorkerOptions
+from afl_worker.journal import check_folder
+from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
 from afl_worker.pages import WorkerPages
 from afl_worker.runtime import Runtime
 
@@ -27,13 +29,20 @@ LOG = logging.getLogger("afl.worker")
 
 
 def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> ExitCode:
-    """Take part in a run until it is over; returns the exit code. Raises ConfigError if there is no such
-    device.
+    """Take part in a run until it is over; returns the exit code.
 
     Args:
         http: where to serve pages for probes and Prometheus.
         stays: wait for a signal once the run is complete.
+
+    Raises:
+        ConfigError: if there is no such device or task.
+        StorageError: if the folder for journals, which somebody has named, cannot be used.
     """
+    if options.journal != DEFAULT_JOURNAL:
+        check_folder(options.journal)
+    if options.task is not None:
+        check_task(options.task)
     traced = tracing("afl-worker")
     runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:

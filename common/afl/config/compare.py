@@ -21,6 +21,8 @@ _FREE: Final = (
 )
 """What may change between the parts of a run: what only the server does, not what is computed."""
 
+_ACCESS: Final = ("server.tls", "server.tokens", "server.insecure", "server.http_", "server.integrity_key")
+
 
 def differences(stored: Config, given: Config) -> list[str]:
     """What keeps ``given`` from going on with a run of ``stored``, a line each: key, stored and given value.
@@ -36,6 +38,12 @@ def differences(stored: Config, given: Config) -> list[str]:
         for key in sorted(one.keys() | other.keys())
         if one.get(key) != other.get(key)
     ]
+
+
+def access_keys(config: Config) -> dict[str, Any]:
+    """Who may speak with a server and read its pages: the keys that are not off, by their dotted names."""
+    values = flat(config.model_dump(mode="json"))
+    return {key: value for key, value in values if key.startswith(_ACCESS) and value}
 
 
 def _defining(config: Config) -> dict[str, Any]:

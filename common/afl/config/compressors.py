@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Final
 
 from afl.config.problems import InvalidConfigError, Problem, nearest, shown
+from afl.core.installed import entry_points
 from afl.core.messages import BIT_WIDTHS, BITS
 from afl.theory import theory_ratio
 

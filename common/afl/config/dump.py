@@ -37,7 +37,10 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    names = ("dual_loss", "final_model", "largest_weight", "local_steps", "sampled", "weighting")
+    names = (
+        *("dual_loss", "final_model", "largest_weight", "local_steps", "sampled", "server_eta"),
+        "weighting",
+    )
     later = {name: getattr(algorithm, name) for name in names}
     defining = {
         "version": _DIGEST_VERSION,

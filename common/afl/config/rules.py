@@ -73,6 +73,10 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _pair(values.get("uplink"), values.get("downlink"))
     yield from _schedule(values.get("schedule"), values.get("rounds"))
     yield from _optimizer(values.get("optimizer"))
+    is_adam = isinstance(own := values.get("optimizer"), Mapping) and own.get("name") == "adam"
+    if is_adam and about is not None and "server_eta" in about.takes and values.get("server_eta") is None:
+        accepted = "a step size of the server, about how far a parameter moves in a round, such as 0.01"
+        yield Problem(("server_eta",), "nothing", accepted)
 
 
 def _not_loadable(key: tuple[str, ...], name: str, load: Callable[[str], object]) -> Iterator[Problem]:
@@ -200,10 +204,7 @@ def evaluation(values: Mapping[str, Any]) -> Iterator[Problem]:
 def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
     """What sections demand of each other; the keys start at the top."""
     workers = values.get("workers")
-    algorithm_, worker = (
-        section if isinstance(section := values.get(name), Mapping) else {}
-        for name in ("algorithm", "worker")
-    )
+    algorithm_ = section if isinstance(section := values.get("algorithm"), Mapping) else {}
     sites = values.get("sites")
     if isinstance(sites, list) and type(workers) is int and len(sites) != workers:
         yield Problem(
@@ -243,9 +244,6 @@ def whole(values: Mapping[str, Any]) -> Iterator[Problem]:
         elif privacy.get("secure_aggregation") is True:
             accepted = "no update_norm; with secure_aggregation the server sees no single update"
             yield Problem(("faults", "update_norm"), "a section", accepted)
-    if worker.get("batch_oracles") is True and about is not None and "local_steps" in about.takes:
-        accepted = f"false; {name} takes local steps, so its workers' gradients are at different models"
-        yield Problem(("worker", "batch_oracles"), "true", accepted)
 
 
 def _patience(values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -382,8 +380,10 @@ def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
             why += "; it has no dual weights"
         elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
-        elif option in {"block", "local_steps"}:
-            why += f"; {' and '.join(users_of(option))} do"
+        elif option in {"block", "local_steps", "optimizer"}:
+            why += ", since its workers take local steps of SGD" * (option == "optimizer")
+            *users, last = users_of(option)
+            why += f"; {', '.join(users)} and {last} do"
         yield Problem((option,), shown(values[option]), f"no {option}; {about.name} {why}")
 
 

@@ -283,7 +283,12 @@ class Algorithm(Section):
     optimizer: Annotated[
         Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
     ] = None
-    """how every copy of the model steps along the update that all receive"""
+    """how every copy of the model steps along the update that all receive; with fedavg, how the server steps
+    from its model along what is left of it in the mean"""
+    server_eta: Annotated[Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None, Null("1")] = (
+        None
+    )
+    """the server's step size in that; of 1 with sgd, its model becomes the mean"""
     final_model: Annotated[Literal["last", "block-mean"] | None, Null("last")] = None
     """the model after the last round, or the mean of those after each of the last B rounds, which is then
     evaluated and saved in its place"""

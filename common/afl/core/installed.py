@@ -4,8 +4,12 @@ point group."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from typing import Generic, Protocol, TypeVar
 
 from afl.core.options import AlgorithmOption
@@ -24,6 +28,27 @@ class _Named(Protocol):
 
 
 _T = TypeVar("_T", bound=_Named)
+
+
+def entry_points(*, group: str) -> Sequence[EntryPoint]:
+    """Those of a group, as ``importlib.metadata`` finds them.
+
+    That reads a file of every installed package, 10 ms where there are a hundred, and one configuration asks
+    several times; it is done again only once something has been installed or the path has changed.
+    """
+    return _entry_points(group, tuple((path, _changed(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=32)
+def _entry_points(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
+    return tuple(metadata.entry_points(group=group))
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path or os.curdir).st_mtime_ns  # noqa: PTH116  # the core knows no pathlib
+    except OSError:
+        return 0
 
 
 class Installed(Generic[_T]):

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.base import Companion, WorkerSide
-from afl.core.algorithms.local_sgd import model_payload
+from afl.core.algorithms.base import Companion, LocalModel, LocalSteps, LocalUpdate, WorkerSide
+from afl.core.algorithms.local_sgd import model_payload, step_by_step
 from afl.core.codecs.payload import check_header
 from afl.core.codecs.plain import values_of
 from afl.core.messages import EVALUATION_PHASE, NOWHERE, CommittedStep, Kind, Payload, Position, Report, Role
@@ -26,6 +26,11 @@ from afl.errors import NonFiniteError, ProtocolError
 
 class Oracle(Protocol):
     """What a participant asks of the task and its data, at the model as it now is."""
+
+    def announce(self, workers: Sequence[int]) -> None:  # noqa: ARG002
+        """The step is asked of these workers, in this order, and of no other: their answers may be computed
+        together."""
+        return
 
     def train_examples(self, worker: int) -> int:
         """How many training examples the worker has."""
@@ -42,6 +47,10 @@ class Oracle(Protocol):
     def weighted_gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:
         """The same, as autograd leaves it, valid until the next call or change of the model."""
         ...
+
+    def local_steps(self, worker: int, model: LocalModel, steps: LocalSteps) -> LocalUpdate:  # noqa: ARG002
+        """As :meth:`LocalModel.local_steps`, of which ``model`` is the worker's."""
+        return step_by_step(model, steps)
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """The loss on a minibatch of its own, and the minibatch size."""
@@ -76,6 +85,9 @@ class _WorkerModel:
 
     def weighted_gradient(self, update: int, scale: float) -> tuple[float, int, Weighted]:
         return self._oracle.weighted_gradient(self._worker, update, scale)
+
+    def local_steps(self, steps: LocalSteps) -> LocalUpdate:
+        return self._oracle.local_steps(self._worker, self, steps)
 
     def loss(self, synchronization: int) -> tuple[float, int]:
         return self._oracle.loss(self._worker, synchronization)
@@ -189,6 +201,10 @@ class Participant:
             if worker not in asked and self.reported(worker) < step.position:
                 # A process that owes a report is sent no other step: that one was closed with it.
                 self.forget(worker)
+        # Also those that have reported: what is computed together has other bits among fewer.
+        self._oracle.announce(
+            [worker for worker in self.workers if worker in asked or self.reported(worker) == step.position]
+        )
         for worker in self.workers:
             if worker not in asked:
                 continue

@@ -107,6 +107,13 @@ class Resumed(Event):
     round: SynchronizationRound
 
 
+class AccessResumed(Event):
+    """Whom a resumed server lets in, by which keys and files; a warning if its state has others, which
+    somebody has changed since it was written."""
+
+    changed: Annotated[Sequence[str], "the keys that have changed"]
+
+
 class VersionChanged(Event):
     """A server of another version of afl than the one before it resumes the run."""
 
@@ -397,6 +404,10 @@ class MetricsLost(_OfFile):
 
 class SummaryDamaged(_OfFile):
     """summary.json cannot be read; the state says how far the run is."""
+
+
+class VersionsDamaged(_OfFile):
+    """versions.json cannot be read, and is left as it is: nothing is said of other versions or arithmetic."""
 
 
 # Certificates and tokens.

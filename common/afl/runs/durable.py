@@ -320,7 +320,7 @@ def is_locked(path: Path) -> bool:
 
     Whoever takes it at the very instant of the question is told that it is in use.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from afl.errors import DataError
 from afl.outside import plain
+from afl.paths import read_named
 from afl.runs.shapes import EvaluationLine, RoundLine, Summary, check_values
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def metrics_entries(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
     :class:`DataError` if a line before it is no JSON object, or a value in one is of another type than ours.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_named(path).decode("utf-8", "replace").splitlines()
     entries: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -118,7 +119,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """A run's summary. Raises DataError if it is no JSON object, or has a value of another type than ours,
     and OSError if it cannot be read."""
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read_named(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON, or damaged: {error}") from error
     if not isinstance(summary, dict):

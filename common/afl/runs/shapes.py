@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from afl.errors import DataError
+from afl.paths import read_plain
 
 
 class _Shape(BaseModel):
@@ -155,7 +156,7 @@ _T = TypeVar("_T", bound=BaseModel)
 def read(path: Path, shape: type[_T]) -> _T | None:
     """A JSON file of this shape, ``None`` if there is none; :class:`DataError` if it is of another."""
     try:
-        return checked(path.read_bytes(), shape, str(path))
+        return checked(read_plain(path), shape, str(path))
     except FileNotFoundError:
         return None
     except OSError as error:

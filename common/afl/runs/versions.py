@@ -10,6 +10,7 @@ from pathlib import Path
 
 from afl.errors import DataError
 from afl.outside import words
+from afl.paths import read_plain
 from afl.runs.durable import write_whole
 
 VERSIONS_FILE = "versions.json"
@@ -40,7 +41,7 @@ def read_versions(directory: Path) -> list[Version]:
     """
     path = directory / VERSIONS_FILE
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_plain(path))
         # A run has at least one.
         first, *later = (
             Version(

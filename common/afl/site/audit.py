@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from afl.errors import DISK_FULL, DataError, StorageError
+from afl.paths import opened
 from afl.runs.durable import sync_folder
 
 BEGINNING: Final = "0" * 64
@@ -173,7 +174,7 @@ def read_log(path: Path, after: Link = NOTHING) -> Iterator[Link]:
         DataError: at the first line that is not as it was when the next one was written, or is cut in the
             middle.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         last = NOTHING
         for link in links(file, str(path), last):
             if link.number == 1 and after.number and link.entry[PREVIOUS] != after.hash:

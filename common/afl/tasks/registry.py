@@ -7,16 +7,16 @@ command line only.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from afl.config.problems import nearest
+from afl.core.installed import entry_points
 from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
@@ -62,6 +62,22 @@ def task_identity(name: str) -> str:
             "of a worker)"
         )
     return known[name]
+
+
+def check_task(name: str) -> None:
+    """Raise :class:`afl.ConfigError` if this machine's own command line names a task that is not there. What
+    is wrong with the code of one that is there, :func:`load_task` says."""
+    path = task_identity(name)
+    if ":" in name:
+        _prepare_import(path)
+    try:
+        is_there = importlib.util.find_spec(path.partition(":")[0]) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    except Exception:  # noqa: BLE001  # a package's own code may raise anything
+        return
+    if not is_there:
+        _imported(f"task {name}", path)
 
 
 def load_task(

@@ -101,6 +101,7 @@ class RunSettings:
                 weigh_by_samples=algorithm.weighting == "samples",
                 schedule=algorithm.step_schedule,
                 optimizer=algorithm.optimizer_choice,
+                server_eta=algorithm.server_eta or 1.0,
                 mean_of_last=algorithm.block_length if algorithm.final_model == "block-mean" else 0,
                 weight_decay=algorithm.weight_decay or 0.0,
                 clip_norm=algorithm.clip_norm,

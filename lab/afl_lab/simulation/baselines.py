@@ -115,7 +115,7 @@ def baselines(config: Config, folder: Path, *, rounds: int, alone: bool) -> list
         # They take as many rounds as the run has taken.
         evaluation=config.evaluation.model_copy(update={"patience": None}),
         run=Run(seed=config.run.seed, initial_model=config.run.initial_model),
-        worker=config.worker.model_copy(update={"batch_oracles": False}),
+        worker=config.worker,
     )
     jobs = [Job("plain averaging (FedAvg)", plain, folder / "averaging", saves_models=False)]
     single = plain.model_copy(update={"workers": 1})

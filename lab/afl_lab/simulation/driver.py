@@ -43,8 +43,8 @@ class Driver:
         policy: which workers a step may close without: here those with numbers that are not finite, since
             nobody is late.
         loss_cap, patience, rank_by: as the engine takes them.
-        batched: compute all workers' gradients in one call: faster for small models, but no longer equal
-            to the bit with separate processes.
+        batched: compute all workers' gradients, or their local steps, in one call: faster for small models,
+            but no longer equal to the bit with separate processes.
         initial_model: a file with the values to begin with.
         site: whose examples the only worker has; ``None`` where each has its own.
     """
@@ -133,17 +133,17 @@ class Driver:
         # Counted when all have come: many small calls are fast together, and slow between large products.
         reports: list[Report] = []
         answers = self._participant.take(step)
+        named = self.engine.algorithm.settings.named(step.step.position.round)
         for worker in opening.participants:
-            where = place(worker, self.engine.algorithm.settings.named(step.step.position.round))
             try:
                 _, (report, payloads) = next(answers)
             except NonFiniteError as error:
-                raise NonFiniteError(f"{where}: {error}; {ADVICE_NON_FINITE}") from error
+                raise NonFiniteError(f"{place(worker, named)}: {error}; {ADVICE_NON_FINITE}") from error
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001  # whatever a task's code raises
                 failure = as_failure(error)
-                raise placed(where, failure) from failure
+                raise placed(place(worker, named), failure) from failure
             assert report.worker == worker
             reports.append(report)
             ack = self.engine.begin_report(report)

@@ -34,7 +34,7 @@ from afl_lab.tuning.report import (
     write_choice,
 )
 from afl_lab.tuning.search import Search, Trial, best_of
-from afl_lab.tuning.space import Params, fixed_overrides, overrides_of
+from afl_lab.tuning.space import Params, fixed_overrides, overrides_of, unaliased
 
 DEFAULT_TRIALS = 40
 
@@ -118,6 +118,7 @@ class Tuning:
         self._overrides = [*overrides, *fixed_overrides(given), "run.directory=null"]
         self.config = self.with_params({})
         self._holds_out = not given.task.held_out
+        self._spacing = self.config.evaluate_every
         self.judge = Judge.of(self.config)
         self.search = Search(self.config, folder, most_lost)
         self._ended: dict[int, Trial] = {}
@@ -184,10 +185,16 @@ class Tuning:
         """Run the next trials, at most so many, and remember what they gave."""
         asked = {f"trial {trial.number}": trial for trial in self.search.ask(most)}
         jobs = [
-            Job(name, self.with_params(trial.params), self.directory(trial.number), False, asks=True)
+            Job(
+                name,
+                unaliased(self.with_params(trial.params)),
+                self.directory(trial.number),
+                False,
+                asks=True,
+            )
             for name, trial in asked.items()
         ]
-        curves = {job.name: Curve(self.judge, is_whole=True) for job in jobs}
+        curves = {job.name: Curve(self.judge, is_whole=True, spacing=self._spacing) for job in jobs}
 
         def watch(job: Job, news: News) -> bool:
             trial, curve = asked[job.name], curves[job.name]
@@ -195,10 +202,10 @@ class Tuning:
                 self._ended[trial.number] = self._trial(trial, news, curve)
             if not isinstance(news, Evaluation):
                 return False
-            mean = curve.see(news.round, news.metrics)
-            if mean is None:
+            if not curve.see(news.round, news.metrics):
                 return False
-            trial.report(mean, news.round)
+            round_, mean = curve.means[-1]
+            trial.report(mean, round_)
             return bool(news.round < job.config.algorithm.rounds and trial.should_prune())
 
         runs.run(jobs, watch)
@@ -221,7 +228,7 @@ class Tuning:
         if self._holds_out:
             about.append("task.held_out was set by the search: the training records left are those it knew.")
         config = load_config(self._path, [*self._overrides, *overrides_of(self.config, best.params)])
-        write_choice(output, config, about)
+        write_choice(output, unaliased(config), about)
         self._console.print(f"written: {output}", soft_wrap=True)
 
     def _trial(self, asked: optuna.Trial, outcome: Outcome, seen: Curve) -> Trial:
@@ -230,7 +237,7 @@ class Tuning:
             return Trial(number, params, "failed", None, error=outcome.error)
         evaluations = evaluations_of(self.directory(number))
         # From the files: a trial that had ended before an interruption was not seen.
-        curve = Curve.of(self.judge, evaluations, is_whole=True)
+        curve = Curve.of(self.judge, evaluations, is_whole=True, spacing=self._spacing)
         for round_, mean in curve.means[len(seen.means) :]:
             asked.report(mean, round_)
         result = outcome.summary["result"]

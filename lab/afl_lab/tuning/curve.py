@@ -81,41 +81,55 @@ class Curve:
 
     Attributes:
         judge: gives scores, to the mean of each worker's values: a floor must not count their noise.
-        means: by round, the score over the last :data:`WINDOW` evaluations.
+        means: by multiple of ``spacing``, the score over the last :data:`WINDOW` evaluations at the first one
+            from there on.
         is_whole: whether only the last round's model is there to be taken: step sizes look at the run's
             length, so that its first rounds are no shorter run.
+        spacing: rounds, at least those between two evaluations; trials whose evaluations come at different
+            rounds are compared at its multiples.
         best: the best score of :data:`WINDOW` evaluations in a row.
         round: of the last of them.
     """
 
     judge: Judge
     is_whole: bool = False
+    spacing: int = 1
     values: list[list[float]] = field(default_factory=list)
     means: list[tuple[int, float]] = field(default_factory=list)
     best: float | None = None
     round: int = 0
 
     @classmethod
-    def of(cls, judge: Judge, evaluations: Iterable[Mapping[str, Any]], *, is_whole: bool = False) -> Curve:
+    def of(
+        cls,
+        judge: Judge,
+        evaluations: Iterable[Mapping[str, Any]],
+        *,
+        is_whole: bool = False,
+        spacing: int = 1,
+    ) -> Curve:
         """Of evaluations' lines of a run's metrics."""
-        curve = cls(judge, is_whole)
+        curve = cls(judge, is_whole, spacing)
         for line in evaluations:
             curve.see(line["round"], line["workers"])
         return curve
 
-    def see(self, round_: int, metrics: Metrics) -> float | None:
-        """Take the next evaluation; returns the score over the last few, if there are enough."""
+    def see(self, round_: int, metrics: Metrics) -> bool:
+        """Take the next evaluation; returns whether ``means`` has one more."""
         values = self.judge.values(metrics)
         if not values:
-            return None
+            return False
         self.values.append(values)
         if len(self.values) < WINDOW:
-            return None
+            return False
         mean = self.judge.score(means_of(self.values[-WINDOW:]))
-        self.means.append((round_, mean))
         if self.best is None or self.is_whole or mean > self.best:
             self.best, self.round = mean, round_
-        return mean
+        compared = round_ // self.spacing * self.spacing
+        is_next = not self.means or compared > self.means[-1][0]
+        if is_next:
+            self.means.append((compared, mean))
+        return is_next
 
 
 def means_of(evaluations: Sequence[Sequence[float]]) -> list[float]:

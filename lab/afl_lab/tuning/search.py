@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 
 from afl.config import Config, dump_config
 from afl.errors import ConfigError, StorageError, why_unwritable
+from afl.paths import read_plain
 from afl_lab.tuning.space import Params, first_params, space_of
 
 TRIALS_FILE: Final = "trials.jsonl"
@@ -27,7 +28,7 @@ GROUP: Final = 4
 RANDOM_TRIALS: Final = 8
 """So many come before Optuna models what is good: the first ones, and some that are drawn at random."""
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Trial:
         result: ``ok``, ``pruned``, ``diverged`` or ``failed``.
         score: the worst worker's value in the end, negated where less is better; ``None`` if it came to
             none.
-        means: by round, what pruning compares.
+        means: by round, as :class:`afl_lab.tuning.curve.Curve` has it, what pruning compares.
     """
 
     number: int
@@ -103,7 +104,7 @@ class Search:
 
     def _open(self) -> None:
         try:
-            lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+            lines = read_plain(self._path).splitlines(keepends=True) if self._path.exists() else []
             if lines and not lines[-1].endswith(b"\n"):
                 # A process that was killed wrote half of it.
                 with self._path.open("rb+") as file:

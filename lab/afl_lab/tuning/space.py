@@ -19,6 +19,7 @@ from afl.config.compressors import BITS_TAKERS
 from afl.core.algorithms.registry import algorithm_named
 from afl.core.dual import rule_named
 from afl.core.messages import BITS
+from afl.core.rounds.phases import unaliased_spacing
 from afl.errors import ConfigError
 
 HELD_OUT_SHARE: Final = 0.2
@@ -55,7 +56,7 @@ def fixed_overrides(config: Config) -> list[str]:
     given += [f"algorithm.eta_w={own.eta_w_value!r}", "algorithm.smoothness=null"]
     if own.takes("eta_q"):
         given += [f"algorithm.eta_q={config.eta_q_value!r}", "algorithm.sigma_q=null"]
-    # A number, since what auto is depends on a trial's block: trials are compared round by round.
+    # A number, up to which each trial's own is: trials are compared about every so many rounds.
     if config.evaluation.every == "auto" or own.rounds < FEWEST_EVALUATIONS * config.evaluation.every:
         given.append(f"evaluation.every={max(1, own.rounds // FEWEST_EVALUATIONS)}")
     return given
@@ -135,6 +136,14 @@ def overrides_of(config: Config, params: Params) -> list[str]:
         ways = ["uplink"] if config.algorithm.downlink is None else ["uplink", "downlink"]
         given += [f"algorithm.{way}={json.dumps(options)}" for way in ways]
     return given
+
+
+def unaliased(config: Config) -> Config:
+    """With evaluations no rarer, of which those at a trial's end see several places of a block: its own B may
+    divide the number of rounds between them, or be next to it."""
+    algorithm = config.algorithm
+    every = unaliased_spacing(config.evaluate_every, algorithm.rounds, algorithm.restart_length)
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": every})})
 
 
 def can_be_cut(config: Config) -> bool:

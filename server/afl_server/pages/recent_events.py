@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from afl.outside import plain
+from afl.paths import read_plain
 from afl.runs.durable import write_whole
 
 KEPT = 100
@@ -20,7 +21,7 @@ LONGEST_MESSAGE = 4000  # characters; a worker's traceback is part of its messag
 def _stored(path: Path) -> list[dict[str, Any]]:
     """What a server has kept there, newest first; nothing if there is none, or it is damaged."""
     try:
-        events = plain(json.loads(path.read_bytes()))
+        events = plain(json.loads(read_plain(path)))
         return [
             event for event in events if _FIELDS.items() <= {key: type(v) for key, v in event.items()}.items()
         ]

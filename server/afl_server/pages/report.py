@@ -28,7 +28,7 @@ from afl.core.rounds.results import RoundSummary
 from afl.errors import ConfigError, ExitCode
 from afl.names import with_names
 from afl.outside import plain
-from afl.paths import kind_of
+from afl.paths import kind_of, read_named
 from afl.runs.export.source import State, state_of
 from afl.runs.files import (
     CONFIG_FILE,
@@ -296,7 +296,7 @@ def _row(tag: str, cells: Iterable[str]) -> str:
 
 
 def _configuration(run: _Run) -> str:
-    text = (run.directory / CONFIG_FILE).read_text("utf-8", "replace")
+    text = read_named(run.directory / CONFIG_FILE).decode("utf-8", "replace")
     return _section("Configuration", f"<pre>{html.escape(text)}</pre>")
 
 

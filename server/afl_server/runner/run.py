@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import signal
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from afl.daemon.descriptors import raise_limit
 from afl.daemon.logs import Naming
 from afl.daemon.tracing import tracing
 from afl.errors import AddressError, ConfigError, ExitCode, RunCompleteError, StorageError
-from afl.paths import as_argument
+from afl.paths import as_argument, plain_file
 from afl.runs.durable import OWNER_ONLY
 from afl.runs.files import EVENTS_FILE, STATE_FOLDER
 from afl.runs.tracking.following import Following, status_of
@@ -353,19 +352,13 @@ def quarantine_text(directory: Path) -> str | None:
     """What the operator has written into the file of workers to be left out; empty where there is none, and
     ``None`` where it cannot be read, is no plain file, or is far longer than ids are."""
     try:
-        with open(directory / QUARANTINE_FILE, "rb", opener=_without_waiting) as file:
-            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            data = file.read(_MOST_QUARANTINE + 1) if is_plain else b""
+        with plain_file(directory / QUARANTINE_FILE) as file:
+            data = file.read(_MOST_QUARANTINE + 1)
     except FileNotFoundError:
         return ""
     except OSError:
         return None
-    return data.decode("utf-8", "replace") if is_plain and len(data) <= _MOST_QUARANTINE else None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Else a pipe would be waited for until somebody writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return data.decode("utf-8", "replace") if len(data) <= _MOST_QUARANTINE else None
 
 
 async def _watch_directory(parts: _Parts) -> None:

@@ -24,7 +24,7 @@ from afl.core.rounds.results import Evaluation, RoundSummary
 from afl.daemon import events
 from afl.errors import ConfigError, DataError, ExitCode, StorageError, cannot_begin, why_unwritten
 from afl.names import Names
-from afl.paths import kind_of, naming_paths
+from afl.paths import kind_of, naming_paths, read_plain
 from afl.runs.durable import OWNER_ONLY, own_folder, replacing, write_whole
 from afl.runs.files import CONFIG_FILE, LINES, METRICS_FILE, MODEL_NAMES, SUMMARY_FILE, model_file
 from afl.runs.metrics import RANK_KEYS, Ranked, hidden_figures, ranked
@@ -56,7 +56,7 @@ class RunRecords:
         history: what the status page draws; ``None`` where nothing serves it.
         names: of sites, by worker.
         sites: how each has fared.
-        versions: of afl that the run has had, in order.
+        versions: of afl that the run has had, in order; none where that cannot be read.
     """
 
     run_id: str
@@ -140,12 +140,14 @@ class RunRecords:
         try:
             records.versions = read_versions(directory)
         except DataError as error:
-            raise StorageError(str(error)) from error
+            # It only informs: what it has stays as it is, and nothing is added.
+            records.versions = []
+            LOG.warning("%s", error, extra=events.VersionsDamaged(file=VERSIONS_FILE).extra)
         with records._writing(CONFIG_FILE):
             write_whole(directory / CONFIG_FILE, dump_config(config).encode())
         path = directory / METRICS_FILE
         try:
-            content = path.read_bytes() if path.exists() else b""
+            content = read_plain(path) if path.exists() else b""
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         whole = content.rfind(b"\n", 0, metrics_bytes) + 1
@@ -211,6 +213,8 @@ class RunRecords:
 
     def note_version(self) -> None:
         """Write down this server's version and arithmetic; say where they are not those of the one before."""
+        if not self.versions:
+            return
         last, now = self.versions[-1], self.round.round if self.round else 0
         is_other = last.version != __version__
         computes_otherwise = last.arithmetic not in {"", self.arithmetic}

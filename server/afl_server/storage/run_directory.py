@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afl.config import Config, config_from_text, load_config
-from afl.config.compare import differences
+from afl.config.compare import access_keys, differences
 from afl.daemon import events
 from afl.daemon.logs import add_to_every_line
 from afl.errors import ConfigError, ExitCode, RunCompleteError, StorageError
-from afl.paths import as_argument, from_start, kind_of, naming_paths
+from afl.paths import as_argument, from_start, kind_of, naming_paths, read_plain
 from afl.runs.files import CONFIG_FILE, METRICS_FILE, STATE_FOLDER, SUMMARY_FILE
 from afl.runs.versions import VERSIONS_FILE
 from afl.security import certificates
@@ -164,7 +164,23 @@ def _resumed(config: Config, directory: Path, store: RunStore) -> OpenRun:
     config = config.with_seed(stored.run.seed)
     with content_named(StorageError, unusable(state)):
         records = RunRecords.resume(checkpoint.run_id, directory, config, checkpoint.values["metrics_bytes"])
+    _tell_access(stored, config)
     return OpenRun(config, records, store, checkpoint, _with_losses(store, records, entries))
+
+
+def _tell_access(stored: Config, config: Config) -> None:
+    """With ``--resume`` they come from a file that anyone who may write to the run's directory can edit."""
+    before, now = access_keys(stored), access_keys(config)
+    shown = ", ".join(f"{key}: {value}" for key, value in now.items()) or "anybody, without TLS and tokens"
+    LOG.info("whom this server lets in: %s", shown, extra=events.AccessResumed(changed=()).extra)
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if changed:
+        LOG.warning(
+            "whom this server lets in is not as the run's state has it: %s; if it was not you who changed "
+            "that, stop, and resume with --config and a file of your own",
+            "; ".join(f"{key} was {before.get(key, 'off')}" for key in changed),
+            extra=events.AccessResumed(changed=changed).extra,
+        )
 
 
 def _is_of(stored: Config, file: Path) -> bool:
@@ -201,7 +217,7 @@ def _result(directory: Path) -> str:
     """How the run ended; empty if it has not, or if that cannot be read: its state says the same."""
     path = directory / SUMMARY_FILE
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["result"])
+        return str(json.loads(read_plain(path))["result"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -28,6 +28,7 @@ from afl.core.rounds.results import Evaluation, Outcome
 from afl.daemon import events
 from afl.daemon.fault_points import reached
 from afl.errors import AflError, StorageError, cannot_begin, why_unwritten
+from afl.paths import plain_file
 from afl.runs import durable
 from afl.runs.durable import DamagedError, Record, Section
 
@@ -421,7 +422,7 @@ class RunStore:
 
 
 def _opened(path: Path, flags: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, durable.OWNER_ONLY)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | flags, durable.OWNER_ONLY)
 
 
 def _write(handle: int, parts: Sequence[Section]) -> int:
@@ -436,7 +437,7 @@ def _write(handle: int, parts: Sequence[Section]) -> int:
 
 
 def _content(path: Path) -> memoryview:
-    with path.open("rb") as file:
+    with plain_file(path) as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -173,8 +173,22 @@ def test_predict_answers_as_the_module_without_afl(task: str, folder: Path, tmp_
 def test_a_batch_that_the_model_does_not_take_is_told(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(folder / "ByName", "final", out, predict=True, task="programs_tasks:ByName")
-    with pytest.raises(AssertionError, match="the model takes words, numbers"):
-        predicted(out, tmp_path, {"words": torch.ones(2, 5, dtype=torch.int64)})
+    words, numbers = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 3)
+    for batch, said in (
+        ({"words": words}, "words [2, 5] torch.int64: the model takes words, numbers"),
+        (
+            {"words": words, "numbers": numbers[:, :2]},
+            "words [2, 5] torch.int64, numbers [2, 2] torch.float32: ",
+        ),
+        ((words, numbers.long()), "0 [2, 5] torch.int64, 1 [2, 3] torch.int64: "),
+        ([words, 3], "0 [2, 5] torch.int64, 1 int: "),
+        (5, "0 int: the model takes words, numbers"),
+    ):
+        with pytest.raises(AssertionError) as caught:
+            predicted(out, tmp_path, batch)
+        taken = "batch.pt: the model takes a batch like words [2, 5] int64, numbers [2, 3] float32"
+        assert f"{taken}, not {said}" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
 
 
 def test_inputs_may_be_written_and_must_be_tensors(folder: Path, tmp_path: Path) -> None:

@@ -112,6 +112,21 @@ def test_auto_is_a_number_wherever_it_is_used(tmp_path: Path) -> None:
         ({"uplink": {"name": "rand-k", "ratio": "theory"}, "eta_q": 1.0}, 51, []),
         ({"eta_q": "theory", "sigma_q": 1.0}, 51, ["algorithm.eta_q"]),
         ({"eta_q": "theory", "sigma_q": 1.0, "eta_w": "theory", "smoothness": 1.0}, 51, []),
+        *(
+            ({"schedule": schedule}, 51, ["algorithm.schedule"])
+            for schedule in (
+                *({}, {"warm_up": 1}, {"eta_q": True}, {"then": "cosine", "final": 1.0}),
+                *({"then": "steps", "at": at} for at in ([], [600], [700, 800])),
+                {"then": "steps", "at": [100], "factor": 1.0},
+            )
+        ),
+        *(
+            ({"schedule": schedule}, 51, [])
+            for schedule in (
+                *({"warm_up": 2}, {"then": "cosine"}, {"then": "cosine", "final": 0.99}),
+                *({"then": "steps", "at": [599]}, {"then": "steps", "at": [1, 700], "factor": 0.5}),
+            )
+        ),
         (
             {"uplink": RAND_K, "eta_q": 1.0, "block": 50},
             100,

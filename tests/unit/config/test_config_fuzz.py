@@ -50,7 +50,7 @@ VALUES = st.sampled_from(
 
 @settings(
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -84,7 +84,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(values=st.dictionaries(st.sampled_from(["workers", "task", "algorithm", "server", "run", "x"]), JSON))
 def test_any_plain_values_are_checked(values: dict[str, object]) -> None:
     with pytest.raises(InvalidConfigError):

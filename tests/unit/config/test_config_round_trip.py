@@ -162,7 +162,7 @@ def _named(task: str) -> dict[str, Any]:
 
 @settings(
     deadline=None,
-    max_examples=60,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(values=VALUES)

@@ -133,7 +133,7 @@ class _Parameters(nn.Module):
         self.second = nn.Parameter(torch.from_numpy(start[cut:].copy()))
 
 
-class ProblemOracle:
+class ProblemOracle(Oracle):
     """The problem at the model of one process."""
 
     def __init__(self, problem: Problem, vector: ParameterVector) -> None:

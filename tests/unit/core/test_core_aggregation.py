@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -42,7 +42,6 @@ def messages_and_arrivals(draw: st.DrawFn) -> tuple[Messages, list[Arrival]]:
 
 
 @given(case=messages_and_arrivals())
-@settings(deadline=None, max_examples=100)
 def test_total_is_the_sequential_sum_for_every_arrival(case: tuple[Messages, list[Arrival]]) -> None:
     messages, arrivals = case
     folded = OrderedSum(len(messages), len(messages[0]))
@@ -55,7 +54,6 @@ def test_total_is_the_sequential_sum_for_every_arrival(case: tuple[Messages, lis
 
 
 @given(case=messages_and_arrivals())
-@settings(deadline=None, max_examples=100)
 def test_what_is_final_and_what_waits_is_known_at_every_moment(case: tuple[Messages, list[Arrival]]) -> None:
     messages, arrivals = case
     workers = len(messages)

@@ -31,7 +31,7 @@ from afl.core.messages import (
 from afl.core.model.buffer_mean import BufferMean
 from afl.core.model.buffers import ModuleBuffers
 from afl.core.model.parameters import ParameterVector
-from afl.core.participant import Participant
+from afl.core.participant import Oracle, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
 from afl.core.rounds.results import Opening
@@ -250,7 +250,7 @@ def test_a_report_must_carry_the_buffers(payloads: tuple[PayloadHeader, ...], me
 # The participant.
 
 
-class Still:
+class Still(Oracle):
     """An oracle that moves the buffers of a worker by its id."""
 
     def __init__(self, vector: ParameterVector) -> None:

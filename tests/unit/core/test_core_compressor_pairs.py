@@ -10,7 +10,7 @@ import pytest
 import torch
 from core_compressors import compressed
 from core_federation import Federation, Outcome, Problem, Vector
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -120,7 +120,6 @@ def test_any_other_downlink_keeps_a_residual(up: str, down: str) -> None:
     dim=st.integers(1, 150),
     sparse=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
 def test_what_is_kept_is_what_the_decoded_bytes_leave_to_the_bit(
     name: str, seed: int, dim: int, sparse: bool
 ) -> None:

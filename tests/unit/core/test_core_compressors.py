@@ -61,7 +61,6 @@ def vectors(draw: st.DrawFn, most: float = LARGEST) -> Array:
 
 
 @given(vector=vectors(), ratio=st.floats(0.001, 1.0))
-@settings(deadline=None, max_examples=120)
 @example(vector=np.zeros(7, np.float32), ratio=0.5)
 @example(vector=np.array([-0.0, 0.0, -0.0], np.float32), ratio=0.7)
 @example(vector=np.array([1, -1, 1, -1, 1], np.float32), ratio=0.4)
@@ -205,7 +204,6 @@ def test_rand_k_digest_names_the_support() -> None:
 
 
 @given(vector=vectors(), case=st.sampled_from(["identity", "top-k", "rand-k"]), ratio=st.floats(0.01, 1.0))
-@settings(deadline=None, max_examples=80)
 def test_the_residual_is_what_the_message_leaves_to_the_bit(vector: Array, case: str, ratio: float) -> None:
     of = realization(case, len(vector), {} if case == "identity" else {"ratio": ratio})
     found, residual = split(of, vector)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from afl.core.messages import Position
@@ -221,7 +221,6 @@ def test_an_offer_that_cannot_be_meant_is_refused(change: dict[str, object], sai
         KeyExchange(RUN, 3).add(offer)
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_whatever_is_lost_all_come_to_one_roster(data: st.DataObject) -> None:
     """A server and processes that start again at any time, with their keys or without, in any grouping."""

@@ -105,7 +105,6 @@ def test_another_length_than_the_header_s_is_refused(missing: int) -> None:
     parameter=st.integers(0, 70),
     dim=st.integers(0, 200),
 )
-@settings(deadline=None, max_examples=100)
 def test_garbage_indices_are_refused_or_read_as_indices(
     data: bytes, coding: int, parameter: int, dim: int
 ) -> None:

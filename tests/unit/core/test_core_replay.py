@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
 from core_federation import Federation, Problem
 
 from afl.core.algorithms.registry import server_half
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, DualChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, DualChoice, OptimizerChoice
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
 from afl.core.rounds.results import Outcome
@@ -36,6 +37,13 @@ CASES = {
     "drfa": {"name": "drfa", "local_steps": 3},
     "drfa, sampled": {"name": "drfa", "local_steps": 3, "sampled": 2},
     "fedavg, samples": {"name": "fedavg", "local_steps": 2, "weigh_by_samples": True},
+    "fedavg, adam": {
+        "name": "fedavg",
+        "local_steps": 2,
+        "optimizer": OptimizerChoice("adam"),
+        "server_eta": 0.1,
+    },
+    "fedavg, half": {"name": "fedavg", "local_steps": 2, "server_eta": 0.5},
 }
 
 
@@ -87,17 +95,22 @@ def everything(engine, params):
     return values, {name: np.asarray(array).tobytes() for name, array in arrays.items()}, params.tobytes()
 
 
+@cache
+def recorded(case: str) -> Recorded:
+    federation = Recorded(Problem.random(WORKERS, DIM), settings_of(case), evaluate_every=5)
+    federation.run()
+    return federation
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("start", [0, 1, 2, 7, 11, -1])
 def test_a_state_and_its_outcomes_give_the_same_server(case, start):
-    problem, settings = Problem.random(WORKERS, DIM), settings_of(case)
-    federation = Recorded(problem, settings, evaluate_every=5)
-    federation.run()
+    settings, federation = settings_of(case), recorded(case)
     outcomes = federation.outcomes
     start %= len(outcomes)
     values, arrays, params = federation.states[start]
 
-    vector = problem.vector()
+    vector = Problem.random(WORKERS, DIM).vector()
     vector.load(params)
     again = RoundEngine(server_half(settings, vector.values, SharedRandomness.from_int(7)), evaluate_every=5)
     again.restore(values, arrays)

@@ -18,7 +18,7 @@ from core_federation import Federation, Outcome, Subject, TaskSubject
 from torch import Tensor, nn
 
 from afl.core.algorithms.registry import worker_side
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, OptimizerChoice
 from afl.core.messages import CommittedStep, Kind, Step
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Answer, Oracle, Participant
@@ -39,6 +39,13 @@ SETTINGS = {
     "identity": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1),
     "fedavg": AlgorithmSettings(
         WORKERS, 12, 1, 0.05, 0.0, name="fedavg", local_steps=2, weigh_by_samples=True
+    ),
+    "fedavg, adam": AlgorithmSettings(
+        *(WORKERS, 12, 1, 0.05, 0.0),
+        name="fedavg",
+        local_steps=2,
+        optimizer=OptimizerChoice("adam"),
+        server_eta=0.01,
     ),
     "drfa of b": AlgorithmSettings(WORKERS, 12, 1, 0.05, 0.01, name="drfa", local_steps=2, sampled=3),
 }
@@ -188,7 +195,7 @@ def outcome(
             mortal.close()
 
 
-def check(subject: Subject, settings: AlgorithmSettings, folder: Path, seeds: int = 3) -> None:
+def check(subject: Subject, settings: AlgorithmSettings, folder: Path, seeds: int = 2) -> None:
     right, _ = outcome(subject, settings)
     for seed in range(seeds):
         found, deaths = outcome(subject, settings, folder / str(seed), seed)
@@ -217,7 +224,8 @@ def test_buffers_that_training_makes_and_enlarges_are_kept(tmp_path):
     check(TaskSubject(Growing(), WORKERS, batch_size=6), SETTINGS["top-k"], tmp_path)
 
 
+@pytest.mark.parametrize("name", ["top-k", "drfa of b", "fedavg"])
 @pytest.mark.parametrize("task", [MeanNorm, LocalNorm], ids=["mean", "local"])
-def test_a_batched_call_for_some_workers_leaves_the_others_as_they_were(task, tmp_path):
-    """It computes for all workers of the process, also for those whose report is in the journal already."""
-    check(Batched(task(), WORKERS, batch_size=6), SETTINGS["top-k"], tmp_path)
+def test_a_batched_call_for_some_workers_leaves_the_others_as_they_were(task, name, tmp_path):
+    """It computes for all asked workers, also for those whose report is in the journal already."""
+    check(Batched(task(), WORKERS, batch_size=6), SETTINGS[name], tmp_path)

@@ -56,7 +56,6 @@ def vectors(draw: st.DrawFn, most: float = LARGEST) -> Array:
 
 
 @given(vector=vectors())
-@settings(deadline=None, max_examples=200)
 @example(vector=np.zeros(9, np.float32))
 @example(vector=floats(0, 0, 0, SMALLEST))
 @example(vector=floats(LARGEST, -LARGEST, LARGEST))
@@ -278,7 +277,6 @@ def test_a_scale_that_is_not_finite_is_refused(scale: float) -> None:
     coding=st.integers(0, 4),
     parameter=st.integers(0, 8),
 )
-@settings(deadline=None, max_examples=300)
 def test_garbage_is_refused_or_is_a_message(
     data: bytes, dim: int, count: int, coding: int, parameter: int
 ) -> None:

@@ -111,19 +111,21 @@ def test_a_worker_s_residual_is_in_the_units_of_its_last_round() -> None:
         half.restore(state)
 
 
-def run_of(settings: AlgorithmSettings, dim: int = DIM, stop: int = ROUNDS) -> tuple[Tensor, list[Tensor]]:
-    """A model that an optimizer moves along drawn updates, in the first rounds, and these."""
+def run_of(settings: AlgorithmSettings, dim: int = DIM) -> tuple[list[Tensor], list[Tensor]]:
+    """A model that an optimizer moves along drawn updates, after each round, and these."""
     params = torch.linspace(-1, 1, dim)
     optimizer = create_optimizer(settings, dim)
     realization = create("identity", dim, {}).realize(RANDOMNESS.stream(Purpose.COMPRESSOR, 1))
     updates = [
-        torch.from_numpy(np.random.default_rng(t).normal(size=dim).astype(np.float32)) for t in range(stop)
+        torch.from_numpy(np.random.default_rng(t).normal(size=dim).astype(np.float32)) for t in range(ROUNDS)
     ]
+    models = []
     for t, update in enumerate(updates, start=1):
         kept = update.clone()
         optimizer.step(t, params, realization, Compressed(update.numpy()))
         assert torch.equal(update, kept), "D is also what is sent to others"
-    return params, updates
+        models.append(params.clone())
+    return models, updates
 
 
 @pytest.mark.parametrize("dim", [DIM, BLOCK + 3])
@@ -151,7 +153,7 @@ def test_a_step_is_that_of_pytorch_s_optimizer_but_for_rounding(
             parameter.data *= 1 - 0.3 * decay
         parameter.grad = update.to(torch.float64)
         optimizer.step()
-    torch.testing.assert_close(found.double(), parameter.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[-1].double(), parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "slots"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
@@ -174,14 +176,11 @@ def test_the_final_model_is_the_mean_of_the_last(last: int, dim: int, name: str)
     settings = dataclasses.replace(SETTINGS, optimizer=OptimizerChoice(name), mean_of_last=last)
     plain = dataclasses.replace(settings, mean_of_last=0)
     found, _ = run_of(settings, dim)
-    models = []
-    for stop in range(max(0, ROUNDS - last) + 1, ROUNDS + 1):
-        model, _ = run_of(plain, dim, stop)
-        models.append(model.double())
-        # Until the last round, the model is as it would be without.
-        if stop < ROUNDS:
-            assert torch.equal(run_of(settings, dim, stop)[0], model)
-    torch.testing.assert_close(found.double(), torch.stack(models).mean(dim=0), rtol=1e-5, atol=1e-6)
+    models, _ = run_of(plain, dim)
+    # Until the last round, the model is as it would be without.
+    assert all(map(torch.equal, found[:-1], models[:-1]))
+    mean = torch.stack(models[-last:]).double().mean(dim=0)
+    torch.testing.assert_close(found[-1].double(), mean, rtol=1e-5, atol=1e-6)
 
 
 def test_the_mean_goes_on_from_a_state() -> None:

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from afl.errors import ExitCode
@@ -48,7 +48,6 @@ def test_checksums_are_those_of_zlib_whatever_computes_them(parts):
 
 
 @given(values=values, parts=sections, data=st.data())
-@settings(max_examples=200)
 def test_a_record_that_is_cut_or_changed_is_damaged(values, parts, data):
     whole = record_head(values, parts) + b"".join(parts)
     cut = data.draw(st.integers(0, len(whole) - 1))
@@ -62,7 +61,6 @@ def test_a_record_that_is_cut_or_changed_is_damaged(values, parts, data):
 
 
 @given(part=st.binary(min_size=5, max_size=3000), burst=st.integers(1, 2**32 - 1), data=st.data())
-@settings(max_examples=200)
 def test_two_wrong_bits_or_any_change_within_32_bits_are_damage(part, burst, data):
     whole = record_head({}, [part]) + part
     last = 8 * len(whole) - 1

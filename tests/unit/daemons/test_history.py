@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from afl.errors import ConfigError, StorageError
+from afl.errors import ConfigError, ExitCode, StorageError
+from afl_server.federation.counters import Counters
 from afl_server.federation.evaluation_summary import EvaluationSummary
 from afl_server.pages.dual_window import COLUMNS
 from afl_server.pages.history import BUCKETS, MOST_FOLLOWED, Bucket, History
@@ -124,6 +127,42 @@ def test_a_run_that_is_gone_on_with_has_its_history(tmp_path: Path) -> None:
         assert records.history.heaviest(1) == [1]
     finally:
         records.close()
+
+
+KINDS = {"fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("thing", [*KINDS, "folder", "damage"])
+def test_what_has_the_place_of_a_runs_file_is_told_and_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, thing: str
+) -> None:
+    """``versions.json`` only informs."""
+    run = FakeRun(tmp_path / "run", workers=2)
+    run.play(3)
+    run.close()
+    directory, size = tmp_path / "run", (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    for name in ("versions.json", "metrics.jsonl"):
+        path = directory / name
+        path.unlink()
+        match thing:
+            case "folder":
+                path.mkdir()
+            case "damage":
+                path.write_bytes(b"x" * size + b"\n")
+            case _:
+                os.mknod(path, KINDS[thing] | 0o600)
+        before = path.stat()
+        if name == "metrics.jsonl":
+            with pytest.raises(StorageError, match=r"metrics\.jsonl(, line 1: no line| cannot be read)"):
+                RunRecords.resume(run.run_id, directory, run.config, size + 1)
+        else:
+            records = RunRecords.resume(run.run_id, directory, run.config, size)
+            assert records.caught_up() == (0, 0)
+            assert records.summarize(ExitCode.OK, "", 1.0, Counters())["result"] == "ok"
+            records.close()
+            assert "versions.json cannot be read" in caplog.text
+        assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
 
 
 def test_a_full_disk_is_told_of_the_file_that_it_was_full_for(

@@ -147,7 +147,6 @@ def test_gradients_of_a_linear_layer_are_not_made_for_each_record() -> None:
 wild = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["linear", "convolution"]),
     st.lists(st.lists(wild, min_size=6, max_size=6), min_size=3, max_size=3),

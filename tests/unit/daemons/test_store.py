@@ -329,6 +329,21 @@ def test_without_a_whole_checkpoint_there_is_an_error(tmp_path):
         read(tmp_path)
 
 
+@pytest.mark.timeout(60)
+def test_a_fifo_in_the_place_of_state_is_not_waited_for(tmp_path: Path) -> None:
+    """A checkpoint costs nothing as long as the one before it is whole."""
+    filled(tmp_path)
+    for name in ("checkpoint-000000000006", "log-000000000006"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        if name.startswith("checkpoint"):
+            found, entries = read(tmp_path)
+            assert (found.sequence, [each.sequence for each in entries]) == (3, [3, 4, 5, 6, 7])
+            del found, entries
+    with pytest.raises(StorageError, match="it is no plain file"):
+        read(tmp_path)
+
+
 def test_another_versions_state_is_left_as_it_is_and_named(tmp_path):
     filled(tmp_path)
     newest = tmp_path / "checkpoint-000000000006"

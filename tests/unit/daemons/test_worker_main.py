@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from afl.errors import ConfigError, PeerError, PolicyError, SignalError
+from afl.errors import AflError, ConfigError, PeerError, PolicyError, SignalError, StorageError
+from afl.paths import begin_here
 from afl.security.certificates import pem_certificates
 from afl.security.keys import fingerprint_of_pem, new_signing_key
 from afl.site.policy import DEFAULT_MIN_BATCH
+from afl.tasks.registry import check_task
 from afl_worker.departures import Departures
+from afl_worker.journal import check_folder
 from afl_worker.main import make_worker_parser, worker_options
 from afl_worker.network.credentials import Credentials
 from afl_worker.options import WorkerOptions
-from afl_worker.process import interrupt
+from afl_worker.process import interrupt, take_part
 from support.identities import Identities, certified, new_key
 
 
@@ -39,6 +42,46 @@ def options_of(*arguments: str) -> WorkerOptions:
     return worker_options(
         make_worker_parser().parse_args(["--id", "0", "--server", "127.0.0.1:1", *arguments])
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kind", "said"),
+    [
+        ("--journal", "a-file", StorageError, "a-file cannot be used (Not a directory): the journal must"),
+        ("--journal", "a-file/below/it", StorageError, "it cannot be used (Not a directory): the journal"),
+        ("--journal", "x" * 300, StorageError, "x cannot be used (File name too long): the journal must be"),
+        ("--journal", "closed/new", StorageError, "closed/new cannot be used (Permission denied): the"),
+        ("--task", "digitts", ConfigError, "task digitts: no such task; did you mean digits?"),
+        ("--task", "no_such.module:Mine", ConfigError, "task no_such.module:Mine: cannot import no_such"),
+        ("--task", "no_such.py:Mine", ConfigError, "task no_such.py:Mine: cannot import no_such: No module"),
+        ("--task", "afl.no_such:Mine", ConfigError, "task afl.no_such:Mine: cannot import afl.no_such: No"),
+    ],
+)
+def test_what_is_not_there_is_told_before_a_worker_connects(
+    option: str, value: str, kind: type[AflError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("a-file").touch()
+    Path("closed").mkdir()
+    may = os.access  # a superuser may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and may(path, mode))
+    begin_here()
+    try:
+        with pytest.raises(kind) as caught:
+            take_part(options_of(option, value), None, stays=False)
+    finally:
+        monkeypatch.undo()
+        begin_here()
+    assert said in str(caught.value)
+
+
+def test_what_may_be_wrong_with_a_task_or_a_journal_is_told_later(tmp_path: Path) -> None:
+    """With the run's own settings, and to the server too."""
+    check_folder(tmp_path / "new" / "folder")
+    assert not (tmp_path / "new").exists()
+    check_task("digits")
+    check_task("afl.tasks.digits:NoSuchClass")
 
 
 def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,10 +398,37 @@ def test_drfa_draws_among_the_others(dies_at: Position | None) -> None:
         assert any([*map(world.say, peers), world.answer()])
     assert world.finished[0] is ExitCode.OK, world.finished
     assert len(seen) == 24
-    # The step that had asked them alone is closed with them: no round is without any loss.
-    assert all(not np.isnan(outcome.losses).all() for outcome, _ in world.appended)
+    # The step that had asked them alone is closed without anybody.
+    (nobody,) = (outcome for outcome, _ in world.appended if np.isnan(outcome.losses).all())
+    assert nobody.step.position == Position(3, 0)
     for position, participants in seen.items():
         assert not (3 < position.round < 8 and set(participants) & set(seen[Position(3, 0)]))
+
+
+def test_a_step_whose_workers_are_all_in_quarantine_and_gone_changes_nothing() -> None:
+    world = World(config_of(workers=5, algorithm={**DRFA, "rounds": 10}, faults=SKIPS))
+    world.start()
+    world.settle()
+    peers = [world.connect(Peer((worker,), bytes([65 + worker]))) for worker in range(5)]
+    engine, told = world.federation.engine, {}
+    while world.finished is None:
+        drawn = engine.participants
+        if engine.step.position == Position(3, 0) and not engine.quarantined:
+            before, weights = engine.model.numpy().copy(), engine.dual_weights.copy()
+            for worker in drawn:
+                world.leave(peers[worker])
+            world.handle(events.QuarantineChanged(",".join(map(str, drawn))))
+        elif engine.step.position in {Position(3, 1), Position(4, 0)} and engine.quarantined:
+            assert not engine.quarantined & set(drawn)
+            if engine.step.position.phase == 1:
+                assert engine.model.numpy().tobytes() == before.tobytes()
+                assert engine.dual_weights.tobytes() == weights.tobytes()
+        if (summary := world.federation.snapshot().last_round) is not None:
+            told[summary.synchronization] = summary.losses
+        assert any([*map(world.say, peers), world.answer()])
+    assert world.finished[0] is ExitCode.OK, world.finished
+    assert sorted(told) == [1, 2, *range(4, engine.synchronizations + 1)]
+    assert not any(np.isnan(losses).all() for losses in told.values())
 
 
 def test_drfa_draws_evenly_where_all_the_weight_is_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -393,5 +393,5 @@ class AnyDelay(Federations):
 TestAnyOrder = AnyOrder.TestCase
 TestAnyDelay = AnyDelay.TestCase
 TestAnyOrder.settings = TestAnyDelay.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

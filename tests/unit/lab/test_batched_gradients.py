@@ -114,7 +114,10 @@ def test_everything_else_is_the_plain_oracle_s() -> None:
     batched, plain = (oracle_of(kind, task, [0, 1]) for kind in (BatchedOracle, TaskOracle))
     batched.gradient(0, 1)
     assert batched.evaluate(1) == plain.evaluate(1)
-    assert batched.loss(1, 4) == plain.loss(1, 4)
+    for worker in (0, 1):
+        loss, examples = batched.loss(worker, 4)
+        right_loss, right_examples = plain.loss(worker, 4)
+        assert (loss, examples) == (pytest.approx(right_loss, rel=1e-5), right_examples)
     assert batched.train_examples(1) == plain.train_examples(1)
 
 
@@ -145,8 +148,11 @@ def test_minibatches_of_different_sizes_are_refused() -> None:
         {"name": "afl-br", "eta_q": 0.1},
         {"name": "sgda", "eta_q": 0.1},
         {"name": "afl-com", "eta_q": 0.1, "uplink": {"name": "rand-k", "ratio": 0.2}},
+        {"name": "drfa", "eta_q": 0.1, "local_steps": 3},
+        {"name": "drfa", "eta_q": 0.1, "local_steps": 3, "sampled": 2},
+        {"name": "fedavg", "local_steps": 3},
     ],
-    ids=lambda algorithm: algorithm["name"],
+    ids=lambda algorithm: f"{algorithm['name']} {algorithm.get('sampled', '')}".strip(),
 )
 def test_a_batched_run_is_close_to_a_plain_one(algorithm: dict[str, Any], tmp_path: Path) -> None:
     config = {

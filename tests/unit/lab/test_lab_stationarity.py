@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -94,7 +94,6 @@ def test_two_quadratics_meet_where_they_are_equal() -> None:
     assert found.weights == pytest.approx([0.25, 0.75], abs=1e-7)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 12),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from afl.config import config_from_text
 from afl.errors import ConfigError
 from afl_reproduction.condensed import Point, plain_config
 from afl_reproduction.experiment import Grid, Steps, load_experiment, shipped_experiments
@@ -65,6 +66,55 @@ def test_the_table_of_a_search(tmp_path: Path) -> None:
     ]
 
 
+def test_any_key_is_searched_with_the_step_sizes(tmp_path: Path) -> None:
+    grids = "a: {eta_w: [0.1], eta_q: [0.1, 0.3], set: {task.options.kind: [x], "
+    grids += "algorithm.dual.share: [0.2, 0.4]}}, "
+    grids += "b: {eta_w: [0.1], set: {algorithm.block: [2, 3], algorithm.local_steps: [1, 4]}}"
+    experiment = load_experiment(str(write(tmp_path, HEAD + searching(grids))))
+    search = experiment.parts["p"].search
+    assert search is not None
+    trials = search.grids["a"].trials
+    assert [str(steps) for steps in trials] == [
+        f"w0.1-q{eta_q}-kind=x-share={share}" for eta_q in (0.1, 0.3) for share in (0.2, 0.4)
+    ]
+    given = [*trials[3].overrides, "algorithm.dual.name=cvar"]
+    found = config_from_text("workers: 3\ntask: {name: n}\nalgorithm: {name: afl-br, rounds: 9}", "c", given)
+    assert found.task.options == {"kind": "x"}
+    assert (found.algorithm.eta_q, found.algorithm.dual_choice.options) == (0.3, {"share": 0.4})
+    log = SearchLog(tmp_path / "search.jsonl")
+    for steps, score in zip(trials, (0.3, 0.7, 0.7, 0.69), strict=True):
+        log.add(trial("a", steps, score, part="p"))
+    log.add(trial("b", search.grids["b"].trials[1], 0.2, part="p"))
+    again = SearchLog(tmp_path / "search.jsonl")
+    assert [each.steps for each in again.trials[:4]] == trials
+    assert again.choice("p", "a", search.grids["a"]) == trials[1]
+    head, _, *rows = search_table(experiment, "p", again).splitlines()
+    assert head.startswith("| method | trials | diverged | eta_w | eta_q | other settings | score | within")
+    near = "w0.1-q0.3-kind=x-share=0.2, w0.1-q0.3-kind=x-share=0.4"
+    assert rows == [
+        f"| A | 4 | 0 | 0.1 | 0.1 | kind=x, share=0.4 | 0.700 | {near} | eta_q, share |",
+        "| B | 1 | 0 | 0.1 | - | block=2, local_steps=4 | 0.200 | - | block, local_steps |",
+    ]
+
+
+def test_a_trial_of_another_key_is_another_trial_and_a_method_may_set_keys(tmp_path: Path) -> None:
+    algorithm = "{name: afl-br, rounds: 9, eta_w: 0.1, eta_q: 0.1}"
+    (tmp_path / "a.yaml").write_text(f"workers: 2\ntask: {{name: synthetic}}\nalgorithm: {algorithm}\n")
+    grids = "a: {eta_w: [0.1], set: {algorithm.block: [2, 3]}}, "
+    grids += "b: {eta_w: [0.1], set: {algorithm.dual.share: [0.6, 1]}}"
+    cvar = 'b: {label: B, config: a.yaml, set: ["algorithm.dual={name: cvar, share: 0.5}"]}'
+    head = HEAD.replace("b: {label: B, config: b.yaml}", cvar)
+    experiment = load_experiment(str(write(tmp_path, head + searching(grids))))
+    log, jobs = SearchLog(tmp_path / "search.jsonl"), trial_jobs(experiment, "p", [], tmp_path)
+    assert [job.config.algorithm.block for _, _, job in jobs] == [2, 3, 3, 3]
+    assert [job.config.algorithm.dual_section.get("share") for _, _, job in jobs] == [None, None, 0.6, 1]
+    assert len({job.directory for _, _, job in jobs}) == 4
+    method, steps, job = jobs[0]
+    log.add(Trial("p", method, steps, 0.5, "ok", 1.0, [], plain_config(job.config)))
+    made = [log.holds("p", method, steps, job.config) for method, steps, job in jobs]
+    assert made == [True, False, False, False]
+
+
 def test_a_damaged_log_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "search.jsonl"
     SearchLog(path).add(trial("sgda", Steps(0.1, 0.01), 0.5))
@@ -105,7 +155,7 @@ def test_a_shipped_experiment_is_whole_and_fair(name: str, tmp_path: Path) -> No
         if own.search is None:
             continue
         counts: dict[str, int] = {}
-        for method, job in trial_jobs(experiment, part, [], tmp_path):
+        for method, _, job in trial_jobs(experiment, part, [], tmp_path):
             counts[method] = counts.get(method, 0) + 1
             assert job.config.task.options["evaluate_on"] == "validation"
             assert job.config.run.seed not in seeds
@@ -137,7 +187,7 @@ def test_a_trial_restarts_the_dual_weights_as_often_as_the_final_run(
         config = {"workers": 2, "task": {"name": "synthetic"}, "algorithm": algorithm}
         (tmp_path / f"{method}.yaml").write_text(json.dumps(config))
     trials = {
-        method: job.config.algorithm for method, job in trial_jobs(experiment, "p", overrides, tmp_path)
+        method: job.config.algorithm for method, _, job in trial_jobs(experiment, "p", overrides, tmp_path)
     }
     assert {algorithm.rounds for algorithm in trials.values()} == {5}
     assert trials["a"].block == block

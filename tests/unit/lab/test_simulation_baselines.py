@@ -85,7 +85,7 @@ def test_local_steps_and_the_seed_are_the_run_s_and_masks_are_not() -> None:
     (job,) = baselines(config(privacy=masked), Path("nowhere"), rounds=6, alone=False)
     assert not job.config.privacy.secure_aggregation
     batched = config(worker={"batch_oracles": True})
-    assert not baselines(batched, Path("nowhere"), rounds=6, alone=False)[0].config.worker.batch_oracles
+    assert baselines(batched, Path("nowhere"), rounds=6, alone=False)[0].config.worker.batch_oracles
 
 
 def test_what_ranks_the_run_ranks_the_others() -> None:

@@ -114,7 +114,6 @@ def totals(costs: list[Cost]) -> WireCount:
     examples=st.integers(1, 1 << 40),
     weight=st.sampled_from([0.0, 1.0, 4800.0]),
 )
-@settings(deadline=None, max_examples=150)
 def test_a_report_of_training(
     payloads: list[Payload],
     drawn: int,
@@ -198,7 +197,6 @@ MODELS = st.lists(dense((Role.MODEL,)), min_size=1, max_size=1).flatmap(
     kind=st.sampled_from(Kind),
     weight=st.one_of(st.none(), st.floats(0, 1)),
 )
-@settings(deadline=None, max_examples=150)
 def test_a_step_for_a_session(
     payloads: list[Payload], drawn: int, worker: int, round_: int, kind: Kind, weight: float | None
 ) -> None:

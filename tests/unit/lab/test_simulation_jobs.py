@@ -101,17 +101,6 @@ def test_two_configurations_of_one_name_are_refused(tmp_path: Path) -> None:
         plan(configs, [1], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["drfa", "fedavg"])
-def test_gradients_of_local_steps_cannot_be_batched(name: str, tmp_path: Path) -> None:
-    algorithm = {"name": name, "rounds": 6, "eta_w": 0.1, "local_steps": 2}
-    if name == "drfa":
-        algorithm["eta_q"] = 0.1
-    config = written(tmp_path / "a.yaml", {"algorithm": algorithm})
-    assert plan([config], [1], tmp_path)
-    with pytest.raises(ConfigError, match=r"worker\.batch_oracles"):
-        plan([config], [1], tmp_path, batched=True)
-
-
 # What is found in a run's directory.
 
 

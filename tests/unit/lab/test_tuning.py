@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from afl.config import Config, config_from_text, dump_config
+from afl.core.rounds.phases import rounds_since_restart
 from afl.errors import ConfigError
 from afl_lab.tuning.curve import PENALTY, WINDOW, Curve, Judge
 from afl_lab.tuning.search import Trial, best_of
-from afl_lab.tuning.space import can_be_cut, first_params, fixed_overrides, overrides_of, own_params, space_of
+from afl_lab.tuning.space import (
+    can_be_cut,
+    first_params,
+    fixed_overrides,
+    overrides_of,
+    own_params,
+    space_of,
+    unaliased,
+)
 
 BASE = """
 workers: 3
@@ -151,7 +160,7 @@ def test_trials_are_judged_by_the_worst_held_out_value() -> None:
     assert unranked.values(metrics) == [0.8, 0.6]
     assert unranked.values([{"held_out_loss": 3.0}]) == [-3.0]
     assert unranked.values([*metrics, {}]) == []
-    assert Curve(unranked).see(1, [*metrics, {}]) is None
+    assert not Curve(unranked).see(1, [*metrics, {}])
 
 
 def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations_and_a_trial_has_its_last() -> None:
@@ -163,6 +172,35 @@ def test_the_best_rounds_are_those_of_a_mean_over_several_evaluations_and_a_tria
             each.see(10 * number, [{"held_out_accuracy": score}])
     assert (curve.best, curve.round) == (pytest.approx(0.5), 10 * 2 * WINDOW)
     assert (whole.best, whole.round) == (pytest.approx(0.2), 10 * (len(scores) - 1))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 10, 20, 21, 25, 40, 50, 57, 100, 200, 400])
+def test_the_evaluations_at_a_trial_s_end_see_several_places_of_its_own_block(block: int) -> None:
+    given = with_params({"block": block})
+    tried = unaliased(given)
+    assert tried.algorithm.block == block
+    assert tried.task == given.task
+    every = tried.evaluate_every
+    assert 1 <= every <= given.evaluate_every == 10
+    assert tried.evaluation.rank_by == "accuracy"
+    ends = range(every, 401, every)[-WINDOW:]
+    places = sorted({rounds_since_restart(round_, block) for round_ in ends})
+    assert len(places) >= min(4, block)
+    # They span a good part of it, or as much as so many evaluations can.
+    assert places[-1] - places[0] >= min(block // 2, (WINDOW - 1) * every - 1, block - every)
+
+
+def test_trials_with_evaluations_at_different_rounds_are_compared_at_the_same_ones() -> None:
+    curves = [Curve(Judge.of(config()), is_whole=True, spacing=10) for _ in range(2)]
+    for curve, every in zip(curves, (10, 7), strict=True):
+        for round_ in range(every, 141, every):
+            before = len(curve.means)
+            assert curve.see(round_, [{"held_out_accuracy": round_ / 200}]) == (len(curve.means) > before)
+    (_, first), (_, second) = curves[0].means[0], curves[1].means[1]
+    assert [round_ for round_, _ in curves[0].means] == [*range(50, 141, 10)]
+    assert [round_ for round_, _ in curves[1].means] == [*range(30, 141, 10)]
+    assert first == pytest.approx(sum(range(10, 51, 10)) / 5 / 200)
+    assert second == pytest.approx(sum(range(14, 43, 7)) / 5 / 200)
 
 
 def test_the_first_of_equally_good_trials_is_the_best() -> None:

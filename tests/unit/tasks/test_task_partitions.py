@@ -131,7 +131,6 @@ def test_iid_divides_evenly(seed: int, count: int, workers: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=seeds, count=st.integers(2, 300), worker=st.integers(0, 1000))
 def test_train_test_split_is_80_20_and_divides(seed: int, count: int, worker: int) -> None:
     rows = np.arange(count, dtype=np.int64) * 3

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from afl.core.messages import MAX_METRICS, METRIC_NAMES, is_metric_name
 from afl.core.model.parameters import ParameterVector
+from afl.core.participant import Oracle
 from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.record_privacy import Account
 from afl.core.rounds.patience import HELD_OUT
@@ -20,6 +21,7 @@ from afl.errors import TaskError
 from afl.outside import words
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
+from afl.user_code import ending_forks
 from afl_worker.training.examples import Part, WorkerExamples
 from afl_worker.training.timings import Spent
 
@@ -41,7 +43,7 @@ class _Drawn:
     """The first of the rounds, which begin at 1; the default is before any draw."""
 
 
-class TaskOracle:
+class TaskOracle(Oracle):
     """Computes at the module's present parameters.
 
     Attributes:
@@ -117,7 +119,7 @@ class TaskOracle:
     def weighted_gradient(self, worker: int, round_: int, scale: float = 1.0) -> tuple[float, int, Weighted]:
         """The minibatch is a pure function of (seed, worker, round), drawn without replacement; so is what
         the task draws from PyTorch's own generator, dropout for one."""
-        with self._spent:
+        with ending_forks(), self._spent:
             loss, examples, weighted = self._gradient(worker, round_, scale)
             if self._clip_norm is not None:
                 weighted.clip(self._clip_norm)
@@ -140,7 +142,7 @@ class TaskOracle:
 
     def loss(self, worker: int, round_: int) -> tuple[float, int]:
         """On a minibatch of its own, as evaluation sees the model, without a gradient."""
-        with self._spent:
+        with ending_forks(), self._spent:
             self._seed(Purpose.TASK_IN_LOSS, worker, round_)
             batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
             module = self.module(worker, training=False)
@@ -152,7 +154,7 @@ class TaskOracle:
         """Example-weighted means over the test data, in order, in float64; and over what is held out, under
         names that begin with :data:`HELD_OUT`."""
         own = self._examples[worker]
-        with self._spent:
+        with ending_forks(), self._spent:
             self._seed(Purpose.TASK_IN_EVALUATION, worker)
             means = self._means(worker, own.test)
             if own.held_out is not None:

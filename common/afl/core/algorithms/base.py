@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -302,6 +303,40 @@ class Replica(abc.ABC):
         """
 
 
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps of SGD from the model as it is: ``w <- (1 - eta lambda) w``, then ``w <- w - eta g``.
+
+    Attributes:
+        updates: the update round of each, 1-based, which says its minibatch.
+        etas: the step size of each.
+        weight_decay: lambda.
+        snapshot_at: after how many of them the model is noted too; 0 for never.
+    """
+
+    updates: Sequence[int]
+    etas: Sequence[float]
+    weight_decay: float = 0.0
+    snapshot_at: int = 0
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """What local steps made.
+
+    Attributes:
+        loss: the mean over all their minibatches' examples.
+        examples: how many those are.
+        end: the model after them, float32 ``[dim]`` on the host.
+        snapshot: the model after ``snapshot_at`` of them.
+    """
+
+    loss: float
+    examples: int
+    end: NDArray[np.float32]
+    snapshot: NDArray[np.float32] | None = None
+
+
 class LocalModel(Protocol):
     """A worker's model and data, as a training step sees them."""
 
@@ -326,6 +361,14 @@ class LocalModel(Protocol):
 
     def weighted_gradient(self, update: int, scale: float) -> tuple[float, int, Weighted]:
         """The same, as autograd leaves it: to be computed where it is to go, which saves a pass over it."""
+        ...
+
+    def local_steps(self, steps: LocalSteps) -> LocalUpdate:
+        """Take these steps; the model is then as before.
+
+        Raises:
+            NonFiniteError: if a loss or gradient is not finite, or the model leaves float32's range.
+        """
         ...
 
     def loss(self, synchronization: int) -> tuple[float, int]:

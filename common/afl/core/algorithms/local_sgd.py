@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afl.core.algorithms.base import LocalModel, Replica, WorkerAlgorithm, WorkerSide, finite_gradient
+from afl.core.algorithms.base import (
+    LocalModel,
+    LocalSteps,
+    LocalUpdate,
+    Replica,
+    WorkerAlgorithm,
+    WorkerSide,
+    finite_gradient,
+)
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.codecs.payload import check_header
 from afl.core.codecs.plain import DENSE, values_of
@@ -91,46 +99,54 @@ class LocalSgdWorker(WorkerAlgorithm):
         weight: float,  # noqa: ARG002  # the server weighs
         model: LocalModel,
     ) -> tuple[Report, list[Payload]]:
-        """Step, note the model at the end and at t', and put the server's model back.
+        """The model after the steps, and at t'.
 
         The loss reported is the mean over the local steps' minibatches.
         """
-        updates = self._settings.updates_of(position.round)
+        settings, updates = self._settings, self._settings.updates_of(position.round)
         snapshot_at = 0
         if self._snapshots is not None:
             snapshot_at = snapshot_offset(self._snapshots, position.round, len(updates))
-        start = model.params.clone()
-        snapshot: NDArray[np.float32] | None = None
-        losses, examples = 0.0, 0
-        try:
-            for taken, update in enumerate(updates, start=1):
-                eta = self._settings.eta_w_of(update)
-                loss, size, step = finite_gradient(model, update, eta)
-                losses, examples = losses + loss * size, examples + size
-                if self._settings.weight_decay:
-                    scale(model.params, 1.0 - eta * self._settings.weight_decay, out=model.params)
-                model.params.sub_(step)
-                model.publish()
-                if taken == snapshot_at:
-                    snapshot = _copied(model.params)
-            if not is_finite(model.params):
-                raise NonFiniteError("the model left float32's range in the local steps")
-            end = _copied(model.params)
-        finally:
-            model.params.copy_(start)
-            model.publish()
-        payloads = [model_payload(end)]
-        if snapshot is not None:
-            payloads.append(model_payload(snapshot, Role.SNAPSHOT))
+        etas = tuple(settings.eta_w_of(update) for update in updates)
+        made = model.local_steps(LocalSteps(updates, etas, settings.weight_decay, snapshot_at))
+        payloads = [model_payload(made.end)]
+        if made.snapshot is not None:
+            payloads.append(model_payload(made.snapshot, Role.SNAPSHOT))
         report = Report(
             self.worker,
             position,
-            losses / examples,
-            examples,
+            made.loss,
+            made.examples,
             tuple(payload.header for payload in payloads),
             weight=float(model.train_examples) if self._settings.weigh_by_samples else 0.0,
         )
         return report, payloads
+
+
+LEFT_RANGE = "the model left float32's range in the local steps"
+
+
+def step_by_step(model: LocalModel, steps: LocalSteps) -> LocalUpdate:
+    """:meth:`LocalModel.local_steps` by one gradient after the other, each where the last led."""
+    start = model.params.clone()
+    snapshot: NDArray[np.float32] | None = None
+    losses, examples = 0.0, 0
+    try:
+        for taken, (update, eta) in enumerate(zip(steps.updates, steps.etas, strict=True), start=1):
+            loss, size, step = finite_gradient(model, update, eta)
+            losses, examples = losses + loss * size, examples + size
+            if steps.weight_decay:
+                scale(model.params, 1.0 - eta * steps.weight_decay, out=model.params)
+            model.params.sub_(step)
+            model.publish()
+            if taken == steps.snapshot_at:
+                snapshot = _copied(model.params)
+        if not is_finite(model.params):
+            raise NonFiniteError(LEFT_RANGE)
+        return LocalUpdate(losses / examples, examples, _copied(model.params), snapshot)
+    finally:
+        model.params.copy_(start)
+        model.publish()
 
 
 def _copied(params: Tensor) -> NDArray[np.float32]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from afl.core.compressors.base import Compressed, Compressor, Realization
+from afl.core.installed import entry_points
 from afl.core.messages import BIT_WIDTHS, BITS, ValueType
 from afl.errors import ConfigError
 

@@ -405,9 +405,6 @@ class RoundEngine:
             self.quarantine(self._was_quarantined)
 
     def _leave_quarantined_out(self) -> None:
-        if self.quarantined.issuperset(self._participants):
-            # A step that was drawn before, and asks nobody else: the next draw is among the others.
-            return
         for worker in self.quarantined.intersection(self._participants).difference(self._reports):
             incoming = self._incoming.standing_for(worker)
             is_alone = incoming is None or self.quarantined.issuperset(incoming.report.workers)
@@ -623,7 +620,10 @@ class RoundEngine:
             self._absent = tuple(sorted({*self._absent, *np.array(self._participants)[absent].tolist()}))
         if position.phase == self.algorithm.phases - 1:
             self.losses.take(told)
-            algorithm, settings = self.algorithm, self.algorithm.settings
+        algorithm, settings = self.algorithm, self.algorithm.settings
+        # A round whose drawn workers were all in quarantine has trained nothing, and nothing is told of it.
+        has_trained = settings.hides_losses or not np.isnan(self._told_losses).all()
+        if position.phase == algorithm.phases - 1 and has_trained:
             self.last_round = RoundSummary(
                 settings.updates_after(position.round),
                 position.round,

@@ -49,9 +49,28 @@ def spread_spacing(rounds: int, block: int) -> int:
     if not 1 < block < rounds:
         return near
     candidates = (near + sign * offset for offset in itertools.count() for sign in (-1, 1))
-    return next(every for every in candidates if every > 0 and _is_spread(every, block))
+    return next(
+        every
+        for every in candidates
+        if every > 0 and math.gcd(every, block) == 1 and 6 * _step(every, block) >= block
+    )
 
 
-def _is_spread(every: int, block: int) -> bool:
+def unaliased_spacing(most: int, rounds: int, block: int) -> int:
+    """The largest number of rounds up to ``most`` with which a few evaluations in a row fall on places of a
+    block that differ: four at least come before one is repeated, and the next is not close to the last (B/6
+    away, or as far as evaluations are apart). So there are no fewer evaluations than with ``most``."""
+    if not 1 < block < rounds:
+        return most
+    return next(
+        every
+        for every in range(most, 0, -1)
+        if phases_seen(every, block) >= min(block, FEWEST_PHASES)
+        and 6 * _step(every, block) >= min(block, 6 * every)
+    )
+
+
+def _step(every: int, block: int) -> int:
+    """How far the next evaluation's place in a block is from the last one's, either way."""
     rest = every % block
-    return math.gcd(every, block) == 1 and 6 * min(rest, block - rest) >= block
+    return min(rest, block - rest)

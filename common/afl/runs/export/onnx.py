@@ -45,7 +45,8 @@ def write_program(module: nn.Module, sample: Call, folder: Path) -> dict[str, An
     except Exception as error:
         # The exporter raises whatever the module's code or its own analysis does.
         raise ProgramError(
-            f"ONNX: torch's exporter refuses {type(module).__name__}: {first_line(error)}"
+            f"ONNX: torch's exporter refuses {type(module).__name__}: {first_line(error)}; --predict, "
+            "which makes a program of PyTorch's, may take it"
         ) from error
 
     def answers(call: Call) -> list[Any]:

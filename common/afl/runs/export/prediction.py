@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 
 NAMES = {names}
+TAKES = {described!r}
 MODEL = torch.export.load(Path(__file__).with_name("{program}")).module()
 
 
@@ -43,6 +44,11 @@ def predict(*tensors, **named):
         return MODEL(*(given[name] for name in NAMES))
 
 
+def described(value):
+    is_tensor = isinstance(value, torch.Tensor)
+    return f"{{list(value.shape)}} {{value.dtype}}" if is_tensor else type(value).__name__
+
+
 def main(batch, answers=None):
     try:
         inputs = torch.load(batch, weights_only=True)
@@ -50,10 +56,15 @@ def main(batch, answers=None):
         raise SystemExit(f"{{batch}}: {{error.strerror}}")
     except Exception:  # PyTorch's own advice is to run what the file says
         raise SystemExit(f"{{batch}}: no tensors as torch.save writes them")
-    if isinstance(inputs, dict):
-        found = predict(**inputs)
-    else:
-        found = predict(*([inputs] if isinstance(inputs, torch.Tensor) else inputs))
+    if not isinstance(inputs, (dict, list, tuple)):
+        inputs = [inputs]
+    try:
+        found = predict(**inputs) if isinstance(inputs, dict) else predict(*inputs)
+    except Exception as error:  # of whatever kind the model's own steps raise
+        names = inputs if isinstance(inputs, dict) else range(len(inputs))
+        given = ", ".join(f"{{name}} {{described(inputs[name])}}" for name in names)
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SystemExit(f"{{batch}}: the model takes a batch like {{TAKES}}, not {{given}}: {{why}}")
     print(found) if answers is None else torch.save(found, answers)
 
 

@@ -19,7 +19,7 @@ from afl.config import Config
 from afl.config.compare import flat
 from afl.daemon import events
 from afl.errors import AflError, ExitCode, StorageError
-from afl.paths import naming_paths
+from afl.paths import naming_paths, read_plain
 from afl.runs.durable import own_folder
 from afl.runs.files import METRICS_FILE, TRACKERS_FOLDER
 from afl.runs.tracking.lines import RoundReader
@@ -162,7 +162,7 @@ class _Follower:
         if not path.exists():
             return 0
         try:
-            position = json.loads(path.read_text(encoding="utf-8"))
+            position = json.loads(read_plain(path))
             return int(position["round"]) if position["run_id"] == self.run_id else 0
         except (ValueError, TypeError, KeyError) as error:
             raise StorageError(

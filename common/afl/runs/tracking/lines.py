@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from afl.paths import plain_file
 from afl.runs.metrics import RANKING
 from afl.runs.tracking.tracker import TrackedRound
 
@@ -30,7 +31,7 @@ class RoundReader:
 
     def whole_rounds(self) -> Iterator[TrackedRound]:
         """The rounds that have become whole since the last call; ``ValueError`` if a line is not JSON."""
-        with self._path.open("rb") as file:
+        with plain_file(self._path) as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from afl.config.problems import nearest
+from afl.core.installed import entry_points
 from afl.errors import ConfigError
 
 GROUP = "afl.trackers"

@@ -1,9 +1,11 @@
-{{/* The release's name, with the chart's unless that is in it. Long ones keep a hash, so that two do not become one. */}}
+{{/* The release's name, with the chart's unless that is in it and not its end: the releases x and x-afl are two.
+Long ones keep a hash, so that two do not become one. */}}
 {{- define "afl.name" -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) }}
 {{- fail (printf "the release cannot be called %s: its Services are named after it, and Kubernetes wants a letter first, and no dots" .Release.Name) }}
 {{- end -}}
-{{- $name := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
+{{- $own := and (contains .Chart.Name .Release.Name) (not (hasSuffix (printf "-%s" .Chart.Name) .Release.Name)) }}
+{{- $name := $own | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
 {{- if gt (len $name) 40 }}{{ printf "%s-%s" (trunc 33 $name | trimSuffix "-") (sha256sum $name | trunc 6) }}
 {{- else }}{{ $name }}{{ end -}}
 {{- end -}}
@@ -87,8 +89,8 @@ imagePullSecrets: {{ toJson . }}
 
 {{- define "afl.claim" -}}
 accessModes: [ReadWriteOnce]
-{{- with .className }}
-storageClassName: {{ quote . }}
+{{- if not (kindIs "invalid" .className) }}
+storageClassName: {{ quote .className }}
 {{- end }}
 resources: {requests: {storage: {{ toJson .size }}}}
 {{- end -}}
