@@ -38,7 +38,7 @@ def test_the_epsilon_of_test_records_is_hardly_above_the_exact_one(
     noise: float, evaluations: int, delta: float
 ) -> None:
     found = epsilon_of_tests(RecordPrivacy(1.0, 5.0, delta, noise=1.0, metric_noise=noise), evaluations)
-    # Balle and Wang (2018), theorem 8, of a Gaussian mechanism: the delta of this epsilon, and of a smaller one.
+    # Balle and Wang (2018), theorem 8, of a Gaussian mechanism: this epsilon's delta, and a smaller one's.
     mean = math.sqrt(evaluations) / noise
 
     def below(x: float) -> float:
