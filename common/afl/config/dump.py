@@ -42,6 +42,8 @@ def config_digest(config: Config) -> str:
         "weighting",
     )
     later = {name: getattr(algorithm, name) for name in names}
+    records = config.privacy.records
+    unnoised = {"metrics", "metric_noise"} if records and records.metrics == "full" else set()
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
@@ -61,7 +63,7 @@ def config_digest(config: Config) -> str:
         "seed": config.run.seed,
         "threads": config.worker.threads,
         **({"batch_oracles": True} if config.worker.batch_oracles else {}),
-        **({"records": config.privacy.records.model_dump()} if config.privacy.records else {}),
+        **({"records": records.model_dump(exclude=unnoised)} if records else {}),
     }
     text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
