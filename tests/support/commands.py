@@ -45,6 +45,7 @@ PREPARED.set_forkserver_preload(
     [
         "annotated_types",
         "constriction.constriction",
+        "dp_accounting.rdp",
         "grpc.aio",
         "grpc_health.v1.health",
         "isal.isal_zlib",
