@@ -35,9 +35,9 @@ def trained(log: Path) -> list[dict[str, Any]]:
     return [dict(link.entry) for link in read_log(log) if link.entry["kind"] == "train"]
 
 
-def start(federation: Federation, worker: str, **environment: str) -> Any:
+def start(federation: Federation, worker: str, *options: str, **environment: str) -> Any:
     (federation.folder / f"site-{worker}.yaml").write_text(POLICY.format(worker))
-    return federation.start(worker, "--policy", f"site-{worker}.yaml", environment=environment)
+    return federation.start(worker, "--policy", f"site-{worker}.yaml", *options, environment=environment)
 
 
 def check_counted(log: Path) -> list[int]:
@@ -80,17 +80,29 @@ def test_a_server_that_is_put_back_is_answered_anew_and_each_answer_counts(tmp_p
         assert 20 <= twice <= 40, answered
 
 
-def test_a_late_private_report_is_counted_once(tmp_path: Path) -> None:
-    stragglers = {"policy": "skip", "quorum": 1, "deadline": "1s"}
-    with Federation(config(200, faults={"stragglers": stragglers}), tmp_path) as federation:
-        start(federation, "0")
+def test_a_late_private_report_and_a_quarantine_leave_the_count_right(tmp_path: Path) -> None:
+    slow = ("--task", "tests_tasks:Slow")
+    stragglers = {"policy": "skip", "quorum": 0.5, "deadline": "2s"}
+    changed = config(
+        100, task={"name": "tests_tasks:Slow", "batch_size": 16}, faults={"stragglers": stragglers}
+    )
+    with Federation(changed, tmp_path) as federation:
+        start(federation, "0", *slow)
         # It has drawn and not told for longer than the server waits.
-        late = start(federation, "1", AFL_FAULT_POINTS="worker.after-journal:5:delay=3")
+        late = start(federation, "1", *slow, AFL_FAULT_POINTS="worker.after-journal:5:delay=5")
+        late.wait_for("put_back")
+        file = federation.directory / "quarantine"
+        file.write_text("1\n", encoding="utf-8")
+        federation.server.wait_for("quarantined", workers="[1]")
+        before = federation.status()["round"]
+        federation.wait_until(lambda status: status["round"] >= before + 3)
+        file.unlink()
+        federation.server.wait_for("quarantined", workers="[]")
         federation.finish()
-        assert late.logged("put_back")
     answered = check_counted(tmp_path / "audit-1.jsonl")
-    assert len(answered) == len(set(answered)) < 200
-    assert len(check_counted(tmp_path / "audit-0.jsonl")) == 200
+    assert len(answered) == len(set(answered)) < 100
+    assert answered[-1] == 100, "it is back"
+    assert len(check_counted(tmp_path / "audit-0.jsonl")) == 100
 
 
 def test_an_evaluation_with_noise_is_sent_again_as_it_was_and_counted(tmp_path: Path) -> None:
