@@ -33,6 +33,7 @@ from afl.runs.files import METRICS_FILE, metrics_entries, of_event
 from afl.tasks.data.models import femnist_cnn, mlp
 from afl.tasks.initialization import build_vector
 from afl_lab.simulation.run import simulate
+from afl_worker.training.oracle import TaskOracle
 from afl_worker.training.private import make_oracle
 
 WORKERS, BATCH, DELTA = 10, 512, 1e-5
@@ -48,7 +49,8 @@ UPLINKS: dict[str, dict[str, Any]] = {
 LAST = 5
 """Evaluations that are averaged."""
 
-TIMED, BEFORE = 20, 3
+TIMED, SLICES = 5, 6
+"""Steps of a slice, and slices after the first, which is left out."""
 
 
 def configuration(
@@ -176,8 +178,8 @@ class Random(Classification):
         return WorkerData(train=(x, y), test=(x[:8], y[:8]))
 
 
-def time_of(name: str, *, private: bool) -> tuple[int, float, float]:
-    """d, the median of a gradient's CPU seconds, and by how many MB it raised the process's peak memory."""
+def oracle_of(name: str, *, private: bool) -> tuple[TaskOracle, int]:
+    """For one worker, and d."""
     torch.set_num_threads(1)
     task, randomness = Random(name), SharedRandomness.from_int(1)
     settings = AlgorithmSettings(
@@ -193,15 +195,34 @@ def time_of(name: str, *, private: bool) -> tuple[int, float, float]:
     oracle = make_oracle(
         task, vector, data, randomness, settings, batched=False, batch_size=64, evaluation_batch_size=8
     )
+    return oracle, vector.dim
+
+
+def seconds_of(name: str) -> tuple[float, float]:
+    """The medians of a gradient's CPU seconds without and with privacy, in slices that alternate: what else
+    the machine does slows both alike."""
+    oracles = [oracle_of(name, private=is_private)[0] for is_private in (False, True)]
+    seconds: list[list[float]] = [[], []]
+    for slice_ in range(SLICES + 1):
+        for oracle, own in zip(oracles, seconds, strict=True):
+            for step in range(TIMED):
+                started = time.thread_time()
+                oracle.weighted_gradient(0, slice_ * TIMED + step + 1, 1.0)
+                if slice_:
+                    own.append(time.thread_time() - started)
+    plain, private = map(statistics.median, seconds)
+    return plain, private
+
+
+def memory_of(name: str, *, private: bool) -> tuple[int, float]:
+    """d, and by how many MB gradients raise the process's peak memory."""
+    oracle, dim = oracle_of(name, private=private)
     # The imports of the first call are not the gradients'.
     torch.func.vmap(torch.func.grad(torch.sin))(torch.zeros(2))
-    before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
-    for round_ in range(BEFORE + TIMED):
-        started = time.thread_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for round_ in range(TIMED):
         oracle.weighted_gradient(0, round_ + 1, 1.0)
-        seconds.append(time.thread_time() - started)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return vector.dim, statistics.median(seconds[BEFORE:]), grown / 1024
+    return dim, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def measure_steps() -> None:
@@ -209,8 +230,9 @@ def measure_steps() -> None:
     print("| model | d | plain | private | times | memory plain | private |\n|---|---|---|---|---|---|---|")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in MODELS:
-            (dim, plain, less), (_, private, more) = (
-                pool.apply(time_of, (name,), {"private": is_private}) for is_private in (False, True)
+            plain, private = pool.apply(seconds_of, (name,))
+            (dim, less), (_, more) = (
+                pool.apply(memory_of, (name,), {"private": is_private}) for is_private in (False, True)
             )
             print(
                 f"| {name} | {dim:,} | {1000 * plain:.3g} ms | {1000 * private:.3g} ms | "

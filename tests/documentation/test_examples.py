@@ -31,6 +31,7 @@ from afl.runs.tracking.following import Following
 from afl.site.policy import Policy, SitePolicy
 from afl_lab.simulation.run import simulate
 from support.log_lines import check_line
+from support.packages import install
 from support.pages import ROOT, Block, blocks, pages
 
 WITH_BLOCKS = [page for page in pages() if blocks(page)]
@@ -103,16 +104,12 @@ def evaluate_yaml(example: Example) -> None:
 
 def evaluate_toml(example: Example) -> None:
     """Entry points of a package that this page has shown: they are installed, as far as Python can see."""
-    information = Path("shown-1.0.dist-info")
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: shown\nVersion: 1.0\n")
-    lines = []
-    for group, points in tomllib.loads(str(example.parsed))["project"]["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    groups = tomllib.loads(str(example.parsed))["project"]["entry-points"]
+    for points in groups.values():
         for value in points.values():
             module, _, attribute = value.partition(":")
             assert hasattr(importlib.import_module(module), attribute), value
-    (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    install(Path(), "shown", groups)
 
 
 def evaluate_json(example: Example) -> None:

@@ -18,6 +18,7 @@ import yaml
 from safetensors.torch import save_file
 from torch import nn
 
+from support.commands import run_command
 from support.pages import blocks
 
 PAGE = "docs/real-models.md"
@@ -99,8 +100,7 @@ def configured(folder: Path, task: str) -> Path:
 
 def afl(folder: Path, *arguments: str) -> str:
     """What the command prints; it ends with 0."""
-    command = [sys.executable, "-m", "afl_cli", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = run_command("-m", "afl_cli", *arguments, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

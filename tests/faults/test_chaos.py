@@ -21,7 +21,7 @@ def test_twenty_kills_and_five_cuts(tmp_path: Path, algorithm):
     config["evaluation"] = {"every": 50}
     expected = result_of(run_together(config, tmp_path / "quiet", GROUPS))
     drill = Drill(config, tmp_path / "chaos", GROUPS)
-    federation = drill.run(Faults(kills=20, cuts=5, pause=0.7))
+    federation = drill.run(Faults(kills=20, cuts=5, pause=0.4))
     assert (drill.kills, drill.cuts) == (20, 5)
     assert result_of(federation) == expected
 

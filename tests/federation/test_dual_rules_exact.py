@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exact_runs import config_of, killed
 
 from afl.config import config_from_mapping
 from afl_lab.simulation.run import simulate
-from support import Federation, Reference, final_values, run_together
+from support import Reference, final_values, run_together
+from support.drill import SERVER
 
 RAND_K = {"name": "rand-k", "ratio": 0.2}
 TOP_K = {"name": "top-k", "ratio": 0.2}
@@ -35,17 +37,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(case: dict[str, Any], **server: Any) -> dict[str, Any]:
-    return {
-        "workers": 4,
-        "task": {"name": "synthetic", "batch_size": 8},
-        "algorithm": {"name": "afl-com", "rounds": 60, "eta_w": 0.9, **case},
-        "evaluation": {"every": 20},
-        "run": {"seed": 7},
-        "server": server,
-    }
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
     config = config_of(CASES[name])
@@ -58,21 +49,7 @@ def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["kl-regularized, rand-k", "fixed share, top-k"])
 def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
-    config = config_of(CASES[name], checkpoint_every=7, heartbeat="100ms")
-    config["algorithm"]["rounds"] = 200
-    with Federation(config, tmp_path / "run") as federation:
-        workers = [federation.start(ids) for ids in ("0", "1-2", "3")]
-        federation.wait_until(lambda status: status["round"] >= 20)
-        workers[1].kill()
-        federation.start("1-2")
-        federation.wait_until(lambda status: status["round"] >= 60)
-        port = federation.port
-        federation.server.kill()
-        federation.start_server("--set", f"server.listen=127.0.0.1:{port}")
-        federation.finish()
-    reference = Reference.of(config)
-    assert final_values(federation.directory) == reference.weights[-1].tobytes()
-    assert not federation.server.logged("digest_mismatch")
+    federation, reference = killed(CASES[name], 200, tmp_path / "run", [(20, "1-2"), (60, SERVER)])
     lines = federation.records("round")
     for line, weights in zip(lines, reference.dual_weights, strict=False):
         assert line["dual_weight_max"] == pytest.approx(weights.max(), rel=0, abs=1e-12)

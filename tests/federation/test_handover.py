@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from afl.runs.files import read_model
 from afl_cli.main import main
 from support.federation import Federation
-from support.process import KIT
+from support.packages import install
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard (afl[tensorboard]) is not installed"
@@ -124,16 +123,11 @@ def test_a_tracker_that_hangs_holds_neither_the_rounds_nor_the_end_of_a_stopped_
     tmp_path: Path,
 ) -> None:
     own = tmp_path / "own"
-    info = own / "own-1.dist-info"
-    info.mkdir(parents=True)
+    own.mkdir()
     (own / "own_trackers.py").write_text(TRACKER, encoding="utf-8")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n", encoding="utf-8")
-    points = "[afl.trackers]\nhanging = own_trackers:Hanging\n"
-    (info / "entry_points.txt").write_text(points, encoding="utf-8")
-    paths = [str(own), str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = install(own, "own", {"afl.trackers": {"hanging": "own_trackers:Hanging"}})
     algorithm = {**CONFIG["algorithm"], "rounds": 5000}
     config = {**CONFIG, "run": {"trackers": ["hanging"]}, "algorithm": algorithm}
-    environment = {"PYTHONPATH": os.pathsep.join(paths)}
     with Federation(config, tmp_path / "federation", environment=environment) as federation:
         federation.start("0-1", "--task", "tests_tasks:Slow", "--journal", str(tmp_path / "journal"))
         federation.wait_until(lambda status: status["round"] >= 20)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 import yaml
 
 from support import Federation, Process, Proxy
-from support.commands import daemon_without_rights
+from support.commands import daemon_without_rights, run_command
 from support.federation import completed
 from support.identities import Identities, tls
 
@@ -329,8 +327,7 @@ def test_with_a_loss_of_one_s_own_too_the_numbers_of_another_type_are_named(tmp_
         assert "Traceback" not in worker.text
         told = federation.server.wait_for("worker_failed")
         assert told["message"].startswith(f"worker 1, round 1 failed: {said}")
-    command = [sys.executable, "-m", "afl_cli", "check", "--config", "server.yaml"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    answer = run_command("-m", "afl_cli", "check", "--config", "server.yaml", folder=tmp_path)
     assert answer.returncode == 7
     assert f"error: loss of worker 1's first batch: {said}\n" in answer.stdout
 

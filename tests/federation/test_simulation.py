@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "integers down": {"name": "afl-com", "eta_q": 0.1, "uplink": TOP_K, "downlink": {**RAND_K, "bits": 4}},
     "drfa of b": {"name": "drfa", "eta_q": 0.05, "local_steps": 3, "sampled": 2},
     "fedavg by samples": {"name": "fedavg", "local_steps": 2, "weighting": "samples"},
+    "fedavg, adam": {"name": "fedavg", "local_steps": 2, "optimizer": {"name": "adam"}, "server_eta": 0.01},
 }
 
 TIMING = frozenset({"seconds"})

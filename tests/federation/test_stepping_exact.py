@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exact_runs import config_of, killed
 
 from afl.config import config_from_mapping
 from afl_lab.simulation.run import simulate
-from support import Federation, Reference, final_values, run_together
+from support import Reference, final_values, run_together
+from support.drill import SERVER
 
 RAND_K = {"name": "rand-k", "ratio": 0.2}
 TOP_K = {"name": "top-k", "ratio": 0.2}
@@ -19,7 +21,7 @@ COSINE = {"warm_up": 5, "then": "cosine", "final": 0.05}
 STEPS = {"then": "steps", "at": [15, 35], "factor": 0.3, "eta_q": True}
 MOMENTUM = {"name": "momentum", "beta_1": 0.8}
 ADAM = {"name": "adam", "beta_2": 0.99}
-ROUNDS = 60
+PLAIN = {"eta_q": 0.3}
 
 CASES: dict[str, dict[str, Any]] = {
     "cosine, top-k": {"schedule": COSINE, "uplink": TOP_K},
@@ -53,21 +55,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(case: dict[str, Any], **server: Any) -> dict[str, Any]:
-    algorithm = {"name": "afl-com", "rounds": ROUNDS, "eta_w": 0.9, "eta_q": 0.3, **case}
-    return {
-        "workers": 4,
-        "task": {"name": "synthetic", "batch_size": 8},
-        "algorithm": algorithm,
-        "evaluation": {"every": 20},
-        "run": {"seed": 7},
-        "server": server,
-    }
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
-    config = config_of(CASES[name])
+    config = config_of({**PLAIN, **CASES[name]})
     simulate(config_from_mapping(config), tmp_path)
     reference = Reference.of(config)
     assert final_values(tmp_path) == reference.weights[-1].tobytes()
@@ -87,7 +77,7 @@ def test_a_simulation_is_the_reference_to_the_bit(name: str, tmp_path: Path) -> 
     ],
 )
 def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) -> None:
-    config = config_of(CASES[name])
+    config = config_of({**PLAIN, **CASES[name]})
     federation = run_together(config, tmp_path / "run", ["1", "3", "0,2"])
     assert final_values(federation.directory) == Reference.of(config).weights[-1].tobytes()
     assert not federation.server.logged("digest_mismatch")
@@ -101,31 +91,17 @@ def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) 
     ],
 )
 def test_killed_processes_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
-    config = config_of(CASES[name], checkpoint_every=7, heartbeat="100ms")
-    config["algorithm"]["rounds"] = 250
-    if "block" in config["algorithm"]:
+    case = {**PLAIN, **CASES[name]}
+    if "block" in case:
         # The mean is begun before the first is killed.
-        config["algorithm"]["block"] = 240
-    with Federation(config, tmp_path / "run") as federation:
-        workers = [federation.start(ids) for ids in ("0", "1-2", "3")]
-        for reached, dies in ((20, 1), (60, None), (120, 0)):
-            federation.wait_until(lambda status, reached=reached: status["round"] >= reached)  # type: ignore[misc]
-            if dies is None:
-                port = federation.port
-                federation.server.kill()
-                federation.start_server("--set", f"server.listen=127.0.0.1:{port}")
-            else:
-                workers[dies].kill()
-                federation.start(("0", "1-2", "3")[dies])
-        federation.finish()
-    assert final_values(federation.directory) == Reference.of(config).weights[-1].tobytes()
-    assert not federation.server.logged("digest_mismatch")
+        case["block"] = 240
+    killed(case, 250, tmp_path / "run", [(20, "1-2"), (60, SERVER), (120, "0")])
 
 
 def test_dual_weights_that_workers_keep_follow_the_schedule_too(tmp_path: Path) -> None:
     def model_of(losses: str, schedule: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
         uplink = {"name": "identity", "bits": 20}
-        config = config_of({"schedule": schedule, "uplink": uplink, "eta_q": 2.0})
+        config = config_of({**PLAIN, "schedule": schedule, "uplink": uplink, "eta_q": 2.0})
         config["privacy"] = {"secure_aggregation": True, "losses": losses}
         folder = tmp_path / f"{losses} {len(schedule)}"
         simulate(config_from_mapping(config), folder)

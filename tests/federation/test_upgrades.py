@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from afl.runs.export.source import find
 from afl.runs.versions import read_versions
 from afl.wire.frames import PROTOCOL
 from support import Federation, Proxy, result_of, run_together
+from support.commands import run_command
 from support.process import KIT
 from support.releases import Release, last_release, release_of_tree
 
@@ -128,13 +127,8 @@ def test_a_run_that_the_old_began_goes_on_with_the_new_to_the_bit(
     assert federation.summary()["afl_versions"] == shown
     source = find(federation.directory, "final", tmp_path / "copy.safetensors")
     assert card_of(source, None)["versions"]["trained_with_afl"] == shown
-    inspected = subprocess.run(
-        [sys.executable, "-m", "afl_cli", "inspect", str(federation.directory)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={"COLUMNS": "200"},
-    )
+    command = ("-m", "afl_cli", "inspect", str(federation.directory))
+    inspected = run_command(*command, environment={"COLUMNS": "200"})
     assert shown in inspected.stdout
 
 

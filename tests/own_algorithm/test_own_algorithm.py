@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 
 from support import Federation, final_values, run_together
+from support.commands import run_command
+from support.packages import install, shown_points
 from support.pages import ROOT, blocks
 from support.process import KIT
 from support.reference import MINIBATCH, Floats, _data, _oracle, _words, subset
@@ -36,14 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment with the package as an installer would leave it."""
     site = tmp_path_factory.mktemp("site")
     (site / FILE.name).write_bytes(FILE.read_bytes())
-    (toml,) = blocks(PAGE, "toml")
-    ((group, points),) = tomllib.loads(toml.text)["project"]["entry-points"].items()
-    information = site / "sgda_momentum-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: sgda-momentum\nVersion: 1.0\n")
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return {"PYTHONPATH": os.pathsep.join([str(site), str(KIT), os.environ.get("PYTHONPATH", "")])}
+    return install(site, "sgda-momentum", shown_points(PAGE))
 
 
 def reference(config: dict[str, Any]) -> Floats:
@@ -71,15 +65,7 @@ def reference(config: dict[str, Any]) -> Floats:
 
 
 def command(*arguments: str, installed: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        env={**os.environ, **installed},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_command("-m", *arguments, folder=folder, environment=installed)
     assert done.returncode == 0, done.stderr
     return done
 

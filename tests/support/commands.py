@@ -45,6 +45,7 @@ PREPARED.set_forkserver_preload(
     [
         "annotated_types",
         "constriction.constriction",
+        "dp_accounting.rdp",
         "grpc.aio",
         "grpc_health.v1.health",
         "isal.isal_zlib",
@@ -103,7 +104,7 @@ def start(
     return _Spawned(arguments, folder, environment, error, output)
 
 
-def completed(
+def run_command(
     *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """``python ARGUMENTS`` in ``folder``, to its end; ``environment`` is added to this process's own."""

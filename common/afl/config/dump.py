@@ -37,8 +37,13 @@ def config_digest(config: Config) -> str:
     """
     algorithm = config.algorithm
     # Keys that came later count only where they are not at their defaults.
-    names = ("dual_loss", "final_model", "largest_weight", "local_steps", "sampled", "weighting")
+    names = (
+        *("dual_loss", "final_model", "largest_weight", "local_steps", "sampled", "server_eta"),
+        "weighting",
+    )
     later = {name: getattr(algorithm, name) for name in names}
+    records = config.privacy.records
+    unnoised = {"metrics", "metric_noise"} if records and records.metrics == "full" else set()
     defining = {
         "version": _DIGEST_VERSION,
         "workers": config.workers,
@@ -58,7 +63,7 @@ def config_digest(config: Config) -> str:
         "seed": config.run.seed,
         "threads": config.worker.threads,
         **({"batch_oracles": True} if config.worker.batch_oracles else {}),
-        **({"records": config.privacy.records.model_dump()} if config.privacy.records else {}),
+        **({"records": records.model_dump(exclude=unnoised)} if records else {}),
     }
     text = json.dumps(defining, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

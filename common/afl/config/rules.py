@@ -73,6 +73,10 @@ def algorithm(values: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _pair(values.get("uplink"), values.get("downlink"))
     yield from _schedule(values.get("schedule"), values.get("rounds"))
     yield from _optimizer(values.get("optimizer"))
+    is_adam = isinstance(own := values.get("optimizer"), Mapping) and own.get("name") == "adam"
+    if is_adam and about is not None and "server_eta" in about.takes and values.get("server_eta") is None:
+        accepted = "a step size of the server, about how far a parameter moves in a round, such as 0.01"
+        yield Problem(("server_eta",), "nothing", accepted)
 
 
 def _not_loadable(key: tuple[str, ...], name: str, load: Callable[[str], object]) -> Iterator[Problem]:
@@ -376,8 +380,10 @@ def _unused(about: Algorithm, values: Mapping[str, Any]) -> Iterator[Problem]:
             why += "; it has no dual weights"
         elif option in {"uplink", "downlink"}:
             why = "does not compress; use afl-com"
-        elif option in {"block", "local_steps"}:
-            why += f"; {' and '.join(users_of(option))} do"
+        elif option in {"block", "local_steps", "optimizer"}:
+            why += ", since its workers take local steps of SGD" * (option == "optimizer")
+            *users, last = users_of(option)
+            why += f"; {', '.join(users)} and {last} do"
         yield Problem((option,), shown(values[option]), f"no {option}; {about.name} {why}")
 
 

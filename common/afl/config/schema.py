@@ -283,7 +283,12 @@ class Algorithm(Section):
     optimizer: Annotated[
         Annotated[Optimizer, Accepts("a section with name and what that takes")] | None, Null("sgd")
     ] = None
-    """how every copy of the model steps along the update that all receive"""
+    """how every copy of the model steps along the update that all receive; with fedavg, how the server steps
+    from its model along what is left of it in the mean"""
+    server_eta: Annotated[Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None, Null("1")] = (
+        None
+    )
+    """the server's step size in that; of 1 with sgd, its model becomes the mean"""
     final_model: Annotated[Literal["last", "block-mean"] | None, Null("last")] = None
     """the model after the last round, or the mean of those after each of the last B rounds, which is then
     evaluated and saved in its place"""
@@ -591,6 +596,12 @@ class Records(Section):
     """the most that the run's rounds may cost a record, in place of noise: each site computes its noise"""
     delta: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)]
     """what epsilon is stated for; well below 1 / records of the smallest site, such as 1e-5"""
+    metrics: Literal["full", "noised"] = "full"
+    """what evaluations tell of test records: the task's metrics as they are; or means over single records of
+    values from 0 to 1, of the loss from 0 to loss_clip, with noise and an epsilon of their own"""
+    metric_noise: Noise = 10.0
+    """standard deviation of the noise on the sums of test records' metrics, in units of the most by which one
+    record moves them; with metrics: noised"""
 
 
 class Privacy(Section):
@@ -609,7 +620,11 @@ class Privacy(Section):
     @property
     def record_privacy(self) -> RecordPrivacy | None:
         """``privacy.records`` as the workers are told it."""
-        return None if self.records is None else RecordPrivacy(**self.records.model_dump())
+        if self.records is None:
+            return None
+        told = self.records.model_dump(exclude={"metrics", "metric_noise"})
+        noise = self.records.metric_noise if self.records.metrics == "noised" else None
+        return RecordPrivacy(**told, metric_noise=noise)
 
     @property
     def record_words(self) -> str:
@@ -618,9 +633,10 @@ class Privacy(Section):
             return ""
         noise, epsilon, delta = self.records.noise, self.records.epsilon, self.records.delta
         asked = f"noise {noise:g}" if epsilon is None else f"epsilon {epsilon:g}"
+        has = "no noise" if self.records.metrics == "full" else f"noise {self.records.metric_noise:g}"
         return (
             f"{asked} at delta {delta:g}, for one record that is replaced; what is measured on test data has "
-            "no noise"
+            f"{has}"
         )
 
 

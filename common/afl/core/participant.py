@@ -249,8 +249,11 @@ class Participant:
     def _keep(self, worker: int, kind: Kind, answer: Answer) -> None:
         report, payloads = answer
         account = self.accounts.get(worker)
-        # What was sent under a mask must be sent again as it was, also of an evaluation.
-        if self._journal is None or not (kind is Kind.TRAIN or (kind is Kind.EVALUATE and payloads)):
+        # What was sent under a mask, or with noise, must be sent again as it was, also of an evaluation.
+        is_noised = account is not None and account.privacy.metric_noise is not None
+        if self._journal is None or not (
+            kind is Kind.TRAIN or (kind is Kind.EVALUATE and (payloads or is_noised))
+        ):
             return
         self._journal.write(
             Kept(
@@ -259,7 +262,7 @@ class Participant:
                 tuple(payloads),
                 self._side.halves[worker].state(),
                 self.vector.buffers.contents(worker),
-                *((account.steps, account.terms) if account else ()),
+                *((account.steps, account.kept_terms) if account else ()),
             )
         )
 

@@ -29,6 +29,11 @@ from afl.optional_dependencies import require
 METRIC: Final = "privacy_epsilon"
 """A worker's epsilon so far, among its metrics."""
 
+TESTS_METRIC: Final = "privacy_tests_epsilon"
+"""What its evaluations have cost a worker's test records so far, where their metrics have noise."""
+
+EPSILONS: Final = (METRIC, TESTS_METRIC)
+
 LOSS_NOISE: Final = 1.5
 """The losses' noise in units of the gradients', where it is not given: the losses then have a tenth of a
 step's ``1 / multiplier^2``."""
@@ -38,6 +43,8 @@ MOST_NOISE: Final = 1e4
 
 LEAST: Final = 1e-12
 """Of noises and clips: far below it float32 and the accountant's squares lose their digits."""
+
+_NOT_ZERO: Final = ("clip", "loss_clip", "noise", "loss_noise", "metric_noise")
 
 _MOST_STEPS: Final = 2**53
 _PRECISION: Final = 1e-3
@@ -64,6 +71,8 @@ class RecordPrivacy:
         loss_noise: of that on the sum of losses, in units of ``loss_clip``; ``None`` for :data:`LOSS_NOISE`
             times ``noise``.
         epsilon: the most that a run's rounds may cost a record; ``None`` where ``noise`` is given.
+        metric_noise: the standard deviation of the noise on the sums of the test records' metrics, in units
+            of the most by which one record moves them all together; ``None`` for no noise.
     """
 
     clip: float
@@ -72,11 +81,12 @@ class RecordPrivacy:
     noise: float | None = None
     loss_noise: float | None = None
     epsilon: float | None = None
+    metric_noise: float | None = None
 
     @property
     def too_small(self) -> dict[str, float]:
         """Noises and clips below :data:`LEAST`, by name."""
-        named = {name: getattr(self, name) for name in ("clip", "loss_clip", "noise", "loss_noise")}
+        named = {name: getattr(self, name) for name in _NOT_ZERO}
         return {name: value for name, value in named.items() if value is not None and value < LEAST}
 
     @property
@@ -117,6 +127,18 @@ def accountant_of(privacy: RecordPrivacy, records: int, batch_size: int) -> Acco
     return Accountant(privacy, records, batch_size)
 
 
+@functools.lru_cache(maxsize=4096)
+def epsilon_of_tests(privacy: RecordPrivacy, evaluations: int) -> float:
+    """What so many evaluations cost a test record: each tells of all, with noise."""
+    if not evaluations:
+        return 0.0
+    dp = require("dp_accounting", "account for privacy.records", "records")
+    rdp = require("dp_accounting.rdp", "account for privacy.records", "records")
+    accountant = rdp.RdpAccountant(_ORDERS, dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp.GaussianDpEvent(privacy.metric_noise), evaluations)
+    return float(accountant.get_epsilon(privacy.delta))
+
+
 @functools.lru_cache(maxsize=1024)
 def with_noise(privacy: RecordPrivacy, records: int, batch_size: int, rounds: int) -> RecordPrivacy:
     """With the least noise that keeps ``rounds`` steps within ``epsilon``, where that is given.
@@ -144,12 +166,23 @@ def with_noise(privacy: RecordPrivacy, records: int, batch_size: int, rounds: in
     return replace(privacy, noise=high)
 
 
+def require_delta(worker: int, delta: float, records: int, kind: str) -> None:
+    """Raise ConfigError if delta is above 1/n for a worker's training or test records."""
+    if delta > 1 / records:
+        raise ConfigError(
+            f"privacy.records.delta {delta:g} is above 1/{records}: worker {worker} has {records} {kind} "
+            "records, and publishing one of them at random would be as private; "
+            f"set it well below {1 / records:.2g}"
+        )
+
+
 class Account:
     """A worker's: how many steps it has taken, and what they have cost each of its records.
 
     Attributes:
         privacy: with the noise that this worker adds.
         steps: spent.
+        evaluations: that have told of the test records with noise.
         terms: what a step costs by.
 
     Args:
@@ -163,16 +196,11 @@ class Account:
     def __init__(
         self, worker: int, privacy: RecordPrivacy, *, records: int, batch_size: int, rounds: int
     ) -> None:
-        if privacy.delta > 1 / records:
-            raise ConfigError(
-                f"privacy.records.delta {privacy.delta:g} is above 1/{records}: worker {worker} has "
-                f"{records} training records, and publishing one of them at random would be as private; "
-                f"set it well below {1 / records:.2g}"
-            )
+        require_delta(worker, privacy.delta, records, "training")
         self.privacy = with_noise(privacy, records, batch_size, rounds)
         noise, loss_noise = self.privacy.noises
         self.terms = {"records": records, "batch_size": batch_size, "noise": noise, "loss_noise": loss_noise}
-        self.steps = 0
+        self.steps = self.evaluations = 0
         self.planned = rounds
         self._worker = worker
         self._accountant = accountant_of(self.privacy, records, batch_size)
@@ -214,7 +242,33 @@ class Account:
                 "have cost is not what it would be now; give the worker the same training records and the "
                 "run its settings, or take part in a new run"
             )
-        self.steps = steps
+        self.steps, self.evaluations = steps, int(terms.get("evaluations", 0))
+
+    @property
+    def kept_terms(self) -> Mapping[str, float]:
+        """What another process needs to :meth:`resume`."""
+        return {**self.terms, "evaluations": self.evaluations} if self.evaluations else self.terms
+
+    @property
+    def told(self) -> dict[str, float]:
+        """What has been spent, by metric."""
+        tests = {TESTS_METRIC: epsilon_of_tests(self.privacy, self.evaluations)}
+        return {METRIC: self.epsilon, **({} if self.privacy.metric_noise is None else tests)}
+
+    def spend_on_tests(self) -> None:
+        """Count an evaluation that tells of all test records, before its noise is drawn.
+
+        Raises:
+            BudgetError: if it would cost one of them too much.
+        """
+        cost = epsilon_of_tests(self.privacy, self.evaluations + 1)
+        if self._limit is not None and cost > self._limit:
+            raise BudgetError(
+                f"worker {self._worker} may spend an epsilon of {self._limit:g} on each test record, and one "
+                f"more evaluation than {self.evaluations} would cost {cost:.4g}; evaluate less often "
+                "(evaluation.every), or raise privacy.records.metric_noise"
+            )
+        self.evaluations += 1
 
     def spend(self) -> None:
         """Count a step, before anything of it is drawn.

@@ -131,6 +131,10 @@ class Weighted:
     def _blocks(self, memory: NDArray[np.float32] | None = None) -> Iterator[NDArray[np.float32]]:
         """It on the host, in blocks: one after the other in ``memory``, or each in place of the last."""
         scratch = np.empty(min(BLOCK, self._dim), dtype=np.float32) if memory is None else memory
+        first_part = self._parts[0]
+        if first_part is not None and len(self._parts) == 1 and self._dim <= BLOCK:
+            yield np.multiply(_flat(first_part), self._factor, out=scratch)
+            return
         start = filled = 0
         for part, size in zip(self._parts, self._sizes, strict=True):
             values = None if part is None else _flat(part)

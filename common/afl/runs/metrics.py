@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from afl.core.record_privacy import METRIC as PRIVACY_EPSILON
+from afl.core.record_privacy import EPSILONS
 from afl.core.rounds.phases import FEWEST_PHASES
 
 # How many times as large as at the beginning the largest loss is when a run is said to have diverged. Runs
@@ -172,7 +172,7 @@ def own_metrics(
         values = [entry[name] for entry in metrics if name in entry]
         mean = settled(sum(values) / len(values), values)
         found[name] = {"worst_worker": metrics[worst_worker].get(name), "mean": mean}
-        if name == PRIVACY_EPSILON:
+        if name in EPSILONS:
             found[name]["largest"] = max(values)
     return found
 
@@ -194,7 +194,7 @@ def own_metrics_line(own: OwnMetrics) -> str:
         else f"{name} {own_number(own[name]['worst_worker'])} (mean {own_number(own[name]['mean'])})"
         if "worst_worker" in own[name]
         else f"mean {name} {own_number(own[name]['mean'])}"
-        for name in sorted(own, key=lambda name: (name != PRIVACY_EPSILON, name))[:MOST_SHOWN]
+        for name in sorted(own, key=lambda name: (name not in EPSILONS, name))[:MOST_SHOWN]
     ]
     left = len(own) - len(shown)
     return ", ".join(shown) + (f", and {left} more" if left else "")

@@ -101,6 +101,7 @@ class RunSettings:
                 weigh_by_samples=algorithm.weighting == "samples",
                 schedule=algorithm.step_schedule,
                 optimizer=algorithm.optimizer_choice,
+                server_eta=algorithm.server_eta or 1.0,
                 mean_of_last=algorithm.block_length if algorithm.final_model == "block-mean" else 0,
                 weight_decay=algorithm.weight_decay or 0.0,
                 clip_norm=algorithm.clip_norm,
@@ -155,7 +156,7 @@ class RunSettings:
             return
         if (records.noise is None) is (records.epsilon is None):
             raise PeerError("the server's settings: privacy.records has either noise or epsilon")
-        if max(records.noise or 0.0, records.loss_noise or 0.0) > MOST_NOISE:
+        if max(records.noise or 0.0, records.loss_noise or 0.0, records.metric_noise or 0.0) > MOST_NOISE:
             raise PeerError(f"the server's settings: noise above {MOST_NOISE:g} in privacy.records")
         if records.too_small:
             raise PeerError(f"the server's settings: {records.too_small} in privacy.records, below {LEAST:g}")
@@ -196,7 +197,7 @@ class RunSettings:
             hides_losses=parameters.hides_losses,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps({**shared, **parameters.own}, default=asdict),
+            algorithm_options=json.dumps({**shared, **parameters.own}, default=_told_parts),
         )
 
     @classmethod
@@ -328,7 +329,8 @@ _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool
             **dict.fromkeys(("clip", "loss_clip"), _is_positive),
             "delta": lambda value: _is_share(value) and 0 < value < 1,
             **dict.fromkeys(
-                ("noise", "loss_noise", "epsilon"), lambda value: value is None or _is_positive(value)
+                ("noise", "loss_noise", "epsilon", "metric_noise"),
+                lambda value: value is None or _is_positive(value),
             ),
         },
     ),
@@ -336,12 +338,20 @@ _PARTS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], bool
 """What is told in several values, and what each must be."""
 
 
+_NEWER = {"metric_noise"}
+"""Those that are told only where they are not at their defaults: a worker that does not know one need not."""
+
+
+def _told_parts(parts: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(parts).items() if name not in _NEWER or value is not None}
+
+
 def _has_parts(name: str) -> Callable[[Any], bool]:
     checks = _PARTS[name][1]
     return lambda given: (
         isinstance(given, dict)
-        and given.keys() == checks.keys()
-        and all(is_right(given[key]) for key, is_right in checks.items())
+        and checks.keys() - _NEWER <= given.keys() <= checks.keys()
+        and all(is_right(given.get(key)) for key, is_right in checks.items())
     )
 
 

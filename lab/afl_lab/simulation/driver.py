@@ -133,17 +133,17 @@ class Driver:
         # Counted when all have come: many small calls are fast together, and slow between large products.
         reports: list[Report] = []
         answers = self._participant.take(step)
+        named = self.engine.algorithm.settings.named(step.step.position.round)
         for worker in opening.participants:
-            where = place(worker, self.engine.algorithm.settings.named(step.step.position.round))
             try:
                 _, (report, payloads) = next(answers)
             except NonFiniteError as error:
-                raise NonFiniteError(f"{where}: {error}; {ADVICE_NON_FINITE}") from error
+                raise NonFiniteError(f"{place(worker, named)}: {error}; {ADVICE_NON_FINITE}") from error
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001  # whatever a task's code raises
                 failure = as_failure(error)
-                raise placed(where, failure) from failure
+                raise placed(place(worker, named), failure) from failure
             assert report.worker == worker
             reports.append(report)
             ack = self.engine.begin_report(report)

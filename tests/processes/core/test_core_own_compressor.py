@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-import pytest
-
+from support.packages import install, shown_points
 from support.pages import blocks
 
+PAGE = "docs/compressors.md"
 KIT = Path(__file__).parents[2] / "unit" / "core"
 """Where ``core_federation`` lies."""
 
@@ -73,31 +72,17 @@ print("the page's compressor ran")
 
 
 def block(language: str) -> str:
-    (found,) = blocks("docs/compressors.md", language)
+    (found,) = blocks(PAGE, language)
     return found.text
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """A folder on the path with the package as an installer would leave it."""
+def test_the_page_s_compressor_is_found_by_its_entry_point_and_runs(tmp_path: Path) -> None:
     (tmp_path / "window.py").write_text(block("python"), encoding="utf-8")
-    ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
-    information = tmp_path / "window-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: window\nVersion: 1.0\n", encoding="utf-8"
-    )
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    (information / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return tmp_path
-
-
-def test_the_page_s_compressor_is_found_by_its_entry_point_and_runs(site: Path) -> None:
-    path = os.pathsep.join([str(site), str(KIT), os.environ.get("PYTHONPATH", "")])
+    paths = [install(tmp_path, "window", shown_points(PAGE))["PYTHONPATH"], str(KIT)]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=site,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,

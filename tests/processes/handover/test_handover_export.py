@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from afl.runs.files import read_model
 from afl.tasks.registry import load_task
 from afl_cli.main import main
 from afl_lab.simulation.run import simulate
+from support.commands import run_command
 
 HAS_ONNX = importlib.util.find_spec("onnx") is not None and importlib.util.find_spec("onnxscript") is not None
 
@@ -371,8 +371,8 @@ def test_the_states_of_a_run(folder: Path, tmp_path: Path) -> None:
     (run / "state").mkdir()
     assert state() == "unfinished"
     held = lock(run / "state" / "lock", "the run")
-    command = [sys.executable, "-m", "afl_cli", "export", str(run), "--out", str(tmp_path / "out"), "--force"]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    command = ("-m", "afl_cli", "export", str(run), "--out", str(tmp_path / "out"), "--force")
+    assert run_command(*command, folder=folder).returncode == 0
     assert card_of(tmp_path / "out")["run"]["state"] == "running"
     os.close(held)
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))

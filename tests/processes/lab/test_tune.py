@@ -17,6 +17,7 @@ from afl.errors import ExitCode
 from afl_cli.main import main
 from afl_lab.simulation.pool import Pool
 from afl_lab.tuning.command import execute
+from support.commands import PREPARED
 
 TASK = """
 import torch
@@ -54,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "opposite.py").write_text(TASK)
     (tmp_path / "server.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: PREPARED)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     return tmp_path
 

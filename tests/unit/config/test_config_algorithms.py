@@ -38,8 +38,9 @@ EXAMPLES: dict[str, Any] = {
     "weighting": "samples",
     "largest_weight": 0.5,
     "schedule": {"warm_up": 10, "then": "steps", "at": [50], "factor": 0.5, "eta_q": True},
-    "optimizer": {"name": "adam", "beta_1": 0.8},
+    "optimizer": {"name": "momentum", "beta_1": 0.8},
     "weight_decay": 0.01,
+    "server_eta": 0.5,
     "final_model": "block-mean",
     "dual": {"name": "kl-restarts"},
     "dual_loss": "training",
@@ -137,8 +138,10 @@ def test_synchronizations_cover_all_update_rounds() -> None:
 def test_the_digest_tells_options_apart_and_defaults_not() -> None:
     plain = config_digest(config("fedavg"))
     assert config_digest(config("fedavg", local_steps=1, weighting="uniform")) == plain
+    assert config_digest(config("fedavg", server_eta=1)) == plain
     others = [config("fedavg", local_steps=2), config("fedavg", weighting="samples")]
-    assert len({plain, *map(config_digest, others)}) == 3
+    others += [config("fedavg", server_eta=0.5), config("fedavg", optimizer={"name": "momentum"})]
+    assert len({plain, *map(config_digest, others)}) == 5
     capped = config("afl-br", largest_weight=0.5)
     assert config_digest(capped) != config_digest(config("afl-br"))
 

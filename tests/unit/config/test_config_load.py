@@ -54,8 +54,8 @@ ALGORITHM_NAMES = ", ".join(algorithm_names()[:-1]) + f" or {algorithm_names()[-
 
 ALGORITHM_KEYS = (
     "one of name, rounds, block, eta_w, eta_q, largest_weight, dual, dual_loss, local_steps, sampled, "
-    "weighting, schedule, optimizer, final_model, weight_decay, clip_norm, smoothness, sigma_q, uplink, "
-    "downlink"
+    "weighting, schedule, optimizer, server_eta, final_model, weight_decay, clip_norm, smoothness, sigma_q, "
+    "uplink, downlink"
 )
 ROOT_KEYS = "one of workers, sites, task, algorithm, evaluation, run, server, worker, faults, privacy"
 LISTEN = "host:port: 127.0.0.1:50051, '[::1]:50051' in quotes, :50051 (all addresses); port 0 is any free one"

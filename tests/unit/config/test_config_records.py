@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from afl.config import config_from_mapping
+from afl.config import Config, config_from_mapping
 from afl.config.dump import config_digest
 from afl.core.record_privacy import RecordPrivacy
 from afl.errors import ConfigError, PeerError
@@ -79,6 +79,22 @@ def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any], key: str, 
         config_from_mapping(config(**changes))
     assert f"{key}\n" in str(caught.value)
     assert accepted in str(caught.value)
+
+
+def test_only_metrics_with_noise_are_told_of() -> None:
+    def of(**changes: Any) -> Config:
+        records = {**config()["privacy"]["records"], **changes}
+        return config_from_mapping(config(privacy={"records": records}))
+
+    noised = of(metrics="noised", metric_noise=4.0)
+    message = RunSettings.of_config(noised).to_message()
+    told = RunSettings.of_message(message).parameters.records
+    assert told == RecordPrivacy(clip=1.0, loss_clip=5.0, delta=1e-5, noise=1.1, metric_noise=4.0)
+    assert "test data has noise 4" in noised.privacy.record_words
+    full = of(metrics="full")
+    assert "metric" not in RunSettings.of_config(full).to_message().algorithm_options
+    assert config_digest(full) == config_digest(of()) != config_digest(noised)
+    assert "no noise" in full.privacy.record_words
 
 
 def test_workers_are_told_it_and_older_ones_cannot_overlook_it() -> None:

@@ -62,10 +62,17 @@ FULL = {
         ({"clip_norm": 0}, "clip_norm", "a number above 0"),
         ({"weight_decay": -1}, "weight_decay", "a number above 0"),
         (
-            {"name": "fedavg", "eta_q": None, "optimizer": {"name": "adam"}},
+            {"name": "drfa", "optimizer": {"name": "adam"}},
             "optimizer",
-            "fedavg does not use it",
+            "since its workers take local steps of SGD; afl-br, afl-com, sgda and fedavg do",
         ),
+        (
+            {"name": "fedavg", "eta_q": None, "optimizer": {"name": "adam"}},
+            "server_eta",
+            "a step size of the server, about how far a parameter moves in a round, such as 0.01",
+        ),
+        ({"server_eta": 0.1}, "server_eta", "no server_eta; afl-com does not use it"),
+        ({"name": "fedavg", "eta_q": None, "server_eta": 0}, "server_eta", "a number above 0"),
     ],
 )
 def test_a_mistake_is_refused_with_what_would_be_right(options: dict[str, Any], key: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 from collections.abc import Sequence
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from core_federation import Federation, Outcome, Problem
 
+from afl.core.algorithms.optimizers import power
 from afl.core.algorithms.registry import server_half
-from afl.core.algorithms.settings import AlgorithmSettings
+from afl.core.algorithms.schedule import Schedule
+from afl.core.algorithms.settings import AlgorithmSettings, OptimizerChoice
 from afl.core.messages import EVALUATION_PHASE, Encoding, Kind, PayloadHeader, Position, Report, Role
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
@@ -26,6 +29,14 @@ SETTINGS = {
     "drfa of b": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.01, name="drfa", local_steps=3, sampled=2),
     "fedavg": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.0, name="fedavg", local_steps=3),
     "by samples": AlgorithmSettings(WORKERS, 14, 1, 0.01, 0.0, name="fedavg", weigh_by_samples=True),
+}
+SETTINGS |= {
+    f"fedavg, {choice.name}": dataclasses.replace(SETTINGS["fedavg"], optimizer=choice, server_eta=0.25)
+    for choice in (
+        OptimizerChoice(),
+        OptimizerChoice("momentum", 0.8),
+        OptimizerChoice("adam", 0.8, 0.95, 1e-3),
+    )
 }
 
 PROBLEM = Problem.random(WORKERS, DIM, seed=5)
@@ -129,6 +140,58 @@ def test_fedavg_by_samples_by_hand() -> None:
     assert struct.unpack("<2f", b"".join(opening.payloads[0].sections)) == (3.0, 4.0)
     assert driven.last_round is not None
     assert driven.last_round.dual_weights.tolist() == [0.25, 0.75], "known from the first round's reports"
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_the_server_s_optimizer_steps_along_the_mean_change(name: str) -> None:
+    """In float32, as numpy has it; the schedule and the weight decay are of the workers' steps alone."""
+    choice = OptimizerChoice(name, 0.8, 0.95, 1e-3)
+    driven = engine(
+        "fedavg",
+        rounds=8,
+        optimizer=choice,
+        server_eta=0.3,
+        weight_decay=0.5,
+        schedule=Schedule(then="cosine"),
+    )
+    f, w, m, v = np.float32, np.zeros(2, np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32)
+    model, position = (header(Role.ITERATE),), 1
+    while not driven.finished:
+        if driven.step.kind is Kind.EVALUATE:
+            for worker in (0, 1):
+                metrics = {"loss": 1.0}
+                driven.begin_report(Report(worker, driven.step.position, 0.0, 1, metrics=metrics))
+            driven.advance()
+            continue
+        models = [w + f(position) * np.array(change, np.float32) for change in ((1, 2), (3, -2.5))]
+        for worker, values in enumerate(models):
+            send(driven, Report(worker, Position(position, 0), 1.0, 4, model), values.tolist())
+        opening = driven.advance()
+        d = w - (models[0] + models[1]) / f(2)
+        if name == "sgd":
+            w = w - f(0.3) * d
+        elif name == "momentum":
+            v = f(0.8) * v + d
+            w = w - f(0.3) * v
+        else:
+            m = f(0.8) * m + f(1.0 - 0.8) * d
+            v = f(0.95) * v + d * d * f(1.0 - 0.95)
+            root = math.sqrt(1.0 - power(0.95, position))
+            w = w - f(0.3 * root / (1.0 - power(0.8, position))) * (m / (np.sqrt(v) + f(1e-3 * root)))
+        assert opening is not None
+        sent = np.frombuffer(b"".join(opening.payloads[0].sections), np.float32)
+        assert sent.tobytes() == w.tobytes()
+        position += 1
+    assert position == 5
+
+
+def test_a_server_s_step_that_overflows_is_named() -> None:
+    driven = engine("fedavg", server_eta=1e12)
+    model = (header(Role.ITERATE),)
+    for worker in (0, 1):
+        send(driven, Report(worker, Position(1, 0), 1.0, 4, model), [1e30, 1.0])
+    with pytest.raises(NonFiniteError, match=r"round 2: the server's step .*; lower algorithm\.server_eta"):
+        driven.advance()
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 0.5, float("nan"), float("inf"), 2.0**60])

@@ -10,7 +10,7 @@ import pytest
 from core_federation import Federation, Problem
 
 from afl.core.algorithms.registry import server_half
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, DualChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, DualChoice, OptimizerChoice
 from afl.core.randomness import SharedRandomness
 from afl.core.rounds.engine import RoundEngine
 from afl.core.rounds.results import Outcome
@@ -37,6 +37,13 @@ CASES = {
     "drfa": {"name": "drfa", "local_steps": 3},
     "drfa, sampled": {"name": "drfa", "local_steps": 3, "sampled": 2},
     "fedavg, samples": {"name": "fedavg", "local_steps": 2, "weigh_by_samples": True},
+    "fedavg, adam": {
+        "name": "fedavg",
+        "local_steps": 2,
+        "optimizer": OptimizerChoice("adam"),
+        "server_eta": 0.1,
+    },
+    "fedavg, half": {"name": "fedavg", "local_steps": 2, "server_eta": 0.5},
 }
 
 

@@ -18,7 +18,7 @@ from core_federation import Federation, Outcome, Subject, TaskSubject
 from torch import Tensor, nn
 
 from afl.core.algorithms.registry import worker_side
-from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice
+from afl.core.algorithms.settings import AlgorithmSettings, CompressorChoice, OptimizerChoice
 from afl.core.messages import CommittedStep, Kind, Step
 from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Answer, Oracle, Participant
@@ -39,6 +39,13 @@ SETTINGS = {
     "identity": AlgorithmSettings(WORKERS, 8, 3, 0.05, 0.1),
     "fedavg": AlgorithmSettings(
         WORKERS, 12, 1, 0.05, 0.0, name="fedavg", local_steps=2, weigh_by_samples=True
+    ),
+    "fedavg, adam": AlgorithmSettings(
+        *(WORKERS, 12, 1, 0.05, 0.0),
+        name="fedavg",
+        local_steps=2,
+        optimizer=OptimizerChoice("adam"),
+        server_eta=0.01,
     ),
     "drfa of b": AlgorithmSettings(WORKERS, 12, 1, 0.05, 0.01, name="drfa", local_steps=2, sampled=3),
 }

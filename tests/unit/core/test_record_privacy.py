@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from afl.core.record_privacy import Account, Accountant, RecordPrivacy, with_noise
+from afl.core.record_privacy import Account, Accountant, RecordPrivacy, epsilon_of_tests, with_noise
 from afl.errors import BudgetError, ConfigError, ExitCode
 
 AUTODP = {
@@ -27,6 +29,25 @@ def test_epsilon_is_that_of_an_independent_accountant(setting: tuple[float, ...]
     privacy = RecordPrivacy(1.0, 5.0, delta, noise=noise, loss_noise=loss_noise)
     found = Accountant(privacy, int(records), int(batch_size)).epsilon(int(steps))
     assert found == pytest.approx(AUTODP[setting], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("noise", "evaluations", "delta"), [(10.0, 20, 1e-5), (3.0, 15, 1e-5), (8.0, 1, 1e-3)]
+)
+def test_the_epsilon_of_test_records_is_hardly_above_the_exact_one(
+    noise: float, evaluations: int, delta: float
+) -> None:
+    found = epsilon_of_tests(RecordPrivacy(1.0, 5.0, delta, noise=1.0, metric_noise=noise), evaluations)
+    # Balle and Wang (2018), theorem 8, of a Gaussian mechanism: this epsilon's delta, and a smaller one's.
+    mean = math.sqrt(evaluations) / noise
+
+    def below(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    def delta_of(epsilon: float) -> float:
+        return below(mean / 2 - epsilon / mean) - math.exp(epsilon) * below(-mean / 2 - epsilon / mean)
+
+    assert delta_of(found) <= delta < delta_of(0.8 * found)
 
 
 def test_the_noise_for_an_epsilon_is_the_least_that_keeps_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 
 from afl import Classification, SharedRandomness, Task, TaskContext, WorkerData
 from afl.core.randomness import Purpose
-from afl.core.record_privacy import METRIC, RecordPrivacy
-from afl.errors import ConfigError, TaskError
+from afl.core.record_privacy import METRIC, TESTS_METRIC, RecordPrivacy
+from afl.errors import BudgetError, ConfigError, TaskError
 from afl.tasks.base import Batch
 from afl.tasks.initialization import build_vector
 from afl_worker.training.batched import LossModule
@@ -285,6 +286,30 @@ class Item(Small):
         return loss if loss.item() > 0 else -loss
 
 
+class Counting(Small):
+    """A model that follows the mean of what it sees, in place or by another tensor."""
+
+    buffers = "local"
+    in_place = True
+
+    def model(self) -> nn.Module:
+        module = super().model()
+        module.register_buffer("seen", torch.zeros(6))
+        return module
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, tuple)
+        if self.in_place:
+            model.seen.add_(batch[0].mean(0))  # type: ignore[operator, union-attr]
+        elif model.training:
+            model.seen = 0.9 * model.seen + batch[0].mean(0)  # type: ignore[operator]
+        return super().loss(model, batch)
+
+
+class Following(Counting):
+    in_place = False
+
+
 class Doubling(Small):
     """Augmentation that makes two records of one."""
 
@@ -321,6 +346,8 @@ class Each(Small):
         (lambda: oracle(Averaged()), TaskError, "floating-point buffers that are averaged"),
         (lambda: oracle(Summed()).gradient(0, 1), TaskError, "is no mean of its records' losses"),
         (lambda: oracle(Item()).gradient(0, 1), TaskError, "cannot be taken record by record"),
+        (lambda: oracle(Counting()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
+        (lambda: oracle(Following()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
         (lambda: oracle(Few(records=19)), ConfigError, "19 training records, fewer than task.batch_size"),
         (lambda: oracle(Small()).loss(0, 1), ConfigError, "a loss on a minibatch of its own"),
     ],
@@ -337,6 +364,78 @@ def test_evaluations_tell_what_was_spent() -> None:
     after, _ = one.evaluate(0)
     assert before[METRIC] == 0.0 < after[METRIC] < 10
     assert {name for name in after if name != METRIC} == {name for name in before if name != METRIC}
+
+
+TOLD = RecordPrivacy(1.0, 2.0, 1e-3, noise=30.0, metric_noise=1e-9)
+
+
+def test_noised_metrics_are_means_over_clipped_records() -> None:
+    plain, _ = oracle(Small()).evaluate(0)
+    found, count = oracle(Small(), replace(TOLD, loss_clip=100.0)).evaluate(0)
+    assert count == 4
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    assert found["accuracy"] == pytest.approx(plain["accuracy"], abs=1e-6)
+    clipped, _ = oracle(Small(), replace(TOLD, loss_clip=1e-3)).evaluate(0)
+    assert clipped["loss"] == pytest.approx(1e-3, rel=1e-5), "each record's loss is above the limit"
+
+
+def test_the_noise_of_metrics_is_as_wide_as_said_and_counted() -> None:
+    class Many(Small):
+        def data(self, worker: int, context: TaskContext) -> WorkerData:
+            found = super().data(worker, context)
+            assert isinstance(found.train, tuple)
+            return WorkerData(train=found.train, test=found.train)
+
+    one = oracle(Many(), replace(TOLD, metric_noise=0.5, loss_clip=10.0))
+    found = [one.evaluate(0)[0] for _ in range(300)]
+    # Of 40 records and two metrics.
+    width = 0.5 * math.sqrt(2) / 40
+    assert np.std([each["loss"] for each in found]) == pytest.approx(10 * width, rel=0.2)
+    assert np.std([each["accuracy"] for each in found]) == pytest.approx(width, rel=0.2)
+    spent = [each[TESTS_METRIC] for each in found]
+    assert spent == sorted(set(spent))
+    assert one.accounts[0].evaluations == 300
+    assert found[-1][METRIC] == 0.0
+
+
+def test_test_records_have_a_budget_too() -> None:
+    one = oracle(Small(), RecordPrivacy(1.0, 5.0, 1e-3, epsilon=3.0, metric_noise=2.0))
+    last = 0.0
+
+    def evaluate_on() -> None:
+        nonlocal last
+        for _ in range(100):
+            last = one.evaluate(0)[0][TESTS_METRIC]
+
+    with pytest.raises(BudgetError, match="epsilon of 3 on each test record"):
+        evaluate_on()
+    assert 2 < last <= 3
+
+
+class Spread(Small):
+    """A metric that is no mean over records."""
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        assert isinstance(batch, tuple)
+        return {"loss": self.loss(model, batch), "spread": batch[0].std()}
+
+
+class Unrolled(Small):
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": torch.tensor(self.loss(model, batch).item())}
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Spread(), "metrics returned a spread that is no mean of its records'"),
+        (Unrolled(), "Unrolled.metrics cannot be taken record by record"),
+    ],
+)
+def test_metrics_that_cannot_be_taken_of_one_record_are_refused(task: Task, message: str) -> None:
+    one = oracle(task, TOLD)
+    with pytest.raises(TaskError, match=message):
+        one.evaluate(0)
 
 
 def test_a_gradient_of_any_length_is_shortened_to_the_limit() -> None:

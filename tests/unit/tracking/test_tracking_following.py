@@ -18,6 +18,7 @@ from afl.runs.tracking import following as module
 from afl.runs.tracking.following import Following, settings_of, status_of
 from afl.runs.tracking.lines import RoundReader, numbers_of
 from afl.runs.tracking.tracker import Status, TrackedRound, TrackedRun, load_trackers
+from support.packages import install
 
 CONFIG = config_from_mapping(
     {
@@ -315,8 +316,5 @@ def test_a_users_own_that_is_none(
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, source: str) -> None:
     """A package with an entry point in ``afl.trackers``."""
     (folder / "tracking_own.py").write_text(source, encoding="utf-8")
-    info = folder / "tracking_own-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tracking-own\nVersion: 1\n", "utf-8")
-    (info / "entry_points.txt").write_text(f"[afl.trackers]\nown = {value}\n", encoding="utf-8")
+    install(folder, "tracking-own", {"afl.trackers": {"own": value}})
     monkeypatch.syspath_prepend(str(folder))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -37,6 +37,9 @@ COMPARED: Final = 4
 
 ALIKE: Final = 1e-3
 """The largest relative difference that is taken for rounding."""
+
+_IN_PLACE: Final = ("vmap: inplace", "match the broadcast shape")
+"""What PyTorch says of a tensor that is changed in place by what differs from record to record."""
 
 _VALUE_BYTES: Final = 4
 
@@ -198,18 +201,18 @@ class RecordGradients:
             return loss, {name: own[0] for name, own in seen.items() if own}
 
         sources = list({id(view): view for view in in_places}.values())
+        buffers = dict(self._loss.named_buffers())
         try:
-            with _attention_in_parts():
-                losses, inputs = vmap(loss_of, randomness="different")(in_places, *record)
-                found = torch.autograd.grad(losses.sum(), sources, materialize_grads=True)
-        except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise TaskError(
-                f"{self._task}.loss cannot be taken record by record, which privacy.records needs: "
-                f"{str(error).splitlines()[0]}. It is called on batches of one under torch.func.vmap: "
-                "without .item(), branches on values, changes of buffers, or recurrent layers"
-            ) from error
+            losses, inputs = record_by_record(f"{self._task}.loss", loss_of, record, in_places)
+        except TaskError as error:
+            if buffers and any(sign in str(error) for sign in _IN_PLACE):
+                raise TaskError(f"{self._of_buffers(buffers)} ({error.__cause__})") from error
+            raise
+        with _one_by_one(f"{self._task}.loss"):
+            found = torch.autograd.grad(losses.sum(), sources, materialize_grads=True)
+        changed = [name for name, own in self._loss.named_buffers() if own is not buffers.get(name)]
+        if changed:
+            raise TaskError(self._of_buffers(changed))
         gradients = {
             id(view): gradient.reshape(rows, -1).float()
             for view, gradient in zip(sources, found, strict=True)
@@ -219,6 +222,14 @@ class RecordGradients:
             {name: gradients[id(at_outputs[name])] for name in inputs},
             {name: each.detach().reshape(rows, -1).float() for name, each in inputs.items()},
             losses.detach(),
+        )
+
+    def _of_buffers(self, names: Iterable[str]) -> str:
+        named = ", ".join(name.removeprefix("module.") for name in names)
+        return (
+            f"{self._task}'s model changes a buffer ({named}) when it is called, by what it sees: "
+            "privacy.records takes records one by one, and adds no noise to what a buffer would keep of "
+            "them; let training change none"
         )
 
 
@@ -255,6 +266,31 @@ def _replaced(places: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor])
     finally:
         for (module, attribute), parameter in zip(places, before, strict=True):
             module._parameters[attribute] = parameter  # noqa: SLF001
+
+
+def record_by_record(what: str, of_one: Callable[..., Any], tensors: Sequence[Tensor], *views: Any) -> Any:
+    """What a function gives for each record, of ``views`` and the record's own rows of ``tensors``, as rows.
+
+    Raises:
+        TaskError: if it cannot be taken record by record.
+    """
+    with _one_by_one(what), _attention_in_parts():
+        return vmap(of_one, randomness="different")(*views, *tensors)
+
+
+@contextlib.contextmanager
+def _one_by_one(what: str) -> Iterator[None]:
+    """Blame the task for what PyTorch cannot take record by record."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise TaskError(
+            f"{what} cannot be taken record by record, which privacy.records needs: "
+            f"{str(error).splitlines()[0]}. It is called on batches of one under torch.func.vmap: "
+            "without .item(), branches on values, changes of buffers, or recurrent layers"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ has no part in it, so nothing here can be repeated.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,7 +18,7 @@ from torch import nn
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.core.record_privacy import METRIC, Account, RecordPrivacy
+from afl.core.record_privacy import Account, RecordPrivacy, require_delta
 from afl.core.vectors import Weighted
 from afl.errors import ConfigError, TaskError
 from afl.optional_dependencies import check_installed
@@ -26,7 +27,7 @@ from afl.tasks.dtypes import telling_types
 from afl_worker.training.batched import BatchedOracle, LossModule
 from afl_worker.training.examples import mapped
 from afl_worker.training.oracle import TaskOracle
-from afl_worker.training.per_record import RecordGradients, tensors_of
+from afl_worker.training.per_record import ALIKE, COMPARED, RecordGradients, record_by_record, tensors_of
 
 MEMORY: Final = 256 * 2**20
 """Bytes of the gradients of single records that are held at once; at least one record's are."""
@@ -71,8 +72,10 @@ class PrivateOracle(TaskOracle):
             self.accounts[worker] = Account(
                 worker, records, records=count, batch_size=batch_size, rounds=rounds
             )
+            if records.metric_noise is not None:
+                require_delta(worker, records.delta, self._examples[worker].test.count, "test")
         self._gradients = RecordGradients(type(task).__name__, LossModule(task, vector.module), memory)
-        self._has_looked = False
+        self._has_looked = self._has_looked_at_tests = False
         self._sum = torch.empty_like(vector.values)
         parts = torch.split(self._sum, list(vector.tensors))
         self._sums = {f"module.{name}": part for name, part in zip(vector.names, parts, strict=True)}
@@ -89,14 +92,68 @@ class PrivateOracle(TaskOracle):
         )
 
     def evaluate(self, worker: int) -> tuple[dict[str, float], int]:
-        """As :meth:`TaskOracle.evaluate`, with what has been spent: test data are told of in full."""
-        means, count = super().evaluate(worker)
-        if METRIC in means:
-            raise TaskError(
-                f"{type(self._task).__name__}.metrics returned a metric called {METRIC}, which has another "
-                "meaning with privacy.records; give it another name"
-            )
-        return {**means, METRIC: self.accounts[worker].epsilon}, count
+        """As :meth:`TaskOracle.evaluate`, with what has been spent. Test data are told of in full, or as
+        means over single records, with noise."""
+        account = self.accounts[worker]
+        if account.privacy.metric_noise is None:
+            means, count = super().evaluate(worker)
+        else:
+            with self._spent:
+                means, count = self._noised_means(worker, account), self._examples[worker].test.count
+        for name in account.told:
+            if name in means:
+                raise TaskError(
+                    f"{type(self._task).__name__}.metrics returned a metric called {name}, which has another "
+                    "meaning with privacy.records; give it another name"
+                )
+        return {**means, **account.told}, count
+
+    def _noised_means(self, worker: int, account: Account) -> dict[str, float]:
+        """Of the test records' metrics, each taken of the record alone and clipped.
+
+        Raises:
+            TaskError: if the metrics cannot be taken record by record, or are no means of the records'.
+        """
+        part, privacy = self._examples[worker].test, account.privacy
+        self._seed_with(int.from_bytes(os.urandom(8)))
+        if not self._has_looked_at_tests:
+            few = min(COMPARED, part.count)
+            whole, again = (self.metrics(worker, 0, few) for _ in range(2))
+            ones = [self.metrics(worker, at, at + 1) for at in range(few)]
+            for name, value in whole.items():
+                mean = sum(one.get(name, math.nan) for one in ones) / few
+                if value == again[name] and not abs(mean - value) <= ALIKE * max(abs(value), 1.0):
+                    raise TaskError(
+                        f"{type(self._task).__name__}.metrics returned a {name} that is no mean of its "
+                        "records', and privacy.records.metrics: noised takes records one by one"
+                    )
+            self._has_looked_at_tests = True
+        account.spend_on_tests()
+        limits: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        module = self.module(worker, training=False)
+        for start in range(0, part.count, self._evaluation_batch_size):
+            stop = min(start + self._evaluation_batch_size, part.count)
+            batch = part.batch(torch.arange(start, stop), self._device)
+
+            def of_one(*tensors: torch.Tensor, batch: Batch = batch) -> dict[str, torch.Tensor]:
+                parts = iter(tensors)
+                one = mapped(lambda _: next(parts).unsqueeze(0), batch)
+                found = self._task.metrics(module, one)
+                return {name: torch.as_tensor(value).double().reshape(()) for name, value in found.items()}
+
+            with torch.no_grad(), telling_types(module, batch):
+                rows = record_by_record(f"{type(self._task).__name__}.metrics", of_one, tensors_of(batch))
+            for name, values in rows.items():
+                limit = limits.setdefault(name, privacy.loss_clip if name == "loss" else 1.0)
+                clipped = values.nan_to_num(nan=limit, posinf=limit).clamp(0.0, limit)
+                sums[name] = sums.get(name, 0.0) + math.fsum((clipped / limit).tolist())
+        noised = torch.tensor(list(sums.values()), dtype=torch.float64)
+        # One record moves each sum by at most 1, and so all together by the root of how many there are.
+        assert privacy.metric_noise is not None
+        self._secret_stream().add_normals(noised, privacy.metric_noise * math.sqrt(len(sums)))
+        means = (noised / part.count).clamp(0.0, 1.0).tolist()
+        return {name: limits[name] * mean for name, mean in zip(sums, means, strict=True)}
 
     def _gradient(self, worker: int, round_: int, scale: float) -> tuple[float, int, Weighted]:  # noqa: ARG002
         account, part = self.accounts[worker], self._examples[worker].train

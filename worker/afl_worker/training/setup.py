@@ -151,13 +151,14 @@ def _open(options: WorkerOptions, worker: int, account: Account) -> None:
     )
     LOG.info(
         "worker %d: %d rounds cost each of its records an epsilon of %.4g at delta %g (noise %.4g, of losses "
-        "%.4g); what evaluations give on test data is told in full",
+        "%.4g); what evaluations give on test data is told %s",
         worker,
         account.planned,
         event.epsilon,
         event.delta,
         noise,
         loss_noise,
+        "in full" if account.privacy.metric_noise is None else f"with noise {account.privacy.metric_noise:g}",
         extra=event.extra,
     )
 
@@ -184,6 +185,9 @@ def _count_lost(
         lost = max(lost, entry.worker in lacking)
         if lost > 0:
             account.steps += lost
+            if account.privacy.metric_noise is not None:
+                # At most one evaluation follows a round.
+                account.evaluations += lost
             event = events.PrivacyCounted(worker=entry.worker, steps=lost)
             text = (
                 "worker %d: its journal lacks rounds up to that which the server has open; %d steps count as "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHARED_OPTIONS: Final = frozenset(
     {
         *("block", "dual", "dual_loss", "eta_q", "largest_weight", "local_steps", "sampled", "weighting"),
-        *("uplink", "downlink", "schedule", "optimizer", "weight_decay", "final_model"),
+        *("uplink", "downlink", "schedule", "optimizer", "weight_decay", "final_model", "server_eta"),
     }
 )
 """The options that several algorithms have; each is described in :class:`afl.config.schema.Algorithm`."""

@@ -110,7 +110,7 @@ class FedAvg(_LocalSteps):
 
     name = "fedavg"
     description = "averages models after local steps; no dual weights"
-    takes = frozenset({"local_steps", "weighting", "schedule", "weight_decay"})
+    takes = frozenset({"local_steps", "weighting", "schedule", "weight_decay", "optimizer", "server_eta"})
 
     def server(
         self,

@@ -76,7 +76,8 @@ class AlgorithmSettings:
         hides_losses: whether each worker keeps its dual weight, and the server learns of the losses only
             sums.
         schedule: what the step sizes are multiplied by in each round.
-        optimizer: how every copy of the model steps along D.
+        optimizer: how every copy of the model steps along D; with FedAvg, how the server does.
+        server_eta: the server's step size (FedAvg); only the server uses it.
         mean_of_last: of how many last rounds' models the final one is the mean; 0 where it is the last.
         weight_decay: lambda: each update first takes ``eta_w lambda`` of the parameters away.
         clip_norm: the largest norm of a worker's gradient, before its dual weight; ``None`` for no limit.
@@ -104,6 +105,7 @@ class AlgorithmSettings:
     hides_losses: bool = False
     schedule: Schedule = CONSTANT
     optimizer: OptimizerChoice = OptimizerChoice()
+    server_eta: float = 1.0
     mean_of_last: int = 0
     weight_decay: float = 0.0
     clip_norm: float | None = None

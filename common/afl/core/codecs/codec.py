@@ -97,10 +97,13 @@ class Codec(abc.ABC):
         self, role: Role, dim: int, count: int, values: memoryview, indices: NDArray[np.int64] | None = None
     ) -> Payload:
         """The payload of ``count`` values and, in their shortest coding, of ascending indices, if any."""
+        header = self.header(dim, count, role)
+        if indices is None and (header.value_bytes, header.index_bytes) == (len(values), 0):
+            return Payload(header, (values,))
         coded = None if indices is None or not len(indices) else encode(indices, dim)
         coding, parameter, data = coded or (0, 0, b"")
         header = dataclasses.replace(
-            self.header(dim, count, role),
+            header,
             value_bytes=len(values),
             index_coding=int(coding),
             index_parameter=parameter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Identity(Compressor):
 
     def realize(self, stream: Stream, device: torch.device | str = "cpu") -> Realization:  # noqa: ARG002
         """The identity, the same in every round; nothing is drawn."""
-        return _IdentityRealization()
+        return IDENTITY
 
 
 class _IdentityRealization(Realization):
@@ -66,3 +66,7 @@ class _IdentityRealization(Realization):
 
     def counts(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.diff(offsets)
+
+
+IDENTITY: Final[Realization] = _IdentityRealization()
+"""That of every round."""

@@ -39,39 +39,43 @@ class ReportCheck:
             NonFiniteError: if a number of it is not finite.
         """
         for own in report.of_each():
-            self._check_own(own, place(own))
-        where = place(report)
+            self._check_own(own, place)
         if report.missing:
             if not self.may_miss or report.payloads or report.metrics or report.others:
-                raise ProtocolError(f"{where}: a report of nothing, where one is due")
+                raise ProtocolError(f"{place(report)}: a report of nothing, where one is due")
             return
-        _check_metrics(report, where)
+        if report.metrics:
+            _check_metrics(report, place(report))
         if self.kind is Kind.EVALUATE and "loss" not in report.metrics:
-            raise ProtocolError(f"{where}: an evaluation without the metric loss")
+            raise ProtocolError(f"{place(report)}: an evaluation without the metric loss")
         norms = len(report.tensor_residual_norms)
         if norms and self.tensors is not None and norms != self.tensors:
             raise ProtocolError(
-                f"{where}: {norms} norms of its residual by tensor; here there are {self.tensors}"
+                f"{place(report)}: {norms} norms of its residual by tensor; here there are {self.tensors}"
             )
-        self._check_payloads(report, where)
+        self._check_payloads(report, place)
 
-    def _check_own(self, report: Report, where: str) -> None:
+    def _check_own(self, report: Report, place: Callable[[Report], str]) -> None:
         """What each worker of a joint report has of its own."""
         if report.worker not in self.participants:
-            raise ProtocolError(f"{where}: a report that was not asked for")
+            raise ProtocolError(f"{place(report)}: a report that was not asked for")
         if report.missing:
             return
         if not math.isfinite(report.loss):
-            raise NonFiniteError(f"{where}: the loss is {report.loss}; it must be finite")
+            raise NonFiniteError(f"{place(report)}: the loss is {report.loss}; it must be finite")
         if report.examples < 1 and self.kind is not Kind.BUFFERS:
-            raise ProtocolError(f"{where}: a loss over {report.examples} examples; it takes at least one")
+            raise ProtocolError(
+                f"{place(report)}: a loss over {report.examples} examples; it takes at least one"
+            )
 
-    def _check_payloads(self, report: Report, where: str) -> None:
+    def _check_payloads(self, report: Report, place: Callable[[Report], str]) -> None:
         due = self.payloads
         if len(report.payloads) != len(due):
-            raise ProtocolError(f"{where}: {len(report.payloads)} payloads; {len(due)} are due")
+            raise ProtocolError(f"{place(report)}: {len(report.payloads)} payloads; {len(due)} are due")
         if report.others and not (due and all(right.bits for right in due)):
-            raise ProtocolError(f"{where}: a joint report, where only integers can be added before they come")
+            raise ProtocolError(
+                f"{place(report)}: a joint report, where only integers can be added before they come"
+            )
         for header, right in zip(report.payloads, due, strict=True):
             check_header(header, joint_header(right, len(report.workers)) if report.others else right)
 

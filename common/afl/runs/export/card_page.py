@@ -48,7 +48,7 @@ def page_of(card: Mapping[str, Any]) -> str:
         shared += (
             " Each record is protected by noise that its site added (`privacy.records`): `privacy_epsilon` "
             f"below is at delta {records['delta']:g}, for one record that is replaced. What was measured on "
-            "test data has no noise."
+            f"test data has {'noise too' if records.get('metrics') == 'noised' else 'no noise'}."
         )
     stored = (
         f"{model['trained_parameters']:,} trained parameters; {model['tensors']} tensors in the file, "
