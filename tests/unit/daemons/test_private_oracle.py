@@ -60,6 +60,35 @@ class Twice(nn.Module):
         return out
 
 
+class Padded(nn.Module):
+    """An embedding that learns nothing from padding, asked by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(6, 8, padding_idx=0), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(input=self.embedding(input=x.long().clamp(0, 5)).mean(1))
+        return out
+
+
+class TwiceInTraining(nn.Module):
+    """Layers that in training alone are called twice, or see two views of a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if not self.training:
+            out: Tensor = self.out(hidden)
+            return out
+        hidden = hidden + self.first(torch.tanh(x))
+        views: Tensor = self.out(torch.stack([hidden, torch.tanh(hidden)], dim=1))
+        return views.mean(dim=1)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 6)),
     "convolution": lambda: nn.Sequential(
@@ -67,6 +96,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "attention": Attending,
     "twice": Twice,
+    "padded": Padded,
+    "twice in training": TwiceInTraining,
 }
 
 
@@ -171,6 +202,33 @@ def test_a_record_that_is_replaced_moves_sums_no_further_than_said(
     (loss, sum_), (other_loss, other_sum) = results
     assert abs(loss - other_loss) <= loss_clip * (1 + 1e-9)
     assert float((sum_ - other_sum).norm()) <= 2 * clip
+
+
+def test_a_record_that_is_not_finite_changes_no_others() -> None:
+    class Scaled(nn.Module):
+        """What all records are multiplied by is a layer's answer to a buffer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seed", torch.randn(1, 4))
+            self.scale, self.out = nn.Linear(4, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(x * self.scale(self.seed))
+            return out
+
+    found, module = gradients(Small(Scaled))
+    x, labels = torch.randn(6, 6), torch.tensor([0, 1, 2, 3, 4, 5])
+    found.look_at((x, labels))
+    seed = next(module.buffers()).clone()
+    fine, broken = sums_of(module), sums_of(module)
+    found.add_clipped((x[:5], labels[:5]), 5, 1.0, 5.0, fine)
+    x[5] = math.nan
+    found.add_clipped((x, labels), 6, 1.0, 5.0, broken)
+    for name, own in fine.items():
+        torch.testing.assert_close(broken[name], own)
+    torch.testing.assert_close(next(module.buffers()), seed, rtol=0, atol=0)
+    assert x[5].isnan().all(), "the records are as they were"
 
 
 @settings(deadline=None, max_examples=40)
@@ -310,6 +368,20 @@ class Following(Counting):
     in_place = False
 
 
+class Cached(Small):
+    """A model that keeps a parameter in a list."""
+
+    def model(self) -> nn.Module:
+        module = super().model()
+        self.kept = [next(module.parameters())]
+        return module
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, tuple)
+        scores = batch[0] @ self.kept[0][:6].T + sum(p.sum() for p in model.parameters())
+        return nn.functional.cross_entropy(scores, batch[1])
+
+
 class Doubling(Small):
     """Augmentation that makes two records of one."""
 
@@ -348,6 +420,7 @@ class Each(Small):
         (lambda: oracle(Item()).gradient(0, 1), TaskError, "cannot be taken record by record"),
         (lambda: oracle(Counting()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
         (lambda: oracle(Following()).gradient(0, 1), TaskError, "changes a buffer .seen. when it is called"),
+        (lambda: oracle(Cached()).gradient(0, 1), TaskError, "loss gives 0.weight another gradient when"),
         (lambda: oracle(Few(records=19)), ConfigError, "19 training records, fewer than task.batch_size"),
         (lambda: oracle(Small()).loss(0, 1), ConfigError, "a loss on a minibatch of its own"),
     ],

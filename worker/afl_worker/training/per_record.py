@@ -38,6 +38,9 @@ COMPARED: Final = 4
 ALIKE: Final = 1e-3
 """The largest relative difference that is taken for rounding."""
 
+UNLIKE: Final = 0.3
+"""The smallest difference of gradients, relative to the sum of the records' norms, that no rounding makes."""
+
 _IN_PLACE: Final = ("vmap: inplace", "match the broadcast shape")
 """What PyTorch says of a tensor that is changed in place by what differs from record to record."""
 
@@ -60,6 +63,11 @@ class RecordGradients:
         self._linear: dict[str, nn.Linear] = {}
         """Those whose weights' gradients are not made, by the weights' names."""
         self._to_make = tuple(self._trained)
+        self._padded = [
+            layer
+            for layer in loss.modules()
+            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
+        ]
         self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self._trained}
         """The modules that have a parameter, and what they call it."""
         for module in loss.modules():
@@ -78,8 +86,8 @@ class RecordGradients:
         mode.
 
         Raises:
-            TaskError: if the loss does not depend on the parameters, or is no mean of its records' losses:
-                the run would optimize another.
+            TaskError: if the loss does not depend on the parameters, is no mean of its records' losses, or
+                has other gradients record by record: the run would optimize another.
         """
         few = mapped(lambda tensor: tensor[:COMPARED], batch)
         ones = [
@@ -103,16 +111,14 @@ class RecordGradients:
                 f"{self._task}.loss is no mean of its records' losses, which privacy.records clips one by "
                 "one; `afl check` shows the numbers"
             )
-        wanted = {
-            name: layer
-            for name, layer in layers.items()
-            if [each.numel() for each in seen[name]] == [layer.in_features]
-        }
-        by_making = self._mean(few, len(ones))
+        wanted = {name: layer for name, layer in layers.items() if _is_one_vector(layer, seen[name])}
+        by_making = self._sums(few, len(ones))
+        if whole == again:
+            self._compare(by_making, ones)
         self._leave_out(wanted)
         if not all(
             torch.allclose(own, other, rtol=ALIKE, atol=ALIKE * float(own.abs().max()))
-            for own, other in zip(by_making, self._mean(few, len(ones)), strict=True)
+            for own, other in zip(by_making, self._sums(few, len(ones)), strict=True)
             if own.numel()
         ):
             # A weight that is used elsewhere too, say.
@@ -123,7 +129,27 @@ class RecordGradients:
         self._linear = linear
         self._to_make = tuple(name for name in self._trained if name not in linear)
 
-    def _mean(self, batch: Batch, size: int) -> list[Tensor]:
+    def _compare(self, found: Sequence[Tensor], ones: Sequence[Batch]) -> None:
+        """Raise TaskError if plain autograd gives the records' gradients, of which ``found`` are the sums,
+        otherwise."""
+        wanted, sizes = [torch.zeros_like(own) for own in found], [0.0] * len(found)
+        for one in ones:
+            plain = torch.autograd.grad(
+                self._loss(one), [*self._trained.values()], allow_unused=True, materialize_grads=True
+            )
+            for at, own in enumerate(plain):
+                wanted[at] += own.float().reshape(-1)
+                sizes[at] += float(own.float().norm())
+        for name, own, right, size in zip(self._trained, found, wanted, sizes, strict=True):
+            if float((own - right).norm()) > UNLIKE * size:
+                raise TaskError(
+                    f"{self._task}.loss gives {name.removeprefix('module.')} another gradient when "
+                    "privacy.records takes records one by one, each with the modules' parameters replaced: "
+                    "let it take parameters from their modules whenever it is called, and not from a list, a "
+                    "closure or a cache"
+                )
+
+    def _sums(self, batch: Batch, size: int) -> list[Tensor]:
         sums = [torch.zeros(p.numel(), device=p.device) for p in self._trained.values()]
         self.add_clipped(batch, size, math.inf, math.inf, dict(zip(self._trained, sums, strict=True)))
         return sums
@@ -158,15 +184,17 @@ class RecordGradients:
         self, made: dict[str, Tensor], outputs: dict[str, Tensor], inputs: dict[str, Tensor], clip: float
     ) -> Tensor:
         """What each record's gradient is multiplied by, float32 ``[chunk]``; those that are not finite are
-        made zero."""
+        made zero in the mappings."""
         norms = [_norms(gradient) for gradient in made.values()]
         norms += [_norms(output) * _norms(inputs[name]) for name, output in outputs.items()]
         lengths = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         # Of a factor that is far below float32's normal numbers the digits are lost, and the norm with them.
         is_sane = lengths <= min(LONGEST * clip, sys.float_info.max)
         if not is_sane.all():
-            for part in (*made.values(), *outputs.values(), *inputs.values()):
-                part[~is_sane] = 0.0
+            for parts in (made, outputs, inputs):
+                for name, part in parts.items():
+                    # Not in place: an input may be the batch itself, or a buffer that all records share.
+                    parts[name] = part.masked_fill(~is_sane[:, None], 0.0)
             lengths[~is_sane] = 0.0
         if math.isinf(clip):
             return torch.ones_like(lengths, dtype=torch.float32)
@@ -193,11 +221,20 @@ class RecordGradients:
             places.append((layer, "bias"))
             in_places.append(at_outputs[name])
 
+        otherwise: set[str] = set()
+
         def loss_of(in_places: list[Tensor], *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             parts = iter(tensors)
             one = mapped(lambda _: next(parts).unsqueeze(0), batch)
-            with _inputs_of(self._linear) as seen, _replaced(places, in_places):
+            with (
+                _inputs_of(self._linear) as seen,
+                _padding_without_gradient(self._padded),
+                _replaced(places, in_places),
+            ):
                 loss: Tensor = self._loss(one)
+            otherwise.update(
+                name for name, own in seen.items() if own and not _is_one_vector(self._linear[name], own)
+            )
             return loss, {name: own[0] for name, own in seen.items() if own}
 
         sources = list({id(view): view for view in in_places}.values())
@@ -208,6 +245,10 @@ class RecordGradients:
             if buffers and any(sign in str(error) for sign in _IN_PLACE):
                 raise TaskError(f"{self._of_buffers(buffers)} ({error.__cause__})") from error
             raise
+        if otherwise:
+            # Called in training otherwise than in evaluation, where they were looked at.
+            self._leave_out({name: own for name, own in self._linear.items() if name not in otherwise})
+            return self._gradients(batch, record)
         with _one_by_one(f"{self._task}.loss"):
             found = torch.autograd.grad(losses.sum(), sources, materialize_grads=True)
         changed = [name for name, own in self._loss.named_buffers() if own is not buffers.get(name)]
@@ -244,14 +285,41 @@ def _inputs_of(layers: Mapping[str, nn.Linear]) -> Iterator[dict[str, list[Tenso
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def hook(own: list[Tensor]) -> Any:
-        return lambda _, given: own.append(given[0])
+        return lambda _, given, named: own.append(_first(given, named))
 
-    handles = [layer.register_forward_pre_hook(hook(seen[name])) for name, layer in layers.items()]
+    handles = [
+        layer.register_forward_pre_hook(hook(seen[name]), with_kwargs=True) for name, layer in layers.items()
+    ]
     try:
         yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _padding_without_gradient(layers: Sequence[nn.Embedding]) -> Iterator[None]:
+    """What these embeddings are not to learn from: under vmap PyTorch looks for the padding's row in all
+    records' weights as one."""
+
+    def hook(layer: nn.Embedding, given: Any, named: Any, found: Tensor) -> Tensor:
+        return torch.where((_first(given, named) == layer.padding_idx)[..., None], found.detach(), found)
+
+    handles = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    return given[0] if given else next(iter(named.values()))
+
+
+def _is_one_vector(layer: nn.Linear, inputs: Sequence[Tensor]) -> bool:
+    """Whether these inputs of a record are a single one, of a single vector."""
+    return [each.numel() for each in inputs] == [layer.in_features]
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from afl.errors import ConfigError, TaskError
 from afl.optional_dependencies import check_installed
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
+from afl.user_code import ending_forks
 from afl_worker.training.batched import BatchedOracle, LossModule
 from afl_worker.training.examples import mapped
 from afl_worker.training.oracle import TaskOracle
@@ -98,7 +99,7 @@ class PrivateOracle(TaskOracle):
         if account.privacy.metric_noise is None:
             means, count = super().evaluate(worker)
         else:
-            with self._spent:
+            with ending_forks(), self._spent:
                 means, count = self._noised_means(worker, account), self._examples[worker].test.count
         for name in account.told:
             if name in means:
