@@ -9,7 +9,9 @@ from typing import Any, Final
 from afl.config import Config
 from afl.config.compressors import BITS_TAKERS, RATIO_TAKERS, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
+from afl.core.record_privacy import epsilon_of_tests
 from afl.core.rounds.phases import phases_seen, sees_few_phases, spread_spacing
+from afl.errors import ConfigError
 
 RANDOM: Final = frozenset(BITS_TAKERS).intersection(RATIO_TAKERS)
 """Compressors that let a random part of what is to be sent pass in a round, whatever it holds."""
@@ -37,6 +39,7 @@ def advice_on(config: Config) -> Iterator[Advice]:
     yield from _runs_ahead(config)
     yield from _mixed_steps(config)
     yield from _idle_schedule(config)
+    yield from _tests_budget(config)
 
 
 def _phases(config: Config) -> Iterator[Advice]:
@@ -97,3 +100,23 @@ def _idle_schedule(config: Config) -> Iterator[Advice]:
         "set warm_up to 2 or more, then: cosine with a final below 1, or then: steps with a round before the "
         "last in at; or leave it out",
     )
+
+
+def _tests_budget(config: Config) -> Iterator[Advice]:
+    """The steps' noise follows from ``epsilon``, that of evaluations is given: they may spend it all."""
+    records, rounds, every = config.privacy.record_privacy, config.algorithm.rounds, config.evaluate_every
+    if records is None or records.epsilon is None or records.metric_noise is None:
+        return
+    evaluations = -(-rounds // every)
+    try:
+        cost = epsilon_of_tests(records, evaluations)
+    except ConfigError:
+        # A server need not have the library.
+        return
+    if cost > records.epsilon:
+        yield Advice(
+            "privacy.records.metric_noise",
+            f"with {records.metric_noise:g}, {evaluations} evaluations cost a test record an epsilon of "
+            f"{cost:.3g}, and workers end before they spend more than {records.epsilon:g}",
+            "raise it, or evaluate less often (evaluation.every)",
+        )

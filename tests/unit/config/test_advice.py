@@ -34,6 +34,23 @@ def keys_of(config: Config) -> list[str]:
     return [advice.key for advice in advice_on(config)]
 
 
+@pytest.mark.parametrize(
+    ("every", "noise", "ends"), [(12, 10.0, True), (600, 10.0, False), (12, 50.0, False)]
+)
+def test_evaluations_that_would_spend_the_whole_epsilon_are_told(
+    every: int, noise: float, ends: bool
+) -> None:
+    config = config_of(every)
+    records = {"epsilon": 1.0, "delta": 1e-5, "metrics": "noised", "metric_noise": noise}
+    whole = config.model_dump(mode="json") | {"privacy": {"records": records}}
+    whole["worker"]["journal"] = "machine"
+    told = [advice for advice in advice_on(config_from_mapping(whole)) if "metric_noise" in advice.key]
+    assert bool(told) is ends
+    if ends:
+        assert "50 evaluations cost a test record an epsilon of 3." in told[0].what
+        assert "evaluation.every" in told[0].advice
+
+
 def test_a_block_is_counted_from_one_to_its_end() -> None:
     assert [rounds_since_restart(round_, 4) for round_ in range(1, 10)] == [1, 2, 3, 4, 1, 2, 3, 4, 1]
 

@@ -12,7 +12,7 @@ import torch
 
 from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
-from afl.core.messages import BUFFERS_PHASE
+from afl.core.messages import BUFFERS_PHASE, EVALUATION_PHASE, Position
 from afl.core.participant import Kept, Participant
 from afl.core.randomness import SharedRandomness
 from afl.core.record_privacy import Account
@@ -176,24 +176,42 @@ def _count_lost(
         if account is None:
             continue
         open_, begun = position_of(entry.position), entry.held or entry.payload > 0 or entry.offset > 0
-        if entry.worker in kept:
-            answered = open_.round - (open_.phase < BUFFERS_PHASE and not begun)
-            lost = answered - kept[entry.worker].report.position.round
-        else:
-            # Of the rounds before one answer each, and perhaps of the open one.
-            lost = open_.round if open_.round > 1 or begun else 0
-        lost = max(lost, entry.worker in lacking)
-        if lost > 0:
+        last = kept[entry.worker].report.position if entry.worker in kept else None
+        lost, evaluations = (
+            max(count, int(entry.worker in lacking)) for count in lost_since(last, open_, begun=begun)
+        )
+        if account.privacy.metric_noise is None:
+            evaluations = 0
+        if lost or evaluations:
             account.steps += lost
-            if account.privacy.metric_noise is not None:
-                # At most one evaluation follows a round.
-                account.evaluations += lost
+            account.evaluations += evaluations
             event = events.PrivacyCounted(worker=entry.worker, steps=lost)
             text = (
-                "worker %d: its journal lacks rounds up to that which the server has open; %d steps count as "
-                "spent by earlier processes"
+                "worker %d: its journal lacks rounds up to that which the server has open; %d steps%s count "
+                "as spent by earlier processes"
             )
-            LOG.warning(text, entry.worker, lost, extra=event.extra)
+            told = f" and {evaluations} evaluations" if evaluations else ""
+            LOG.warning(text, entry.worker, lost, told, extra=event.extra)
+
+
+def lost_since(kept: Position | None, open_: Position, *, begun: bool) -> tuple[int, int]:
+    """Steps and evaluations, of which at most one follows a round, that a worker may have answered after its
+    journal's newest entry.
+
+    Args:
+        kept: of that entry; ``None`` if there is none.
+        open_: of the server's open step.
+        begun: whether the server has of the worker's answer to it.
+    """
+    if kept is None:
+        # Of the rounds before one answer each, and perhaps of the open one.
+        lost = open_.round if open_.round > 1 or begun else 0
+        return lost, lost
+    lost = max(open_.round - (open_.phase < BUFFERS_PHASE and not begun) - kept.round, 0)
+    is_told = begun and open_.phase == EVALUATION_PHASE
+    if not lost and not (is_told and kept < open_):
+        return 0, 0
+    return lost, open_.round - (not is_told) - kept.round + (kept.phase < EVALUATION_PHASE)
 
 
 def _check_frozen(options: WorkerOptions, task: str, own: str, wanted: str) -> None:
