@@ -108,18 +108,21 @@ def ending_forks() -> Iterator[None]:
 
 def _end_fork(error: BaseException | None) -> NoReturn:
     code: object = 1
-    if isinstance(error, SystemExit):
-        code = error.code or 0
-    else:
-        how = "returned" if error is None else f"raised {described(error)}"
-        print(  # noqa: T201
-            f"a process that the task's code forked has {how}, and is ended, since it would go on as its "
-            "parent; let it end by os._exit, or make it with multiprocessing",
-            file=sys.stderr,
-        )
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code or 0
+        else:
+            how = "returned" if error is None else f"raised {described(error)}"
+            print(  # noqa: T201
+                f"a process that the task's code forked has {how}, and is ended, since it would go on as its "
+                "parent; let it end by os._exit, or make it with multiprocessing",
+                file=sys.stderr,
+            )
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        # Also where it has closed what it would write to.
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def as_failure(error: BaseException, what: str = "") -> AflError:

@@ -25,13 +25,15 @@ class Forking(afl.Task):
         child = os.fork()
         if child:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert code == {"raises": 1, "returns": 1, "exits": 3, "ends": 4}[self._how], code
+            assert code == {"raises": 1, "returns": 1, "exits": 3, "ends": 4, "closes": 1}[self._how], code
         elif self._how == "raises":
             raise KeyError("in the child")
         elif self._how == "exits":
             sys.exit(3)
         elif self._how == "ends":
             os._exit(4)
+        elif self._how == "closes":
+            os.close(2)
 
     def model(self):
         self.fork("model")
@@ -52,13 +54,20 @@ class Forking(afl.Task):
 
 sys.modules["forking"] = sys.modules["__main__"]
 for place, case in enumerate(sys.argv[1:]):
-    where, how = case.split()
-    simulate(config_from_mapping({
+    where, how, *batched = case.split()
+    local = {"name": "drfa", "local_steps": 2, "sampled": 2} if batched else {"name": "afl-br"}
+    config = config_from_mapping({
         "workers": 2,
         "task": {"name": "forking:Forking", "batch_size": 4, "options": {"where": where, "how": how}},
-        "algorithm": {"name": "afl-br", "rounds": 2, "eta_w": 0.01, "eta_q": 0.1},
+        "algorithm": {**local, "rounds": 2, "eta_w": 0.01, "eta_q": 0.1},
+        "worker": {"batch_oracles": bool(batched)},
         "run": {"seed": 3},
-    }), Path(str(place)))
+    })
+    try:
+        simulate(config, Path(str(place)))
+    except OSError:
+        print("went on", flush=True)
+        raise
     print(case, "is complete", flush=True)
 """
 
@@ -69,6 +78,8 @@ CASES = (
     "loss returns",
     "loss exits",
     "loss ends",
+    "loss closes",
+    "loss returns batched",
     "metrics raises",
 )
 

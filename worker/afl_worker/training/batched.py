@@ -17,6 +17,7 @@ from afl.core.vectors import Weighted, is_finite
 from afl.errors import NonFiniteError, TaskError
 from afl.tasks.base import Batch, Task, WorkerData
 from afl.tasks.dtypes import telling_types
+from afl.user_code import ending_forks
 from afl_worker.training.examples import mapped
 from afl_worker.training.oracle import TaskOracle, scalar
 
@@ -100,7 +101,7 @@ class BatchedOracle(TaskOracle):
 
     def local_steps(self, worker: int, model: LocalModel, steps: LocalSteps) -> LocalUpdate:  # noqa: ARG002
         """In lockstep with the workers beside it, each from the model as it is to its own."""
-        with self._spent:
+        with ending_forks(), self._spent:
             made = self._updates.of(worker, steps, lambda: self._walk(self._beside(worker), steps))
         if isinstance(made, NonFiniteError):
             raise made
@@ -162,7 +163,7 @@ class BatchedOracle(TaskOracle):
         """With those of the workers beside it, where all held-out minibatches have one size."""
         if not self._measures_together:
             return super().loss(worker, round_)
-        with self._spent:
+        with ending_forks(), self._spent:
             loss = self._losses.of(worker, round_, lambda: self._measure(self._beside(worker), round_))
         return loss, self._drawn_from(worker, Purpose.LOSS_MINIBATCH).batch_size
 
