@@ -75,7 +75,7 @@ def test_numbers_updates_and_a_server_that_comes_back(tmp_path: Path) -> None:
             federation.server.wait_for("listening")
             page.locator("#retry").click()
             page.locator("body[data-link=live]").wait_for()
-            page.locator("#events li", has_text="resumed").wait_for()
+            page.locator("#events b").get_by_text("resumed", exact=True).wait_for()
             assert fact(page, "run_id") == status["run_id"]
             page.locator("#served .plot").focus()
             page.keyboard.press("Home")

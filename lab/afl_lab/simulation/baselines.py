@@ -86,7 +86,7 @@ def compare(
     alike = "the same data, seed, step size and batches; the others simulated"
     console.print(f"\nTest {by.metric} after {last['round']} rounds ({alike}):", soft_wrap=True)
     console.print(comparison_table(standings, by, names_of(last), by_site=alone))
-    left = [key for key in config.algorithm.stepping if key not in algorithm_named(AVERAGING).takes]
+    left = [key for key in config.algorithm.stepping if key not in _plain_options()]
     if left:
         what = f"The others take plain steps of this eta_w, without {' and '.join(left)}"
         console.print(f"{what}: with the run's they might do better, or worse.", soft_wrap=True)
@@ -97,7 +97,7 @@ def baselines(config: Config, folder: Path, *, rounds: int, alone: bool) -> list
     """Plain averaging, and each worker alone if wanted, of a configuration with its seed."""
     own = config.algorithm
     # Whatever else the two algorithms share, such as local steps, stays as it is.
-    shared = {key: getattr(own, key, None) for key in algorithm_named(AVERAGING).takes}
+    shared = {key: getattr(own, key, None) for key in _plain_options()}
     chosen = {"local_steps": 1, **{key: value for key, value in shared.items() if value is not None}}
     averaging = Algorithm(
         **{
@@ -123,6 +123,12 @@ def baselines(config: Config, folder: Path, *, rounds: int, alone: bool) -> list
         site = Site(worker, config.workers)
         jobs.append(Job(f"worker {worker} alone", single, folder / f"alone-{worker}", False, site))
     return jobs
+
+
+def _plain_options() -> frozenset[str]:
+    """What averaging takes, but for its server's steps: with them it is not plain, and another ``optimizer``
+    than the run's."""
+    return algorithm_named(AVERAGING).takes - {"optimizer", "server_eta"}
 
 
 def comparison_table(standings: Sequence[Standing], by: Ranked, names: Names, *, by_site: bool) -> Table:

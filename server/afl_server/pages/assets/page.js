@@ -57,6 +57,8 @@ const retry = byId("retry");
 retry.addEventListener("click", () => link.now());
 
 function linkChanged(kind, since, wait) {
+  // A server that comes back may have as many events as were seen, and others.
+  if (kind === "lost" || kind === "over") eventsSeen = null;
   const said = byId("link");
   const texts = {
     live: () => "live",
