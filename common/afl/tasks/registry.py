@@ -21,7 +21,7 @@ from afl.errors import ConfigError, TaskCodeError
 from afl.optional_dependencies import INSTALL_HINT, PROVIDED
 from afl.tasks.base import Task
 from afl.tasks.options import hint_of
-from afl.user_code import SUFFIX, as_module_path, calling, users_line
+from afl.user_code import SUFFIX, as_module_path, calling, ending_forks, users_line
 
 GROUP = "afl.tasks"
 
@@ -71,10 +71,11 @@ def check_task(name: str) -> None:
     if ":" in name:
         _prepare_import(path)
     try:
-        is_there = importlib.util.find_spec(path.partition(":")[0]) is not None
+        with ending_forks():
+            is_there = importlib.util.find_spec(path.partition(":")[0]) is not None
     except ModuleNotFoundError:
         is_there = False
-    except Exception:  # noqa: BLE001  # a package's own code may raise anything
+    except (Exception, SystemExit):  # noqa: BLE001  # a package's own code may raise anything
         return
     if not is_there:
         _imported(f"task {name}", path)

@@ -76,12 +76,18 @@ def test_what_is_not_there_is_told_before_a_worker_connects(
     assert said in str(caught.value)
 
 
-def test_what_may_be_wrong_with_a_task_or_a_journal_is_told_later(tmp_path: Path) -> None:
+def test_what_may_be_wrong_with_a_task_or_a_journal_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the run's own settings, and to the server too."""
     check_folder(tmp_path / "new" / "folder")
     assert not (tmp_path / "new").exists()
     check_task("digits")
     check_task("afl.tasks.digits:NoSuchClass")
+    (tmp_path / "leaving").mkdir()
+    (tmp_path / "leaving" / "__init__.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_task("leaving.task:Own")
 
 
 def test_credentials_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
