@@ -168,3 +168,22 @@ def test_a_batched_run_is_close_to_a_plain_one(algorithm: dict[str, Any], tmp_pa
     )
     assert batched["communication"] == plain["communication"]
     assert batched["last"]["max_loss"] == pytest.approx(plain["last"]["max_loss"], rel=1e-4)
+
+
+def test_a_round_that_comes_again_is_computed_at_the_model_as_it_now_is() -> None:
+    """As when a server that was put back to an older state leads elsewhere from there."""
+    task, workers = Synthetic(), range(3)
+    found = []
+    for kind in (TaskOracle, BatchedOracle):
+        vector = build_vector(task, RANDOMNESS)
+        data = {worker: task.data(worker, TaskContext(3, RANDOMNESS)) for worker in workers}
+        oracle = kind(task, vector, data, RANDOMNESS, batch_size=4, evaluation_batch_size=4)
+        own = []
+        for moved in (0.0, 0.5):
+            vector.values.add_(moved)
+            vector.publish()
+            oracle.announce(workers)
+            own += [oracle.gradient(worker, 1)[2].clone() for worker in workers]
+            own += [torch.tensor([oracle.loss(worker, 1)[0]]) for worker in workers]
+        found.append(torch.cat(own))
+    torch.testing.assert_close(found[1], found[0])

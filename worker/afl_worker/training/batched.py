@@ -78,8 +78,11 @@ class BatchedOracle(TaskOracle):
         self._without_gradient = vmap(self._loss, in_dims=(None, 0, 0), randomness="different")
 
     def announce(self, workers: Sequence[int]) -> None:
-        """Compute for these alone, and for those of them together that lie beside each other."""
+        """Compute for these alone, and for those of them together that lie beside each other; anew, since the
+        model may be another in a round that comes again."""
         self._asked = tuple(workers)
+        for ahead in (self._gradients, self._updates, self._losses):
+            ahead.forget()
 
     def _beside(self, worker: int) -> Sequence[int]:
         first = self._asked.index(worker) // self._at_once * self._at_once
@@ -250,9 +253,13 @@ class _Ahead(Generic[Found]):
     def of(self, worker: int, what: Hashable, compute: Callable[[], Mapping[int, Found]]) -> Found:
         """A worker's, of a round or the like."""
         if what != self._of or worker not in self._found:
-            self._found, self._of = {}, None
+            self.forget()
             self._found, self._of = compute(), what
         return self._found[worker]
+
+    def forget(self) -> None:
+        """Compute for whoever is asked for next."""
+        self._found, self._of = {}, None
 
 
 class LossModule(nn.Module):
