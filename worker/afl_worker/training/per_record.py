@@ -169,7 +169,7 @@ class RecordGradients:
         total, rows = 0.0, self.chunk
         for start in range(0, size, rows):
             chunk = mapped(lambda tensor, start=start: tensor[start : start + rows], batch)
-            made, outputs, inputs, losses = self._gradients(batch, tensors_of(chunk))
+            made, outputs, inputs, losses = self._gradients(chunk)
             factors = self._factors(made, outputs, inputs, clip)
             for name, gradient in made.items():
                 sums[name].addmv_(gradient.T, factors)
@@ -202,11 +202,11 @@ class RecordGradients:
         return factors.float()
 
     def _gradients(
-        self, batch: Batch, record: tuple[Tensor, ...]
+        self, chunk: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Tensor]:
         """Of each record of a chunk, as rows: gradients that are made, by tensor; those at the outputs of the
         linear layers, and their inputs, by weight; losses."""
-        rows = len(record[0])
+        rows = len(tensors_of(chunk)[0])
         views = {name: _views(self._trained[name], rows) for name in self._to_make}
         places = [place for name in views for place in self._places[name]]
         in_places = [view for name, view in views.items() for _ in self._places[name]]
@@ -223,9 +223,7 @@ class RecordGradients:
 
         otherwise: set[str] = set()
 
-        def loss_of(in_places: list[Tensor], *tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            parts = iter(tensors)
-            one = mapped(lambda _: next(parts).unsqueeze(0), batch)
+        def loss_of(one: Batch, in_places: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             with (
                 _inputs_of(self._linear) as seen,
                 _padding_without_gradient(self._padded),
@@ -240,7 +238,7 @@ class RecordGradients:
         sources = list({id(view): view for view in in_places}.values())
         buffers = dict(self._loss.named_buffers())
         try:
-            losses, inputs = record_by_record(f"{self._task}.loss", loss_of, record, in_places)
+            losses, inputs = record_by_record(f"{self._task}.loss", loss_of, chunk, in_places)
         except TaskError as error:
             if buffers and any(sign in str(error) for sign in _IN_PLACE):
                 raise TaskError(f"{self._of_buffers(buffers)} ({error.__cause__})") from error
@@ -248,7 +246,7 @@ class RecordGradients:
         if otherwise:
             # Called in training otherwise than in evaluation, where they were looked at.
             self._leave_out({name: own for name, own in self._linear.items() if name not in otherwise})
-            return self._gradients(batch, record)
+            return self._gradients(chunk)
         with _one_by_one(f"{self._task}.loss"):
             found = torch.autograd.grad(losses.sum(), sources, materialize_grads=True)
         changed = [name for name, own in self._loss.named_buffers() if own is not buffers.get(name)]
@@ -336,14 +334,19 @@ def _replaced(places: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor])
             module._parameters[attribute] = parameter  # noqa: SLF001
 
 
-def record_by_record(what: str, of_one: Callable[..., Any], tensors: Sequence[Tensor], *views: Any) -> Any:
-    """What a function gives for each record, of ``views`` and the record's own rows of ``tensors``, as rows.
+def record_by_record(what: str, of_one: Callable[..., Any], batch: Batch, *views: Any) -> Any:
+    """What a function gives, as rows, for each record: of the batch that it is alone, and its rows of ``views``.
 
     Raises:
         TaskError: if it cannot be taken record by record.
     """
+
+    def of_rows(views: Sequence[Any], *tensors: Tensor) -> Any:
+        parts = iter(tensors)
+        return of_one(mapped(lambda _: next(parts).unsqueeze(0), batch), *views)
+
     with _one_by_one(what), _attention_in_parts():
-        return vmap(of_one, randomness="different")(*views, *tensors)
+        return vmap(of_rows, randomness="different")(views, *tensors_of(batch))
 
 
 @contextlib.contextmanager

@@ -133,18 +133,16 @@ class PrivateOracle(TaskOracle):
         limits: dict[str, float] = {}
         sums: dict[str, float] = {}
         module = self.module(worker, training=False)
+
+        def of_one(one: Batch) -> dict[str, torch.Tensor]:
+            found = self._task.metrics(module, one)
+            return {name: torch.as_tensor(value).double().reshape(()) for name, value in found.items()}
+
         for start in range(0, part.count, self._evaluation_batch_size):
             stop = min(start + self._evaluation_batch_size, part.count)
             batch = part.batch(torch.arange(start, stop), self._device)
-
-            def of_one(*tensors: torch.Tensor, batch: Batch = batch) -> dict[str, torch.Tensor]:
-                parts = iter(tensors)
-                one = mapped(lambda _: next(parts).unsqueeze(0), batch)
-                found = self._task.metrics(module, one)
-                return {name: torch.as_tensor(value).double().reshape(()) for name, value in found.items()}
-
             with torch.no_grad(), telling_types(module, batch):
-                rows = record_by_record(f"{type(self._task).__name__}.metrics", of_one, tensors_of(batch))
+                rows = record_by_record(f"{type(self._task).__name__}.metrics", of_one, batch)
             for name, values in rows.items():
                 limit = limits.setdefault(name, privacy.loss_clip if name == "loss" else 1.0)
                 clipped = values.nan_to_num(nan=limit, posinf=limit).clamp(0.0, limit)
