@@ -335,7 +335,7 @@ def _replaced(places: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor])
 
 
 def record_by_record(what: str, of_one: Callable[..., Any], batch: Batch, *views: Any) -> Any:
-    """What a function gives, as rows, for each record: of the batch that it is alone, and its rows of ``views``.
+    """What a function gives for each record, as rows: of a batch of it alone, and of its rows of ``views``.
 
     Raises:
         TaskError: if it cannot be taken record by record.
