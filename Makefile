@@ -1,6 +1,7 @@
 # make demo     a federation on this machine, about half a minute after the installation
 # make quick    the tests of what is pure and runs in one process (tests/unit): under a minute
-# make test     these and the ones that start processes: minutes (make test ARGS=--slow: soak, chaos, paper too)
+# make test     these and the ones that start processes: minutes (ARGS=--long: chaos, floods, whole pages of the
+#               documentation too, as before each change lands; ARGS=--slow: soak and the paper as well, hours)
 # make lint     formatting, types, imports, generated files
 # make proto    write the protobuf modules again after a change of proto/
 # make docs     write the generated parts of docs and deploy again, and build the documentation as a site in site/

@@ -15,7 +15,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--long", action="store_true", help="also run the tests that take more than ten seconds")
+    parser.addoption("--slow", action="store_true", help="also run these and the tests that take minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,9 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUTS.get(folder_of(item.path), FEDERATION_TIMEOUT_S)))
-    if config.getoption("--slow"):
-        return
-    skip = pytest.mark.skip(reason="takes minutes; run with --slow")
+    left_out = {}
+    if not config.getoption("--slow"):
+        left_out["slow"] = pytest.mark.skip(reason="takes minutes; run with --slow")
+        if not config.getoption("--long"):
+            left_out["long"] = pytest.mark.skip(reason="takes more than ten seconds; run with --long")
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        for kind in left_out.keys() & item.keywords:
+            item.add_marker(left_out[kind])

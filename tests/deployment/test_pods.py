@@ -122,7 +122,7 @@ def check_is_as_undisturbed(cluster: Cluster, documents: list[Document]) -> None
 @pytest.mark.parametrize(
     ("example", "changed"),
     [
-        pytest.param("laptop", {}, id="laptop"),
+        pytest.param("laptop", {}, marks=pytest.mark.long, id="laptop"),
         pytest.param("cluster", BY_CERT_MANAGER, marks=pytest.mark.slow, id="cluster, issued"),
     ],
 )

@@ -43,7 +43,7 @@ def payload_bytes(compressor: Compressor) -> int:
     ("up", "down"),
     [
         (RAND_K, RAND_K),
-        (TOP_K, TOP_K),
+        pytest.param(TOP_K, TOP_K, marks=pytest.mark.long),
         *(
             pytest.param(up, down, marks=pytest.mark.slow)
             for up, down in ((IDENTITY, IDENTITY), (TOP_K, RAND_K), (SIGN, SIGN))

@@ -236,6 +236,7 @@ def test_the_task_that_is_shown_learns_and_its_run_writes_what_is_said(folder: P
     assert {path.name for path in (folder / "run").iterdir()} == named
 
 
+@pytest.mark.long
 def test_the_third_site_is_served_as_the_page_for_flower_says(folder: Path) -> None:
     evaluate("docs/from-flower.md")
     page = (ROOT / "docs" / "from-flower.md").read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from support.pages import blocks
 ROUNDS = 20
 
 
+@pytest.mark.long
 def test_the_readme(tmp_path: Path) -> None:
     shell = Shell(tmp_path, ROUNDS)
     shell.follow("README.md")
@@ -29,7 +30,7 @@ def test_the_readme(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rounds", "accuracy"),
     [
-        pytest.param(ROUNDS, 0.2, id="in short", marks=pytest.mark.slow),
+        pytest.param(ROUNDS, 0.2, id="in short", marks=pytest.mark.long),
         pytest.param(None, 0.5, id="as it is", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
@@ -49,6 +50,7 @@ def test_the_first_hour(rounds: int | None, accuracy: float, tmp_path: Path) -> 
     }
 
 
+@pytest.mark.long
 def test_the_page_on_privacy(tmp_path: Path) -> None:
     """Its five commands run a private federation, whose other workers start as the page says."""
 

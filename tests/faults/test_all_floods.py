@@ -217,6 +217,7 @@ def flooded(run: dict[str, Any], folder: Path, enrolled: Enrolled, seconds: floa
         return Outcome(federation, peak.close(), rounds, counts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "seconds", "rounds", "is_timed"),
     [

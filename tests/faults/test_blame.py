@@ -59,6 +59,7 @@ def test_a_task_that_ends_the_process_as_if_all_were_well_is_said_to(tmp_path: P
         assert re.match(said, ended["message"])
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_allocate_its_broadcast_ends_and_is_resumed(tmp_path: Path) -> None:
     config = {**CONFIG, "task": {"name": "tests_tasks:Wide", "batch_size": 1}}
     # OpenMP ends a process whose threads it cannot start.

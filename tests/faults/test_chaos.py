@@ -11,6 +11,7 @@ from faults_cases import ALGORITHMS, GROUPS, config_of
 from support import Drill, Faults, result_of, run_together
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     ["top-k", "hidden", *(pytest.param(name, marks=pytest.mark.slow) for name in ("integers", "masked"))],
@@ -44,6 +45,7 @@ def large(algorithm: str, rounds: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "drfa"))],

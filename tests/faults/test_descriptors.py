@@ -13,6 +13,7 @@ from faults_cases import Lowered
 
 from afl.daemon.descriptors import KEPT, most_connections, most_pages
 from support import Process, Proxy, Reference
+from support.longer import but_long
 
 LIMIT = 256
 CONFIG: dict[str, Any] = {
@@ -45,7 +46,7 @@ def open_descriptors(process: Process) -> int:
     return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
 
 
-@pytest.mark.parametrize("where", ["grpc", "grpc that speaks", "http"])
+@pytest.mark.parametrize("where", but_long(["grpc", "grpc that speaks", "http"], "grpc that speaks", "http"))
 def test_silent_strangers_do_not_end_a_run(where: str, tmp_path: Path) -> None:
     with Proxy() as door, Lowered(CONFIG, tmp_path / "f", LIMIT) as federation:
         door.aim(federation.port)

@@ -140,6 +140,7 @@ def test_a_signal_to_a_servers_child_is_not_the_servers(tmp_path: Path):
 LEFT = "s after the end, and left behind: the thread prefetch; end what your code starts"
 
 
+@pytest.mark.long
 def test_a_thread_that_does_not_end_holds_nobody(tmp_path: Path):
     with Federation(config_of("Threaded", 60), tmp_path) as federation:
         federation.start("1", "--task", "tests_tasks:Threaded")

@@ -127,7 +127,7 @@ def config(rounds: int) -> dict[str, Any]:
             (
                 PAGES,
                 {"200", "400", "403", "404", "405", "431"},
-                ((3_000, 200, []), (100_000, 4000, pytest.mark.slow)),
+                ((3_000, 200, pytest.mark.long), (100_000, 4000, pytest.mark.slow)),
             ),
         )
         for count, rounds, marks in cases

@@ -65,6 +65,7 @@ def behind_nginx(folder: Path, settings: str = "") -> Before:
     return lambda port: nginx(port, folder / "proxy", settings)
 
 
+@pytest.mark.long
 def test_a_link_that_ends_every_connection_after_a_second(tmp_path: Path):
     config = config_of(dim=150_000, workers=2, rounds=2)
     quiet = run(config, tmp_path / "quiet")
@@ -92,6 +93,7 @@ def test_nginx_as_it_comes(tmp_path: Path, quiet: Result):
     assert cut.moved < 1.3 * quiet.moved
 
 
+@pytest.mark.long
 def test_proxies_as_the_documentation_sets_them_cut_nothing(tmp_path: Path, quiet: Result):
     for name, before in {
         "nginx": behind_nginx(tmp_path, NO_LIMITS),

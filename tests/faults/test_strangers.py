@@ -17,6 +17,7 @@ from afl_server.network.door import Waiting
 from support import Federation
 from support.http2 import SESSION
 from support.identities import Identities, tls
+from support.longer import but_long
 from support.strangers import CHECK, WATCH, Crowd, call, connection
 
 LIMIT = 256
@@ -40,7 +41,7 @@ def at(line: dict[str, Any]) -> dt.datetime:
     return dt.datetime.fromisoformat(line["time"])
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("said", but_long(SAID, "nothing", "check without a body"))
 def test_a_crowd_does_not_lock_workers_out(said: str, tmp_path: Path) -> None:
     ours = Identities(tmp_path / "pki")
     server = {"tls": tls(ours.server()), "tokens": str(ours.tokens), "handshake_timeout": "5s"}
@@ -84,6 +85,7 @@ def test_no_call_without_a_session_lasts(tmp_path: Path) -> None:
         federation.finish()
 
 
+@pytest.mark.long
 def test_a_call_whose_name_is_no_text_closes_no_door(tmp_path: Path) -> None:
     """It ends gRPC's own loop, which is begun again; sessions that are open notice nothing."""
 

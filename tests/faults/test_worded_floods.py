@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from afl.errors import ExitCode
 from afl.v1 import federation_pb2 as pb
@@ -61,6 +62,7 @@ def flooded(attack: Callable[[int, int], None], port: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.long
 def test_what_peers_word_fills_neither_the_log_nor_the_memory(tmp_path: Path) -> None:
     with Federation(CONFIG, tmp_path) as federation:
         federation.start("0-1")

@@ -8,6 +8,7 @@ import pytest
 from faults_cases import GROUPS, config_of, quickly
 
 from support import Drill, Faults, result_of
+from support.longer import but_long
 
 FIRST = (
     "worker.before-journal:3:kill",
@@ -22,7 +23,7 @@ SECOND = (
 )
 
 
-@pytest.mark.parametrize("algorithm", quickly("top-k", "integers", "mean-norm"))
+@pytest.mark.parametrize("algorithm", but_long(quickly("top-k", "integers", "mean-norm"), "integers"))
 def test_workers_that_die_at_every_point_lose_nothing(tmp_path: Path, undisturbed, algorithm):
     drill = Drill(config_of(algorithm), tmp_path, GROUPS)
     federation = drill.run(Faults({GROUPS[1]: FIRST, GROUPS[0]: SECOND}))

@@ -71,6 +71,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_nothing_of_the_base_is_sent_or_saved_and_the_result_is_the_same(base: Path, tmp_path: Path) -> None:
     copies = [tmp_path / f"site-{worker}.safetensors" for worker in range(WORKERS)]
     for copy in copies:

@@ -53,6 +53,7 @@ def position(federation: Federation) -> int:
     return int(json.loads(path.read_text(encoding="utf-8"))["round"]) if path.exists() else 0
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_and_stopped_is_tracked_once_and_exported_in_every_state(
     tmp_path: Path,
 ) -> None:

@@ -50,6 +50,7 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_killed_and_simulated_it_is_what_the_reference_says(tmp_path: Path) -> None:
     points = {
         "server": ["server.before-log:17:kill", "server.mid-broadcast:9:kill"],

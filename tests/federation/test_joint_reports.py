@@ -113,6 +113,7 @@ def test_a_message_that_is_cut_in_the_middle_goes_on_where_it_was(tmp_path: Path
     assert gradient[0] - gradient[1] < 2 * 128 * 1024, "what had come was not sent again"
 
 
+@pytest.mark.long
 def test_a_group_that_is_late_puts_back_each_of_its_messages(tmp_path: Path) -> None:
     config = {
         **CONFIG,

@@ -112,6 +112,7 @@ def test_a_run_ends_with_an_evaluation_that_there_is(wanted: int, rounds: int, e
     assert last_evaluation(wanted, rounds, every) == last
 
 
+@pytest.mark.long
 def test_evaluations_that_are_rarer_than_the_run_is_long_do_not_hold_it_up(tmp_path: Path) -> None:
     experiment = written(tmp_path)
     out = tmp_path / "links.jsonl"

@@ -12,6 +12,7 @@ from afl.errors import ExitCode
 from afl.runs.durable import DamagedError, read_record
 from afl.site.audit import digest_of, read_log
 from support import Federation
+from support.longer import but_long
 
 ROUNDS = 12
 
@@ -52,6 +53,7 @@ def newest(journal: Path) -> tuple[dict[str, Any], str]:
     return record.values, digest_of(record.sections[: len(record.values["payloads"])])
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_sends_what_it_had_drawn_and_counts_it_once(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("epsilon: 8.0\ndelta: 1.0e-5\naudit: audit.jsonl\nmin_batch: 8\n")
     policy, kept = ("--policy", "site.yaml"), []
@@ -105,7 +107,7 @@ def test_a_worker_whose_journal_is_lost_counts_what_may_have_been_sent_and_ends_
         assert federation.server.is_running, "it waits for the worker, as configured"
 
 
-@pytest.mark.parametrize("spoil", ["older", "damaged"])
+@pytest.mark.parametrize("spoil", but_long(["older", "damaged"], "damaged"))
 def test_a_journal_that_lacks_rounds_counts_them_as_spent(tmp_path: Path, spoil: str) -> None:
     changed = config(
         algorithm={**CONFIG["algorithm"], "rounds": 400},
@@ -156,6 +158,7 @@ def test_a_site_that_allows_less_than_the_noise_costs_refuses_the_run(tmp_path: 
         assert "the run's rounds cost worker 1" in ended["message"]
 
 
+@pytest.mark.long
 def test_the_pages_show_what_was_spent_under_masks_too(tmp_path: Path) -> None:
     uplink = {"name": "rand-k", "ratio": 0.5, "bits": 16}
     changed = config(

@@ -128,6 +128,7 @@ def silos(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Silos]:
             yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("silos", "compressor"),
     [("top-k", "top-k"), pytest.param("rand-k", "rand-k", marks=pytest.mark.slow)],

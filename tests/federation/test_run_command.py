@@ -137,6 +137,7 @@ def test_a_run_from_its_first_process_to_its_last(folder: Path, afl_run: Callabl
     assert "workers" in other.stderr
 
 
+@pytest.mark.long
 def test_compared_it_shows_plain_averaging_and_each_worker_alone(
     folder: Path, afl_run: Callable[..., Answer]
 ) -> None:

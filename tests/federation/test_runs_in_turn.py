@@ -34,6 +34,7 @@ def evaluations(directory: Path) -> list[Any]:
     return [line["workers"] for line in of_event(entries, "evaluation")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_trials_over_a_federation_whose_workers_stay(tmp_path: Path) -> None:
     port = free_port()

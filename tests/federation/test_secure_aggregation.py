@@ -38,7 +38,7 @@ RAND_K = {"name": "rand-k", "ratio": 0.2, "bits": 16}
     [
         (RAND_K, 3, ["0", "1", "2"]),
         ({"name": "dct-projection", "ratio": 0.2, "bits": 12}, 10, ["0-3", "4,6,8", "5,7,9"]),
-        ({"name": "identity", "bits": 10}, 50, ["0-19", "20-49"]),
+        pytest.param({"name": "identity", "bits": 10}, 50, ["0-19", "20-49"], marks=pytest.mark.long),
     ],
     ids=["rand-k, 3", "dct-projection, 10", "identity, 50"],
 )
@@ -75,6 +75,7 @@ def slow_config(**worker: Any) -> dict[str, Any]:
     return {**config, "task": SLOW, "worker": worker, "server": {"heartbeat": "0.2s"}}
 
 
+@pytest.mark.long
 def test_who_comes_back_with_its_journal_goes_on_with_its_keys(tmp_path: Path) -> None:
     config = slow_config()
     options = ("--task", SLOW["name"], "--trust-server-keys")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from afl.config.quantities import shown_bytes
 from support import Federation
 from support.browser import Visit, chromium, drawn, fact
@@ -25,6 +27,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_numbers_updates_and_a_server_that_comes_back(tmp_path: Path) -> None:
     """A run that waits, goes, stands still, loses its server and gets it back, watched by one page."""
     port = free_port()

@@ -83,6 +83,7 @@ def test_real_processes_are_the_reference_to_the_bit(name: str, tmp_path: Path) 
     assert not federation.server.logged("digest_mismatch")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

@@ -147,6 +147,7 @@ def labels_of(series: str) -> dict[str, str]:
     return dict(re.findall(r'(\w+)="([^"]*)"', series))
 
 
+@pytest.mark.long
 @needs_promtool
 @pytest.mark.timeout(400)
 def test_every_alert_clears_with_its_target_and_that_it_is_gone_fires_instead(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_federation_and_simulation_are_the_reference_to_the_bit(
     assert final_values(model.parent, DIM) == right
 
 
+@pytest.mark.long
 def test_a_killed_server_goes_on_to_the_bit(installed: dict[str, str], tmp_path: Path) -> None:
     config = {
         **CONFIG,

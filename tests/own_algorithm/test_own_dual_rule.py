@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support import Federation, final_values
 from support.commands import run_command
 from support.packages import install, shown_points
@@ -27,6 +29,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_rule_of_one_s_own_runs_where_only_the_server_has_it(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -17,6 +17,7 @@ from afl_cli.main import main
 from afl_server.pages.report import report_of
 from afl_server.storage.records import RunRecords
 from support.fake_run import FakeRun
+from support.longer import but_long
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,7 +61,9 @@ def refusals(file: Path, number: int) -> Iterator[str]:
             yield str(error)
 
 
-@pytest.mark.parametrize("more", [{}, {"evaluation": {"rank_by": "auc"}}], ids=["accuracy", "auc"])
+@pytest.mark.parametrize(
+    "more", but_long([{}, {"evaluation": {"rank_by": "auc"}}], {}), ids=["accuracy", "auc"]
+)
 def test_a_summary_of_odd_values(tmp_path: Path, more: dict[str, Any]) -> None:
     finished(tmp_path / "run", **more)
     path = tmp_path / "run" / "summary.json"

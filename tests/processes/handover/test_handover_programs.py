@@ -20,6 +20,7 @@ from afl.runs.export.calls import Call
 from afl.runs.export.export import export
 from afl_cli.main import main
 from afl_lab.simulation.run import simulate
+from support.longer import but_long
 
 HAS_ONNX = importlib.util.find_spec("onnx") is not None and importlib.util.find_spec("onnxscript") is not None
 
@@ -152,7 +153,7 @@ def predicted(out: Path, folder: Path, **batches: object) -> tuple[dict[str, Any
     return found, done.stderr
 
 
-@pytest.mark.parametrize("task", ["ByPosition", "ByName"])
+@pytest.mark.parametrize("task", but_long(["ByPosition", "ByName"], "ByName"))
 def test_predict_answers_as_the_module_without_afl(task: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     name = f"programs_tasks:{task}"

@@ -52,6 +52,7 @@ def test_of_a_quadratic() -> None:
     assert deviation_of(oracle, 0) == pytest.approx(1 / math.sqrt(16), rel=0.25)
 
 
+@pytest.mark.long
 def test_theory_takes_what_check_has_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, file = tmp_path / "server.yaml", tmp_path / "constants.json"
     config.write_text(

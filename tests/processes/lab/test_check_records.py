@@ -39,6 +39,7 @@ def test_a_check_refuses_a_delta_that_protects_nothing() -> None:
     assert any("is above 1/" in found.what for found in report.findings)
 
 
+@pytest.mark.long
 def test_a_simulation_says_that_it_is_not_private_and_does_not_repeat(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

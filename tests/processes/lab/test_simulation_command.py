@@ -262,6 +262,7 @@ def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Sign
     assert not list((folder / "simulations" / "slow").glob("*/summary.json"))
 
 
+@pytest.mark.long
 def test_ctrl_c_of_a_terminal_reaches_all_and_is_said_once(folder: Path) -> None:
     """To the children too, who leave it to the command."""
     process, below = started_slowly(folder, "slow")

@@ -55,6 +55,7 @@ print((peak() - before) / (4 * {DIM}))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "residuals"),
     [

@@ -60,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_search_and_the_same_one_after_it_was_killed(
     folder: Path, capsys: pytest.CaptureFixture[str]
