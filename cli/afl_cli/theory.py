@@ -19,7 +19,7 @@ from afl.config.compressors import IDENTITY, THEORY, resolved_options
 from afl.core.algorithms.registry import algorithm_named
 from afl.core.dual import rule_named
 from afl.core.messages import BITS
-from afl.core.record_privacy import Account
+from afl.core.record_privacy import Account, epsilon_of_tests
 from afl.errors import AflError, ConfigError, ExitCode
 from afl.paths import expanded
 from afl.terminal.parser import set_option
@@ -166,7 +166,7 @@ def _of_records(options: argparse.Namespace, config: Config) -> dict[str, Any] |
     assert privacy is not None
     if size > options.records:
         raise ConfigError(f"--records {options.records}: fewer than task.batch_size ({size})")
-    rounds = config.algorithm.rounds
+    rounds, evaluations = config.algorithm.rounds, config.planned_evaluations
     account = Account(0, privacy, records=options.records, batch_size=size, rounds=rounds)
     noise, loss_noise = account.privacy.noises
     loss = loss_noise * privacy.loss_clip / size
@@ -175,6 +175,8 @@ def _of_records(options: argparse.Namespace, config: Config) -> dict[str, Any] |
         "records": options.records,
         "epsilon": account.planned_epsilon,
         "delta": privacy.delta,
+        "evaluations": evaluations,
+        "tests_epsilon": None if privacy.metric_noise is None else epsilon_of_tests(privacy, evaluations),
         "noise": noise,
         "loss_noise": loss_noise,
         "clip": privacy.clip,
@@ -339,6 +341,11 @@ def _shown(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"{number(private['records'])} records: noise {number(private['noise'])}, of losses "
             f"{number(private['loss_noise'])}."
         )
+        if private["tests_epsilon"] is not None:
+            yield Text(
+                f"Of a test record {number(private['tests_epsilon'])}, after {private['evaluations']} "
+                "evaluations."
+            )
         if private["noise_norm"] is not None:
             among = number(private["noise_norm"] / math.sqrt(answer["workers"]))
             yield Text(

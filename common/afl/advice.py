@@ -104,10 +104,9 @@ def _idle_schedule(config: Config) -> Iterator[Advice]:
 
 def _tests_budget(config: Config) -> Iterator[Advice]:
     """The steps' noise follows from ``epsilon``, that of evaluations is given: they may spend it all."""
-    records, rounds, every = config.privacy.record_privacy, config.algorithm.rounds, config.evaluate_every
+    records, evaluations = config.privacy.record_privacy, config.planned_evaluations
     if records is None or records.epsilon is None or records.metric_noise is None:
         return
-    evaluations = -(-rounds // every)
     try:
         cost = epsilon_of_tests(records, evaluations)
     except ConfigError:

@@ -712,6 +712,12 @@ class Config(Section):
         return spread_spacing(algorithm.rounds, algorithm.restart_length) if every == "auto" else every
 
     @property
+    def planned_evaluations(self) -> int:
+        """Evaluations of a run of all rounds; several that fall into one synchronization are one."""
+        rounds, every, steps = self.algorithm.rounds, self.evaluate_every, self.algorithm.local_steps or 1
+        return len({-(-round_ // steps) for round_ in (*range(every, rounds, every), rounds)})
+
+    @property
     def eta_q_value(self) -> float:
         """The step size on the dual weights, in 1/loss."""
         algorithm = self.algorithm

@@ -14,7 +14,6 @@ from afl.core.model.parameters import ParameterVector
 from afl.errors import ExitCode
 from afl.tasks import Classification, Task
 from afl.tasks.base import Batch
-from afl.tasks.dtypes import telling_types
 from afl_lab.check.findings import Report, blaming
 from afl_worker.training.oracle import TaskOracle
 
@@ -109,7 +108,7 @@ def check_learning(
         with blaming(report, f"loss of worker {worker}'s first batch"):
             vector.clear_gradient()
             module = oracle.module(worker, training=True)
-            with telling_types(module, batch):
+            with oracle.calls.of(module, batch):
                 loss = _checked_loss(report, task, worker, task.loss(module, batch))
                 loss.backward()  # type: ignore[no-untyped-call]
         _check_gradient(report, vector.module, worker, seen)

@@ -10,7 +10,7 @@ from afl.config import Config
 from afl.config.quantities import shown_bytes, shown_seconds
 from afl.core.model.parameters import ParameterVector
 from afl.core.randomness import SharedRandomness
-from afl.core.record_privacy import Account
+from afl.core.record_privacy import Account, epsilon_of_tests
 from afl.tasks import Task, WorkerData
 from afl.wire.settings import RunSettings
 from afl_lab.check.data import Parts
@@ -90,10 +90,18 @@ def check_records(
         "memory": memory,
     }
     times = f", {seconds / gradient_s:.1f} times as long as without" if gradient_s else ""
+    if settings.records.metric_noise is None:
+        tests = None
+        of_tests = "none of its own: metrics are told without noise"
+    else:
+        tests = epsilon_of_tests(settings.records, config.planned_evaluations)
+        of_tests = f"{tests:.4g} after {config.planned_evaluations} evaluations"
+    report.values["records"]["tests_epsilon"] = tests
     report.facts["Record-level privacy"] = {
         "epsilon": f"{account.planned_epsilon:.4g} at delta {account.privacy.delta:g} after "
         f"{settings.rounds} rounds, at worker {smallest}, which has the fewest records "
         f"({records[smallest]})",
+        "epsilon of test records": of_tests,
         "noise": f"{noise:.4g}, of losses {loss_noise:.4g}",
         "in a gradient": f"noise of the norm {norm:.3g} beside a signal of at most {clip:g}; in the mean of "
         f"{config.workers} workers {among:.3g}: eta_w times as much moves the model at random in each round",

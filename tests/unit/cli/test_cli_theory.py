@@ -265,9 +265,17 @@ def test_what_records_cost_and_what_noise_does_to_steps(
     assert found["loss_deviation"] == pytest.approx(6 * 5 / 32)
     sigma_q = math.hypot(0.25, found["loss_deviation"])
     assert found["eta_q"] == pytest.approx(2 * math.sqrt(math.log(10)) / (sigma_q * 10))
+    assert found["tests_epsilon"] is None
     assert "What privacy.records costs epsilon" in shown(
         capsys, "--config", str(config), *private, "--records", "500"
     )
+    noised = "--set=privacy.records.metrics=noised"
+    tests = asked(capsys, "--config", str(config), *private, noised, "--records", "500")["records"]
+    # Mironov's (2017) bound for noise 10; the accountant's is a little tighter.
+    n = tests["evaluations"]
+    bound = min(n * alpha / 200 + math.log(1e5) / (alpha - 1) for alpha in range(2, 200))
+    assert 0.7 * bound < tests["tests_epsilon"] <= bound
+    assert "Of a test record" in shown(capsys, "--config", str(config), *private, noised, "--records", "500")
     assert "give --records" in shown(capsys, "--config", str(config), *private)
     assert "fewer than task.batch_size" in refused(
         capsys, "--config", str(config), *private, "--records", "5"

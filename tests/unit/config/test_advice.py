@@ -51,6 +51,31 @@ def test_evaluations_that_would_spend_the_whole_epsilon_are_told(
         assert "evaluation.every" in told[0].advice
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "every", "planned"),
+    [
+        ({"name": "afl-br", "rounds": 10}, 5, 2),
+        ({"name": "afl-br", "rounds": 11}, 5, 3),
+        ({"name": "afl-br", "rounds": 4}, 50, 1),
+        # Updates 7 and 10, of synchronizations that end with updates 5 and 10.
+        ({"name": "fedavg", "rounds": 10, "local_steps": 5}, 7, 1),
+        ({"name": "fedavg", "rounds": 10, "local_steps": 5}, 2, 2),
+        ({"name": "fedavg", "rounds": 10, "local_steps": 3}, 4, 3),
+    ],
+)
+def test_the_evaluations_of_a_whole_run(algorithm: dict[str, object], every: int, planned: int) -> None:
+    steps = {"eta_w": 0.1, **({"eta_q": 0.1} if algorithm["name"] == "afl-br" else {})}
+    config = config_from_mapping(
+        {
+            "workers": 2,
+            "task": {"name": "synthetic"},
+            "algorithm": {**algorithm, **steps},
+            "evaluation": {"every": every},
+        }
+    )
+    assert config.planned_evaluations == planned
+
+
 def test_a_block_is_counted_from_one_to_its_end() -> None:
     assert [rounds_since_restart(round_, 4) for round_ in range(1, 10)] == [1, 2, 3, 4, 1, 2, 3, 4, 1]
 

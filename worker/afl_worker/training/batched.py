@@ -16,7 +16,6 @@ from afl.core.randomness import Purpose, SharedRandomness
 from afl.core.vectors import Weighted, is_finite
 from afl.errors import NonFiniteError, TaskError
 from afl.tasks.base import Batch, Task, WorkerData
-from afl.tasks.dtypes import telling_types
 from afl.user_code import ending_forks
 from afl_worker.training.examples import mapped
 from afl_worker.training.oracle import TaskOracle, scalar
@@ -178,7 +177,7 @@ class BatchedOracle(TaskOracle):
         self._seed(Purpose.TASK_IN_LOSS, workers[0], round_)
         module = self.module(workers[0], training=False)
         batches = [self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH) for worker in workers]
-        with torch.no_grad(), telling_types(module, batches[0]):
+        with torch.no_grad(), self.calls.of(module, batches[0]):
             losses, _ = self._without_gradient(self._shared(), dict(buffers), _stacked(batches))
         return dict(zip(workers, losses.tolist(), strict=True))
 
@@ -201,7 +200,7 @@ class BatchedOracle(TaskOracle):
         self._seed(Purpose.TASK_IN_GRADIENT, workers[0], round_)
         module = self.module(workers[0], training=True)
         batches = [self.augmented(worker, round_) for worker in workers]
-        with telling_types(module, batches[0]):
+        with self.calls.of(module, batches[0]):
             batch = _stacked(batches)
             if own is None:
                 gradients, (losses, changed) = self._at_one_model(self._shared(), dict(buffers), batch)

@@ -20,8 +20,8 @@ from afl.core.vectors import Weighted
 from afl.errors import TaskError
 from afl.outside import words
 from afl.tasks.base import Batch, Task, WorkerData
-from afl.tasks.dtypes import telling_types
 from afl.user_code import ending_forks
+from afl_worker.training.calls import Calls
 from afl_worker.training.examples import Part, WorkerExamples
 from afl_worker.training.timings import Spent
 
@@ -48,6 +48,7 @@ class TaskOracle(Oracle):
 
     Attributes:
         accounts: by worker, of those whose records' privacy is accounted for.
+        calls: those of the task's loss and metrics.
 
     Args:
         data: by hosted worker.
@@ -80,6 +81,7 @@ class TaskOracle(Oracle):
         self._spent = spent or Spent()
         self._task = task
         self._vector = vector
+        self.calls = Calls(vector)
         self._randomness = randomness
         self._device = vector.values.device
         self._evaluation_batch_size = evaluation_batch_size
@@ -130,7 +132,7 @@ class TaskOracle(Oracle):
         batch = self.augmented(worker, round_)
         module = self.module(worker, training=True)
         self._vector.clear_gradient()
-        with telling_types(module, batch):
+        with self.calls.of(module, batch):
             name = type(self._task).__name__
             loss = differentiable(name, scalar(name, self._task.loss(module, batch)))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -146,7 +148,7 @@ class TaskOracle(Oracle):
             self._seed(Purpose.TASK_IN_LOSS, worker, round_)
             batch = self.minibatch(worker, round_, Purpose.LOSS_MINIBATCH)
             module = self.module(worker, training=False)
-            with torch.no_grad(), telling_types(module, batch):
+            with torch.no_grad(), self.calls.of(module, batch):
                 loss = self._task.loss(module, batch)
             return float(loss), self._drawn_from(worker, Purpose.LOSS_MINIBATCH).batch_size
 
@@ -178,7 +180,7 @@ class TaskOracle(Oracle):
     def _metrics(self, worker: int, part: Part, start: int, stop: int) -> dict[str, float]:
         module = self.module(worker, training=False)
         batch = part.batch(torch.arange(start, stop), self._device)
-        with torch.no_grad(), telling_types(module, batch):
+        with torch.no_grad(), self.calls.of(module, batch):
             found: object = self._task.metrics(module, batch)
         what = f"{type(self._task).__name__}.metrics returned"
         if not isinstance(found, Mapping) or "loss" not in found:

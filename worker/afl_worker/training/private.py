@@ -23,7 +23,6 @@ from afl.core.vectors import Weighted
 from afl.errors import ConfigError, TaskError
 from afl.optional_dependencies import check_installed
 from afl.tasks.base import Batch, Task, WorkerData
-from afl.tasks.dtypes import telling_types
 from afl.user_code import ending_forks
 from afl_worker.training.batched import BatchedOracle, LossModule
 from afl_worker.training.examples import mapped
@@ -141,7 +140,7 @@ class PrivateOracle(TaskOracle):
         for start in range(0, part.count, self._evaluation_batch_size):
             stop = min(start + self._evaluation_batch_size, part.count)
             batch = part.batch(torch.arange(start, stop), self._device)
-            with torch.no_grad(), telling_types(module, batch):
+            with torch.no_grad(), self.calls.of(module, batch):
                 rows = record_by_record(f"{type(self._task).__name__}.metrics", of_one, batch)
             for name, values in rows.items():
                 limit = limits.setdefault(name, privacy.loss_clip if name == "loss" else 1.0)
@@ -167,9 +166,9 @@ class PrivateOracle(TaskOracle):
         self._sum.zero_()
         if not self._has_looked:
             self._has_looked = True
-            with telling_types(self.module(worker, training=False), batch):
+            with self.calls.of(self.module(worker, training=False), batch):
                 self._gradients.look_at(batch)
-        with telling_types(self.module(worker, training=True), batch):
+        with self.calls.of(self.module(worker, training=True), batch):
             loss = self._gradients.add_clipped(batch, size, privacy.clip, privacy.loss_clip, self._sums)
         told = torch.tensor([loss], dtype=torch.float64)
         secret.add_normals(told, loss_noise * privacy.loss_clip)
