@@ -49,6 +49,10 @@ def replaced(layer: nn.Linear) -> None:
     layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.01)
 
 
+def another(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach().clamp(-0.01, 0.01))
+
+
 def in_evaluation(layer: nn.Linear) -> None:
     if not layer.training:
         in_place(layer)
@@ -83,6 +87,7 @@ CHANGES = {
     "in place, frozen": lambda: Limited(in_place, frozen=True),
     "through .data": lambda: Limited(behind_its_back),
     "replaced": lambda: Limited(replaced),
+    "another": lambda: Limited(another),
     "an embedding's max_norm": lambda: embedding(0.1),
 }
 

@@ -24,7 +24,6 @@ class Calls:
 
     def __init__(self, vector: ParameterVector) -> None:
         self._vector = vector
-        self._parameters = dict(vector.module.named_parameters())
         self._seen: set[bool] = set()
 
     @contextlib.contextmanager
@@ -37,11 +36,11 @@ class Calls:
         """
         is_first = module.training not in self._seen
         self._seen.add(module.training)
-        before, values = self._changes(), self._vector.values.clone() if is_first else None
+        before, values = self._state(), self._vector.values.clone() if is_first else None
         with telling_types(module, batch):
             yield
-        after = self._changes()
-        changed = [name for name, there in before.items() if after[name] != there]
+        after = self._state()
+        changed = [name for name, there in before.items() if after.get(name) != there]
         if values is not None and not changed and not _are_equal(values, self._vector.values):
             changed = [
                 name
@@ -61,10 +60,11 @@ class Calls:
                 "instead: `weight = torch.renorm(self.weight, 2, 0, 1.0)` in forward"
             )
 
-    def _changes(self) -> dict[str, tuple[int, int]]:
+    def _state(self) -> dict[str, tuple[int, int, int]]:
+        """Which each parameter is, where, and how often it was changed."""
         return {
-            name: (parameter._version, parameter.data_ptr())  # noqa: SLF001  # PyTorch has no other name for it
-            for name, parameter in self._parameters.items()
+            name: (id(own), own.data_ptr(), 0 if own.is_inference() else own._version)  # noqa: SLF001
+            for name, own in self._vector.module.named_parameters()
         }
 
 
