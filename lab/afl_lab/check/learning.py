@@ -49,6 +49,9 @@ FROZEN_ADVICE = {
     "local": "{} are each site's own, neither sent nor saved; a worker with other values is refused",
 }
 
+COMPILED = "_orig_mod"
+"""What torch.compile calls a module inside the one that it returns."""
+
 MOST_NAMED = 6
 
 
@@ -75,6 +78,9 @@ def describe_model(report: Report, task: Task, vector: ParameterVector) -> None:
             f"{sum(kinds[kind] for kind in others)} trainable tensors are {', '.join(others)}",
             "updates are summed in float32, of which the model has a rounded copy; saved models are float32",
         )
+    if compiled := [name for name in first if COMPILED in name.split(".")]:
+        what = f"torch.compile gave its parameters names that saved models have too: {_names(compiled)}"
+        report.note("the model", what, "call `module.compile()` instead, which keeps their own")
     floats = [name for name, buffer in vector.module.named_buffers() if buffer.dtype.is_floating_point]
     if floats:
         what = f"{len(floats)} floating-point buffers, with buffers = {task.buffers!r}: {_names(floats)}"

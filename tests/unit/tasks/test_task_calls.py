@@ -67,7 +67,7 @@ class Site(Classification):
 
     def data(self, worker: int, context: TaskContext) -> WorkerData:
         inputs = torch.randint(0, 4, (8, 5), generator=torch.Generator().manual_seed(worker))
-        pair = (inputs if isinstance(self._model(), nn.Sequential) else inputs.float(), torch.zeros(8).long())
+        pair = (inputs.float() if isinstance(self._model(), Limited) else inputs, torch.zeros(8).long())
         return WorkerData(train=pair, test=pair)
 
 
