@@ -16,11 +16,8 @@ KEPT = DOCS / "reproduction"
 
 PARTS = [(name, part) for name in shipped_experiments() for part in load_experiment(name).parts]
 
-NOT_RUN = {("many-workers", f"femnist-{workers}") for workers in (200, 270)}
-"""Parts whose final runs have not been made; docs/reproduction.md says so of each."""
 
-
-@pytest.mark.parametrize(("name", "part"), sorted(set(PARTS) - NOT_RUN))
+@pytest.mark.parametrize(("name", "part"), PARTS)
 def test_a_table_is_what_its_runs_give(name: str, part: str) -> None:
     experiment = load_experiment(name)
     own, variants = experiment.parts[part], experiment.variants(part)
@@ -30,15 +27,6 @@ def test_a_table_is_what_its_runs_give(name: str, part: str) -> None:
     runs = {run: [read_run(path) for path in paths] for run, paths in files.items()}
     table = table_of(runs, {run: variant.label for run, variant in variants.items()}, own.targets)
     assert markdown(table) == (KEPT / name / f"{part}.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("name", "part"), sorted(NOT_RUN))
-def test_a_part_that_was_not_run_is_said_to_be_so(name: str, part: str) -> None:
-    assert (name, part) in PARTS
-    assert not list((KEPT / name).glob(f"runs/{part}/*"))
-    assert not (KEPT / name / f"{part}.md").exists()
-    (said,) = (line for line in (DOCS / "reproduction.md").read_text().splitlines() if "Not run yet" in line)
-    assert f"`{part}`" in said
 
 
 def test_each_point_of_the_summary_names_the_table_it_rests_on() -> None:
