@@ -9,9 +9,14 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So it is in the background of a script, and what the tests start and interrupt would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        # So it is in the background of a script or under nohup, and what the tests start would inherit that.
+        signal.signal(number, usual)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
