@@ -300,7 +300,9 @@ class Runtime:
             event = connection.next_event(left)
         match event:
             case None:
-                return Ended(self._reason or "no answer")
+                # Too little time was left for one: why the last connection ended is why there is none.
+                status = GoodbyeStatus.OTHER_VERSION if self._is_other_version else None
+                return Ended(self._reason or "no answer", status)
             case Ended(reason, GoodbyeStatus.REFUSED):
                 raise RefusedError(f"the server refused this worker: {reason}")
             case Ended(reason, GoodbyeStatus.ABORTED):
