@@ -104,9 +104,10 @@ def _idle_schedule(config: Config) -> Iterator[Advice]:
 
 def _tests_budget(config: Config) -> Iterator[Advice]:
     """The steps' noise follows from ``epsilon``, that of evaluations is given: they may spend it all."""
-    records, evaluations = config.privacy.record_privacy, config.planned_evaluations
+    records = config.privacy.record_privacy
     if records is None or records.epsilon is None or records.metric_noise is None:
         return
+    evaluations = config.planned_evaluations
     try:
         cost = epsilon_of_tests(records, evaluations)
     except ConfigError:

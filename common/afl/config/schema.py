@@ -715,7 +715,11 @@ class Config(Section):
     def planned_evaluations(self) -> int:
         """Evaluations of a run of all rounds; several that fall into one synchronization are one."""
         rounds, every, steps = self.algorithm.rounds, self.evaluate_every, self.algorithm.local_steps or 1
-        return len({-(-round_ // steps) for round_ in (*range(every, rounds, every), rounds)})
+        synchronizations = -(-rounds // steps)
+        if every <= steps:
+            return synchronizations
+        before_the_end = (rounds - 1) // every
+        return before_the_end + (-(-before_the_end * every // steps) < synchronizations)
 
     @property
     def eta_q_value(self) -> float:
