@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
-from os import _exit
 from types import FrameType
 from typing import Any
 
@@ -17,12 +15,12 @@ from afl import names
 from afl.config.address import Address, parse_listen, parse_target
 from afl.config.quantities import Duration
 from afl.daemon.logs import add_to_every_line, set_up_logs
-from afl.errors import AddressError, AflError, ConfigError, ExitCode
+from afl.errors import AddressError, AflError, ConfigError
 from afl.outside import printable
 from afl.paths import expanded, from_start, naming_paths
 from afl.security.identity import LARGEST_WORKER_ID, MOST_WORKERS_A_SESSION, WorkerIds, checked_token
 from afl.site.policy import DEFAULT_MIN_BATCH, SitePolicy
-from afl.terminal.entry import failed
+from afl.terminal.entry import failed, leave_at_once
 from afl.terminal.parser import daemon_options, make_parser
 from afl_worker.network.credentials import TOKEN_VARIABLE, CredentialFiles, PeerFiles
 from afl_worker.options import (
@@ -366,5 +364,4 @@ def task_option(text: str) -> tuple[str, Any]:
 
 def _leave_at_once(number: int, _frame: FrameType | None) -> None:
     # Nothing has begun, and an exception could be lost in whatever is being imported.
-    os.write(sys.stderr.fileno(), f"afl-worker: stopped by {signal.Signals(number).name}\n".encode())
-    _exit(ExitCode.INTERRUPTED)
+    leave_at_once(f"afl-worker: stopped by {signal.Signals(number).name}")

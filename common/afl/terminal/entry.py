@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import io
@@ -13,6 +14,7 @@ import time
 import traceback
 from os import _exit  # a worker puts another in its place for tasks
 from types import FrameType
+from typing import NoReturn
 
 from afl.errors import AflError, ExitCode
 from afl.outside import lines
@@ -89,14 +91,17 @@ def _end_soon(program: str, code: int) -> None:
     def end() -> None:
         time.sleep(END_GRACE_S)
         if left := _left():
-            print(
-                f"{program}: still running {END_GRACE_S:g} s after the end, and left behind: "
-                f"{', '.join(left)}; end what your code starts, or start it with daemon=True",
-                file=sys.stderr,
-            )
-            sys.stdout.flush()
-            sys.stderr.flush()
-            _exit(code)
+            try:
+                print(
+                    f"{program}: still running {END_GRACE_S:g} s after the end, and left behind: "
+                    f"{', '.join(left)}; end what your code starts, or start it with daemon=True",
+                    file=sys.stderr,
+                )
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                # Also where nobody reads what it says.
+                _exit(code)
 
     if _left():
         threading.Thread(target=end, name="afl-end", daemon=True).start()
@@ -160,7 +165,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         return
     if any(outer.f_code.co_filename == _IMPORTING for outer, _ in traceback.walk_stack(frame)):
         # In the middle of an import an exception may be lost, or end the process from C++.
-        os.write(2, b"interrupted\n")
-        _exit(ExitCode.INTERRUPTED)
+        leave_at_once("interrupted")
     end_children()
     raise KeyboardInterrupt
+
+
+def leave_at_once(words: str) -> NoReturn:
+    """End the process from a signal's handler, with a line on standard error if somebody still reads it."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{words}\n".encode())
+    _exit(ExitCode.INTERRUPTED)

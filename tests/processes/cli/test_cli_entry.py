@@ -94,6 +94,54 @@ def test_an_interrupt_in_the_middle_of_an_import_ends_the_command_in_a_line(
     assert (process.returncode, error) == (ExitCode.INTERRUPTED, "interrupted\n")
 
 
+@pytest.mark.parametrize("begins", ["enter('lost', 'lost', needs_linux=True)", "main(arguments)"])
+def test_an_interrupt_ends_a_process_whose_standard_error_nobody_reads(begins: str, tmp_path: Path) -> None:
+    """Libraries try imports, and go on after whatever error: one of the line that cannot be written, too."""
+    (tmp_path / "lost.py").write_text("""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except Exception:
+    pass
+
+def main():
+    return 0
+""")
+    # The worker's own handler, which begins before the import of PyTorch.
+    (tmp_path / "torch.py").write_text("import lost\nraise SystemExit(0)\n")
+    program = f"""
+import os, sys
+from afl.terminal.entry import enter
+from afl_worker.main import main
+arguments = ["--id", "0", "--server", "127.0.0.1:1"]
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+sys.exit({begins})
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, timeout=60, check=False
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+
+
+def test_what_is_left_behind_holds_no_process_whose_standard_error_nobody_reads(tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text("""
+import os, threading
+
+def main():
+    threading.Thread(target=threading.Event().wait).start()
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    return 7
+""")
+    program = "from afl.terminal import entry; entry.END_GRACE_S = 0.1; entry.enter('left', 'left')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 7
+
+
 @pytest.mark.parametrize(
     "command", [["afl_server", "--config", "c.yaml"], ["afl_worker", "--id", "0", "--server", "127.0.0.1:1"]]
 )
