@@ -150,13 +150,14 @@ def test_a_task_s_own_metrics_have_a_line_where_there_are_any(browser: Any, tmp_
         with Visit(browser, address(served), **DESKTOP) as page:
             drawn(page)
             assert page.locator(".own").is_hidden()
-        metrics = tuple({"loss": 1.0 + worker, "mae": worker / 8} for worker in range(3))
+        metrics = tuple({"loss": 1.0 + worker, "mae": worker / 8, "f1": 0.5} for worker in range(3))
         counters = served.run.counters
         evaluation = Evaluation(10, 10, metrics, (10, 10, 10), ())
         served.run.records.ranking.see(evaluation)
         served.run.records.evaluation(evaluation, up=counters.uplink, down=counters.downlink)
         with Visit(browser, address(served), **DESKTOP) as page:
             page.locator(".own", has_text="mae 0.25 (mean 0.125)").wait_for()
+            assert fact(page, "own_metrics") == "f1 0.5 (mean 0.5)\nmae 0.25 (mean 0.125)"
 
 
 def test_what_a_user_names_is_shown_as_it_is(browser: Any, tmp_path: Path) -> None:

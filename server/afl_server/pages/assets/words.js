@@ -102,6 +102,7 @@ export function facts(state) {
     mean_figure: mean,
     gap,
     largest_loss: figure(last?.max_loss),
+    own_metrics: state.own_metrics.replaceAll(", ", "\n"), // a line each
     worst_weight: state.worst_weight == null ? NONE : `${(state.worst_weight * state.workers).toFixed(2)} × even`,
     best_figure: served(best)[0],
     best_where: best ? `${best.worst_worker == null ? "" : `${named(best.worst_worker, state.best_site)}, `}round ${grouped(best.round)}` : "",
