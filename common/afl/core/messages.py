@@ -232,7 +232,7 @@ class Report:
     @property
     def workers(self) -> tuple[int, ...]:
         """All workers that it stands for, in its order."""
-        return (self.worker, *(share.worker for share in self.others))
+        return (self.worker, *[share.worker for share in self.others])
 
     def of_each(self) -> Iterator[Report]:
         """One report for each worker that it stands for; the first's is this one, with the payloads."""

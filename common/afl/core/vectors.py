@@ -156,7 +156,9 @@ class Weighted:
 
 def _flat(part: Tensor) -> NDArray[np.float32]:
     """A part's elements in order, on the host; without a copy where they lie so."""
-    flat: NDArray[np.float32] = part.to("cpu", torch.float32).reshape(-1).numpy()
+    # As a batched call leaves its rows: nothing to ask torch for.
+    is_so = part.dtype is torch.float32 and part.dim() == 1 and part.device.type == "cpu"
+    flat: NDArray[np.float32] = (part if is_so else part.to("cpu", torch.float32).reshape(-1)).numpy()
     return flat
 
 

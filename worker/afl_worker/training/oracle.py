@@ -241,9 +241,9 @@ class TaskOracle(Oracle):
     def _draw(self, worker: int, round_: int, purpose: Purpose) -> Tensor:
         drawn, part = self._drawn[worker, purpose], self._drawn_from(worker, purpose)
         if not drawn.first <= round_ < drawn.first + DRAWN_AHEAD:
-            for ahead, indices in enumerate(drawn.indices):
+            for ahead, indices in enumerate(drawn.indices.numpy()):
                 stream = self._randomness.stream(purpose, round_ + ahead, worker)
-                indices.copy_(torch.from_numpy(stream.subset(part.count, part.batch_size)))
+                indices[:] = stream.subset(part.count, part.batch_size)
             drawn.first = round_
         return drawn.indices[round_ - drawn.first]
 
