@@ -90,7 +90,7 @@ def test_numbers_updates_and_a_server_that_comes_back(tmp_path: Path) -> None:
 
 
 def is_percent(shown: str, value: float) -> bool:
-    """To a tenth of what the page is sent, which has five significant digits and so may differ by 0.0005 %."""
+    """To a tenth of what the page is sent: five significant digits, so it may differ by 0.0005 %."""
     number, unit = shown.split()
     return unit == "%" and abs(float(number) - 100 * value) < 0.05 + 0.0005 + 1e-9
 
