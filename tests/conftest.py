@@ -20,7 +20,9 @@ for number, usual in (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also run the tests that take more than ten seconds")
+    parser.addoption(
+        "--long", action="store_true", help="also run the tests that take more than five seconds"
+    )
     parser.addoption("--slow", action="store_true", help="also run these and the tests that take minutes")
 
 
@@ -58,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow"):
         left_out["slow"] = pytest.mark.skip(reason="takes minutes; run with --slow")
         if not config.getoption("--long"):
-            left_out["long"] = pytest.mark.skip(reason="takes more than ten seconds; run with --long")
+            left_out["long"] = pytest.mark.skip(reason="takes more than five seconds; run with --long")
     for item in items:
         for kind in left_out.keys() & item.keywords:
             item.add_marker(left_out[kind])

@@ -90,6 +90,7 @@ def test_a_tls_session_outlives_no_certificate(how: str, tmp_path: Path) -> None
         federation.finish()
 
 
+@pytest.mark.long
 def test_a_session_ends_with_its_certificate_and_the_renewed_one_is_taken(tmp_path: Path) -> None:
     ours = Identities(tmp_path / "pki")
     revoked = tmp_path / "revoked"

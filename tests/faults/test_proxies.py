@@ -86,6 +86,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(LARGE, tmp_path_factory.mktemp("quiet"))
 
 
+@pytest.mark.long
 def test_nginx_as_it_comes(tmp_path: Path, quiet: Result):
     cut = run(LARGE, tmp_path / "nginx", behind_nginx(tmp_path))
     assert cut.model == quiet.model
@@ -118,6 +119,7 @@ def test_ten_workers_and_a_million_parameters(tmp_path: Path):
         assert through.moved <= 1.15 * quiet.moved, name
 
 
+@pytest.mark.long
 def test_a_link_on_which_nothing_gets_through_is_given_up_and_the_message_says_why(tmp_path: Path):
     config = config_of(dim=400_000, workers=1, rounds=2)
     with Proxy() as door, Federation(config, tmp_path / "run") as federation:

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from afl.core.record_privacy import RecordPrivacy, epsilon_of_tests
 from afl.site.audit import read_log
 from support import Federation
@@ -80,6 +82,7 @@ def test_a_server_that_is_put_back_is_answered_anew_and_each_answer_counts(tmp_p
         assert 20 <= twice <= 40, answered
 
 
+@pytest.mark.long
 def test_a_late_private_report_and_a_quarantine_leave_the_count_right(tmp_path: Path) -> None:
     # Long enough for the server to look at the quarantine twice, on a fast machine too.
     rounds, slow = 400, ("--task", "tests_tasks:Slow")

@@ -96,6 +96,7 @@ def test_a_server_that_dies_before_its_run_begins_leaves_the_directory_free(tmp_
         assert federation.server.wait_for("listening")
 
 
+@pytest.mark.long
 def test_a_server_that_is_stopped_as_an_evaluation_closes_keeps_its_best_model(tmp_path: Path, undisturbed):
     """The eighth step is the first evaluation, and the best so far: it is written before the server goes."""
     held_up = {VARIABLE: "server.before-log:8:delay=3"}

@@ -120,6 +120,7 @@ def test_a_worker_that_does_not_compare_is_refused_by_the_server(
         assert f"this worker's digest is none, the run's {welcome.frozen_digest}" in client.goodbye().reason
 
 
+@pytest.mark.long
 def test_a_server_resumes_with_the_same_base_alone(base: Path, tmp_path: Path) -> None:
     own = tmp_path / "base.safetensors"
     own.write_bytes(base.read_bytes())

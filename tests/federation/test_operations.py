@@ -397,6 +397,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_says_so(
             worker.close()
 
 
+@pytest.mark.long
 def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) -> None:
     """The second goes on without the first's residual; the first is refused once it goes on."""
     with Federation(with_rounds(SLOW, 100_000), tmp_path / "run") as federation:
@@ -417,6 +418,7 @@ def test_a_stopped_process_loses_its_worker_to_one_that_answers(tmp_path: Path) 
         assert federation.server.is_running
 
 
+@pytest.mark.long
 def test_a_stopped_process_goes_on_where_residuals_must_not_be_lost(tmp_path: Path) -> None:
     config = {**with_rounds(SLOW, 30), "faults": {"lost_residual": "refuse"}}
     with Federation(config, tmp_path / "run") as federation:
@@ -486,6 +488,7 @@ def test_ipv6_and_a_dead_proxy(tmp_path: Path) -> None:
     assert is_as_the_reference_says(federation, config)
 
 
+@pytest.mark.long
 def test_long_steps_are_not_silence_and_a_silent_peer_is_not_long(tmp_path: Path) -> None:
     """Each step takes twice the peer timeout; then a line goes dead without a word."""
     rounds = 2

@@ -36,6 +36,7 @@ def shown(port: int) -> str:
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
 
 
+@pytest.mark.long
 def test_pages_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identities, others = Identities(tmp_path / "ours"), Identities(tmp_path / "others")
     pair = identities.server()

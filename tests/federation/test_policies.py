@@ -44,6 +44,7 @@ ABSENCES_OF_2 = 'afl_worker_incidents_total{incident="absent",worker="2"}'
 """On a busy machine others may be late as well."""
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_is_left_out_and_comes_back_with_what_it_was_late_with(
     tmp_path: Path,
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_run_may_be_gone_on_with_under_another_policy_and_its_workers_live_on(
     assert all(1 in entry for entry in rounds[last_with:])
 
 
+@pytest.mark.long
 def test_a_worker_that_never_starts_is_done_without_and_no_model_is_called_the_best(tmp_path: Path) -> None:
     config = config_of(8, faults={"stragglers": SKIP})
     with Federation(config, tmp_path) as federation:
@@ -225,6 +227,7 @@ def test_a_loss_that_stays_too_high_ends_the_run(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_server_without_workers_gives_up_and_can_go_on(tmp_path: Path) -> None:
     config = config_of(60, faults={}, give_up_after="4s")
     with Proxy() as door, Federation(config, tmp_path) as federation:

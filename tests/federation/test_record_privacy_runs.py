@@ -88,6 +88,7 @@ def test_a_worker_that_is_killed_sends_what_it_had_drawn_and_counts_it_once(tmp_
     assert summary["last"]["own_metrics"]["privacy_epsilon"]["largest"] <= 8.0
 
 
+@pytest.mark.long
 def test_a_worker_whose_journal_is_lost_counts_what_may_have_been_sent_and_ends_in_time(
     tmp_path: Path,
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_certificate_is_rotated_and_worker_and_server_are_rolled(
 
 
 @pytest.mark.parametrize("silos", ["top-k"], indirect=True)
+@pytest.mark.long
 def test_the_authority_is_replaced_in_three_steps_and_no_round_is_lost(
     silos: Silos, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:

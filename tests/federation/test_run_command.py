@@ -249,6 +249,7 @@ def long_run(after: int = 0) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     with long_run() as process:
         shown, errors = interrupted(process, signal.SIGINT)

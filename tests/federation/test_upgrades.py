@@ -170,6 +170,7 @@ def test_a_site_that_upgrades_last_is_told_and_gives_up_with_a_code_of_its_own(
         assert line["seconds"] == 30.0
 
 
+@pytest.mark.long
 def test_a_version_that_computes_otherwise_waits_before_it_has_computed(tmp_path: Path) -> None:
     changes = {
         "common/afl/core/algorithms/optimizers.py": {

@@ -73,6 +73,7 @@ def test_promtool_takes_the_rules_and_the_configuration() -> None:
 
 @needs_promtool
 @pytest.mark.timeout(400)  # ten seconds of a core; ten times that beside other work
+@pytest.mark.long
 def test_every_alert_fires_where_it_should_and_is_silent_where_it_should_be() -> None:
     promtool("test", "rules", str(CASES))
 

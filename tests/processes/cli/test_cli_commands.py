@@ -52,6 +52,7 @@ def test_the_theory_as_a_user_would_ask_for_it() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_new_project_is_linted_formatted_and_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["new", "study"]) == 0

@@ -144,6 +144,7 @@ def test_a_childs_log_is_kept_and_followed(on_path: Path) -> None:
     assert (on_path / "log").read_text().endswith("plain words\n")
 
 
+@pytest.mark.long
 def test_a_real_private_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "kept"
     arguments = ["--private", "--workers", "4", "--processes", "3", "--rounds", "6", "--keep", str(directory)]

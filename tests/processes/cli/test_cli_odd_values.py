@@ -83,6 +83,7 @@ def refusal_of_a_resume(run: FakeRun, metrics: Path) -> str:
 
 
 @pytest.mark.parametrize("event", ["round", "evaluation"])
+@pytest.mark.long
 def test_metrics_of_odd_values(tmp_path: Path, event: str) -> None:
     run = finished(tmp_path / "run", evaluation={"rank_by": "auc"})
     path = tmp_path / "run" / "metrics.jsonl"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -84,6 +86,7 @@ CASES = (
 )
 
 
+@pytest.mark.long
 def test_a_forked_process_that_comes_back_from_a_task_is_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, *CASES]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)

@@ -170,6 +170,7 @@ def unread(pages: Pages) -> socket.socket:
     return link
 
 
+@pytest.mark.long
 def test_an_answer_is_taken_in_time(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly: a peer that takes a little now and then does not hold a thread for ever."""
     monkeypatch.setattr(http_pages, "ANSWERING_TIMEOUT_S", 0.5)

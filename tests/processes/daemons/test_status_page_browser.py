@@ -310,6 +310,7 @@ def test_where_the_loss_ranks_one_chart_and_one_column_are_enough(browser: Any, 
             assert fact(page, "measure") == "test loss"
 
 
+@pytest.mark.long
 def test_more_pages_than_streams_are_live_all_the_same(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ class Compiled(Digits):
         return torch.compile(super().model(), backend="eager")  # type: ignore[return-value]
 
 
+@pytest.mark.long
 def test_a_check_tells_of_names_that_compiling_gives() -> None:
     report = check_config(
         config_from_mapping(

@@ -22,6 +22,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.long
 def test_a_check_tells_epsilon_noise_time_and_memory() -> None:
     report = check_config(config_from_mapping(CONFIG))
     assert not report.errors

@@ -135,6 +135,7 @@ def draw_apart(experiment: Path, *results: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
+@pytest.mark.long
 def test_figures_and_tables_of_what_is_stored(experiment: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folders = [tmp_path / "results", tmp_path / "again"]

@@ -253,6 +253,7 @@ def started_slowly(folder: Path, *names: str) -> tuple[subprocess.Popen[str], li
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.long
 def test_an_interruption_ends_all_and_keeps_what_is_complete(number: signal.Signals, folder: Path) -> None:
     process, below = started_slowly(folder, "slow", "slower")
     out, error = interrupted(process, number, below)
@@ -272,6 +273,7 @@ def test_ctrl_c_of_a_terminal_reaches_all_and_is_said_once(folder: Path) -> None
     assert error.splitlines() == ["afl simulate: interrupted"]
 
 
+@pytest.mark.long
 def test_no_run_outlives_a_command_that_is_killed(folder: Path) -> None:
     process, below = started_slowly(folder, "slow")
     process.kill()

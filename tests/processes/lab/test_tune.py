@@ -100,6 +100,7 @@ def test_a_search_and_the_same_one_after_it_was_killed(
     assert "afl tune has not written it" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_interrupted_search_leaves_what_was_found(folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "afl_cli", "tune", "server.yaml", "--minutes", "10", "--jobs", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
