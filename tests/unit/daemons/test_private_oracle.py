@@ -472,7 +472,8 @@ def test_the_noise_of_metrics_is_as_wide_as_said_and_counted() -> None:
 
 
 def test_test_records_have_a_budget_too() -> None:
-    one = oracle(Small(), RecordPrivacy(1.0, 5.0, 1e-3, epsilon=3.0, metric_noise=2.0))
+    one = oracle(Small(), RecordPrivacy(1.0, 5.0, 1e-3, noise=4.0, metric_noise=2.0))
+    one.accounts[0].limit(3.0)
     last = 0.0
 
     def evaluate_on() -> None:
