@@ -18,7 +18,7 @@ from afl.daemon.tracing import tracing
 from afl.errors import ExitCode, SignalError
 from afl.paths import naming_paths
 from afl.tasks.registry import check_task
-from afl.terminal.children import comes_again, end_children
+from afl.terminal.children import comes_again, end_children, let_come_again
 from afl.user_code import as_failure, worth_tracing
 from afl_worker.journal import check_folder
 from afl_worker.options import DEFAULT_JOURNAL, STOP_SIGNALS, WorkerOptions
@@ -47,6 +47,7 @@ def take_part(options: WorkerOptions, http: Address | None, *, stays: bool) -> E
     runtime = Runtime(options, traced)
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
+    let_come_again(SignalError, interrupt)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_watching_exits())
         naming = Naming(dict(zip(options.workers, options.sites, strict=False)))

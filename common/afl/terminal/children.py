@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -27,6 +29,23 @@ def comes_again(number: int) -> bool:
         threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
         return True
     return False
+
+
+def let_come_again(kind: type[BaseException], handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let what ``handler`` raises, which is of this kind and has the signal's name, come again where Python
+    drops it: a finalizer, or what a weak reference calls at its end, may be what runs just then."""
+    usual = sys.unraisablehook
+
+    def look(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if not isinstance(error, kind):
+            usual(unraisable)
+            return
+        number = signal.Signals[error.args[0]]
+        signal.signal(number, handler)
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = look
 
 
 def end_children() -> None:

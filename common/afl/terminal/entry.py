@@ -19,7 +19,7 @@ from typing import NoReturn
 from afl.errors import AflError, ExitCode
 from afl.outside import lines
 from afl.paths import begin_here, naming_paths
-from afl.terminal.children import comes_again, end_children, prepare_forks
+from afl.terminal.children import comes_again, end_children, let_come_again, prepare_forks
 from afl.user_code import shortage, worth_tracing
 
 _M_ARENA_MAX = -8
@@ -158,6 +158,7 @@ def _take_signals(*, with_sigterm: bool) -> None:
         signal.signal(signal.SIGINT, _interrupt)
     if with_sigterm and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
+    let_come_again(KeyboardInterrupt, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -167,7 +168,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         # In the middle of an import an exception may be lost, or end the process from C++.
         leave_at_once("interrupted")
     end_children()
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def leave_at_once(words: str) -> NoReturn:

@@ -126,6 +126,58 @@ sys.exit({begins})
     assert done.returncode == ExitCode.INTERRUPTED
 
 
+FINALIZED = """
+import os, signal, sys, time, weakref
+from afl.terminal.entry import enter
+
+class Watched:
+    pass
+
+def end():
+    watched = Watched()
+    seen = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    del watched
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("main = end\nsys.exit(enter('finalized', 'finalized', needs_linux=True))", "finalized: interrupted"),
+        (
+            """
+from afl.errors import SignalError
+from afl.terminal.children import let_come_again
+from afl_worker.process import interrupt
+signal.signal(signal.SIGTERM, interrupt)
+let_come_again(SignalError, interrupt)
+try:
+    end()
+except SignalError as error:
+    print(error, file=sys.stderr)
+    sys.exit(130)
+""",
+            "SIGTERM",
+        ),
+    ],
+    ids=["command", "worker"],
+)
+def test_an_interrupt_that_comes_while_something_is_finalized_is_not_lost(
+    rest: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "finalized.py").write_text(f"{FINALIZED}\nmain = end\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{FINALIZED}\n{rest}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, f"{said}\n")
+
+
 def test_what_is_left_behind_holds_no_process_whose_standard_error_nobody_reads(tmp_path: Path) -> None:
     (tmp_path / "left.py").write_text("""
 import os, threading
