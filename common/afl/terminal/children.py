@@ -38,10 +38,11 @@ def let_come_again(kind: type[BaseException], handler: Callable[[int, FrameType 
 
     def look(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
-        if not isinstance(error, kind):
+        name = str(error) if isinstance(error, kind) else ""
+        if name not in signal.Signals.__members__:
             usual(unraisable)
             return
-        number = signal.Signals[error.args[0]]
+        number = signal.Signals[name]
         signal.signal(number, handler)
         threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
