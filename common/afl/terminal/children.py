@@ -26,9 +26,13 @@ def comes_again(number: int) -> bool:
     """Whether a signal has come while the main thread forks; it then comes again, since Python drops what a
     handler raises there."""
     if _forking.is_set():
-        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+        _send_again(number)
         return True
     return False
+
+
+def _send_again(number: int) -> None:
+    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def let_come_again(kind: type[BaseException], handler: Callable[[int, FrameType | None], None]) -> None:
@@ -44,7 +48,7 @@ def let_come_again(kind: type[BaseException], handler: Callable[[int, FrameType 
             return
         number = signal.Signals[name]
         signal.signal(number, handler)
-        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+        _send_again(number)
 
     sys.unraisablehook = look
 
